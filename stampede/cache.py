@@ -154,17 +154,16 @@ class Cache:
     def _front(self, settings: CacheSettings) -> Front:
         """The memory engine's own tier, or the one asked for in front of a shared engine."""
         if not self.engine.shared:
-            return Front(self.engine.tier, shared=False, believed=None)
+            return Front(self.engine.tier, shared=False)
         if not settings.local:
-            return Front(None, shared=True, believed=None)
+            return Front(None, shared=True)
         self.engine.follow()
-        believed = settings.local.ttl or (None if self.engine.coherent else 1.0)
-        return Front(
-            Tier(settings.local.entries),
-            shared=True,
-            believed=believed,
-            stood=self.engine.stood,
-        )
+        ttl, engine = settings.local.ttl, self.engine
+
+        def believed() -> float | None:
+            return ttl or (None if engine.coherent else 1.0)
+
+        return Front(Tier(settings.local.entries), shared=True, believed=believed, stood=engine.stood)
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:

@@ -34,13 +34,13 @@ class Front:
         tier: Tier | None,
         *,
         shared: bool,
-        believed: float | None,
+        believed: Callable[[], float | None] = lambda: None,
         stood: Callable[[Ticket], bool] = lambda ticket: False,
     ) -> None:
         self.tier = tier
         self._stood = stood  # the engine's, of tickets that ended with it
         self._shared = shared  # the tier stands before an engine, and isn't the engine's own
-        self._believed = believed
+        self._believed = believed  # for how many seconds what nobody tells of is true; None: all changes are told
         self._stamps = array("Q", bytes(8 * _SLOTS))
         self._next = itertools.count(1)  # no stamp comes twice, so that changing one takes no lock to inherit locked
 
@@ -111,7 +111,7 @@ class Front:
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
             # Of the entry's own end: that this process believes it for a second only brings its refresh no nearer.
-            fresh = resident.fresh if self._believed is None else landing.at + entry.fresh
+            fresh = resident.fresh if self._believed() is None else landing.at + entry.fresh
             resident.end = min(resident.fresh, fresh - ahead)
 
     def _resident(
@@ -119,16 +119,16 @@ class Front:
     ) -> Resident | None:
         if not self._shared or landing.at == 0.0 or entry.fresh <= 0:
             return None
-        ticket = landing.ticket
+        ticket, believed = landing.ticket, self._believed()
         if ticket is None:
-            if self._believed is None or sample is None:
+            if believed is None or sample is None:
                 return None  # a change may be under way: the next call reads it under a ticket
             ticket = sample
         fresh, keep = entry.fresh, entry.keep
-        if self._believed is not None:
-            fresh = min(fresh, self._believed)
+        if believed is not None:
+            fresh = min(fresh, believed)
             if ticket is sample:
-                keep = min(keep, self._believed)  # nobody tells us what others do to it: then it isn't even stale
+                keep = min(keep, believed)  # nobody tells us what others do to it: then it isn't even stale
         fresh += landing.at
         return Resident(key, scope, entry, 0.0, fresh, landing.at + keep, ticket)
 

@@ -442,9 +442,7 @@ def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster,
     ticket_of(engine, keys[home])  # from here on its news stand
     first = run(engine.blocking.store.generations("f"))[0]  # which is made by that, and so told as a change
     wait_until(
-        lambda: (
-            run(engine.blocking.store.generations("f"))[0] == first == engine.blocking.claims.generation_at_hand("f")
-        )
+        lambda: run(engine.blocking.store.generations("f"))[0] == first == engine.recalls.generation_at_hand("f")
     )
     tickets = [ticket_of(engine, key) for key in keys.values()]
     assert all(map(holds, tickets))

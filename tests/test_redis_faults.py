@@ -398,7 +398,7 @@ def test_what_a_closed_connection_had_read_is_not_believed(
         else:
             until(lambda: ours.get_or_compute("k", fails) and ours._root.hit("k") is not None)
             with monkeypatch.context() as patch:
-                patch.setattr("stampede.engines.redis.blocking._Wire.hear", interrupted)
+                patch.setattr("stampede.engines.redis.blocking._Wire.received", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     ours.get_or_compute("another", fails)
         theirs.invalidate("k")

@@ -61,7 +61,7 @@ class RedisEngine(Engine):
     ) -> None:
         if (url is None) == (client is None):
             raise OptionError("RedisEngine takes a URL or a client: one of them")
-        self.coherent = tracking is not False
+        self._follows = tracking is not False
         self.scheme = "redis" if url is None else scheme_of(url)
         self._servers = servers = _servers(url, client, options, bool(tracking))
         self.url = servers.name
@@ -73,17 +73,22 @@ class RedisEngine(Engine):
         self._closing = forks.closing(self, servers.close)
         forks.in_child(self._start_again)
 
+    @property
+    def coherent(self) -> bool:  # type: ignore[override]
+        """Whether the server tells of changes. One that refuses to is found out by the first question."""
+        return self._follows and not self._servers.scripts.refuses
+
     def stood(self, ticket: Ticket) -> bool:
         return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
 
     def refusal(self) -> str | None:
-        return self._servers.refusal() if self.coherent else None
+        return self._servers.refusal() if self._follows else None
 
     def server_of(self, name: str, *, lock: bool = False) -> Hashable:
         return self._servers.server_of(name, lock=lock) if isinstance(self._servers, Cluster) else None
 
     def follow(self) -> None:
-        if self.coherent:
+        if self._follows:
             self._servers.follow()
 
     def close(self) -> None:

@@ -21,11 +21,23 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from stampede import forks
+from stampede.breaker import Breaker
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
-from stampede.engines.redis.master import Asking, Master, Ports, Verb
-from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedKeys, RoutedLimits, RoutedLocks, slot_of
-from stampede.engines.redis.scripts import Scripts, is_passing
+from stampede.engines.redis.routed import (
+    GENERATIONS,
+    SLOTS,
+    Ports,
+    RoutedKeys,
+    RoutedLimits,
+    RoutedLocks,
+    Verb,
+    reason,
+    slot_of,
+)
+from stampede.engines.redis.scripts import Command, Scripts, is_passing
+from stampede.engines.redis.shard import Shard
+from stampede.engines.redis.verbs import Line
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.ports import Pulse, Recalls
@@ -43,6 +55,63 @@ PAUSE = 0.005, 0.1
 
 REFRESH = 0.25
 """Seconds between two questions of who has which slot, however many callers would ask."""
+
+
+class Master(Shard):
+    """A shard, and whether it is worth asking."""
+
+    def __init__(self, address: Address, server: Server, scripts: Scripts, *, tracking: bool) -> None:
+        super().__init__(server, scripts, tracking=tracking, sharded=True)
+        self.address = address
+        self.breaker = Breaker()
+
+    def at_hand(self, colour: Colour, *, asking: bool = False) -> Ports:
+        """The ports of one colour. With `asking`, of a shard that is being given a slot."""
+        if asking:
+            line = _Asking(self.aline if colour.suspending else self.line, self.scripts)
+            return Ports(line, *self.ports(line, colour))
+        if colour.suspending:
+            return Ports(self.aline, self.aclaims, self.alocks, self.alimits)
+        return Ports(self.line, self.claims, self.locks, self.limits)
+
+    async def ask(self, verb: Verb[T], ports: Ports, *, always: bool = False) -> T:
+        """What the verb says. It may not be asked now, unless this is to be done `always`."""
+        if not always and not self.breaker.allow(time.monotonic()):  # one caller a second finds out, for all
+            raise EngineError(f"{self.name}: it was down a moment ago")
+        try:
+            answer = await verb(ports)
+        except EngineError as error:
+            self._heard(reason(error))
+            raise
+        if self.breaker.open:
+            self.breaker.succeeded(time.monotonic())
+        return answer
+
+    def _heard(self, reason: BaseException | None) -> None:
+        """It is down if it is silent, or out of service by its own words. Any other refusal is an answer."""
+        from redis import exceptions
+
+        silence = exceptions.ConnectionError, exceptions.TimeoutError, OSError
+        if isinstance(reason, (*silence, exceptions.ClusterDownError)):
+            self.breaker.failed(time.monotonic())
+        elif isinstance(reason, exceptions.ResponseError):
+            self.breaker.succeeded(time.monotonic())
+
+
+class _Asking:
+    """A line to a shard that is being given a slot, and takes questions about it only if they say that they know."""
+
+    def __init__(self, line: Line, scripts: Scripts) -> None:
+        self._line = line
+        self._scripts = scripts
+
+    async def ask(self, command: Command) -> Any:
+        return (await self.ask_all([command]))[0][0]
+
+    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+        asked = [each for command in commands for each in ((b"ASKING",), self._scripts.with_text(command))]
+        replies, _ = await self._line.ask_all(asked, large=large)
+        return replies[1::2], 0  # no tickets before it is there
 
 
 class Cluster:
@@ -65,8 +134,7 @@ class Cluster:
         self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
         self.aclaims, self.alocks = RoutedKeys(self, SUSPENDING), RoutedLocks(self, SUSPENDING)
         self.recalls: Recalls = self
-        self.limits = RoutedLimits(self, self.scripts, BLOCKING)
-        self.alimits = RoutedLimits(self, self.scripts, SUSPENDING)
+        self.limits, self.alimits = RoutedLimits(self, BLOCKING), RoutedLimits(self, SUSPENDING)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
@@ -152,7 +220,8 @@ class Cluster:
                 if isinstance(cause, exceptions.MovedError):
                     await self._moved(slot, _address(cause, shard.address), colour)
                 elif isinstance(cause, exceptions.AskError):
-                    shard, ports = self._asking(_address(cause, shard.address), colour)
+                    shard = self._shard(_address(cause, shard.address))
+                    ports = shard.at_hand(colour, asking=True)
                     continue
                 elif isinstance(cause, exceptions.TryAgainError) or is_passing(error):
                     await colour.park(Bell(), pause)
@@ -205,12 +274,6 @@ class Cluster:
             raise nobody
         shard = self._shard(owner)
         return shard, shard.at_hand(colour)
-
-    def _asking(self, address: Address, colour: Colour) -> tuple[Master, Ports]:
-        """The ports of a shard that is being given the slot."""
-        shard = self._shard(address)
-        line = Asking(shard.at_hand(colour).line, self.scripts)
-        return shard, Ports(line, *shard.ports(line, colour))
 
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
         """Where the slots are, as far as it is known."""

@@ -27,7 +27,7 @@ _log = logging.getLogger("stampede")
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
 
-HOW = "so every hit asks the server, unless the local tier has a ttl, for which it believes what it keeps"
+HOW = "so a local tier believes what it keeps for a second, or for its ttl"
 """What it means that the server refuses to redirect."""
 
 _PIECE = 1 << 16

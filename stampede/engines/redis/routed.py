@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address
 from stampede.engines.redis.limits import RedisLimits
 from stampede.engines.redis.locks import RedisLocks, tag_of
-from stampede.engines.redis.master import Ports, Verb, reason
-from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.verbs import Keys
+from stampede.engines.redis.verbs import Keys, Line
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry
 from stampede.errors import EngineError
-from stampede.ports import Asked, Booked, Busy, Found, Held, Rate, Usage, Versioned
+from stampede.ports import Asked, Held, Usage, Versioned
 
-__all__ = ["GENERATIONS", "SLOTS", "RoutedKeys", "RoutedLimits", "RoutedLocks", "slot_of"]
+__all__ = ["GENERATIONS", "SLOTS", "Ports", "RoutedKeys", "RoutedLimits", "RoutedLocks", "Verb", "reason", "slot_of"]
 
 T = TypeVar("T")
 
 SLOTS = 1 << 14
+
+
+class Ports(NamedTuple):
+    """What one shard is asked by, in one colour."""
+
+    line: Line
+    keys: Keys
+    locks: RedisLocks
+    limits: RedisLimits
+
+
+Verb = Callable[[Ports], Awaitable[T]]
 
 
 def _slot(tag: bytes) -> int:
@@ -32,13 +41,9 @@ def _slot(tag: bytes) -> int:
     return crc_hqx(tag, 0) % SLOTS
 
 
-def _slot_of_key(key: str) -> int:
-    return _slot(names(key).lease[1:25])
-
-
 def slot_of(name: str, *, lock: bool = False) -> int:
-    """The slot of a key, or of a lock."""
-    return _slot(tag_of(name)) if lock else _slot_of_key(name)
+    """The slot of a key, or of a lock or a limit."""
+    return _slot(tag_of(name) if lock else names(name).lease[1:25])
 
 
 GENERATIONS = _slot(b"stampede")
@@ -52,11 +57,14 @@ class Ways(Protocol):
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]: ...
 
 
-def _at_its_shard(verb: str, *, always: bool = False) -> Any:
-    """A verb of one key, asked where the key is."""
+def _routed(port: str, verb: str, *, always: bool = False) -> Any:
+    """A verb of one key, lock or limit, asked where that is."""
 
-    async def asked(self: RoutedKeys, key: str, *terms: Any, **more: Any) -> Any:
-        return await self.at(key, lambda keys: getattr(keys, verb)(key, *terms, **more), always=always)
+    async def asked(self: _Routed, name: str, *terms: Any, **more: Any) -> Any:
+        def ask(ports: Ports) -> Any:
+            return getattr(getattr(ports, port), verb)(name, *terms, **more)
+
+        return await self._at(name, ask, always=always)
 
     return asked
 
@@ -68,22 +76,61 @@ def _where_generations_are(verb: str) -> Any:
     return asked
 
 
-class RoutedKeys(Versioned):
-    """Claims and Store of one colour."""
-
-    claim, look, abandon, renew = map(_at_its_shard, ("claim", "look", "abandon", "renew"))
-    set, replace, expire, invalidate = map(_at_its_shard, ("set", "replace", "expire", "invalidate"))
-    fill, show = _at_its_shard("fill", always=True), _at_its_shard("show", always=True)
-    generation, generations = map(_where_generations_are, ("generation", "generations"))
-    bump, soften = map(_where_generations_are, ("bump", "soften"))
+class _Routed:
+    """Locks, or limits, of one colour."""
 
     def __init__(self, ways: Ways, colour: Colour) -> None:
         self._ways = ways
         self._colour = colour
 
-    async def at(self, key: str, verb: Callable[[Keys], Awaitable[T]], *, always: bool = False) -> T:
-        slot = _slot_of_key(key)
-        return await self._ways.of_key(slot, self._colour, lambda ports: verb(ports.keys), always=always)
+    async def _at(self, name: str, verb: Verb[T], *, always: bool = False) -> T:
+        return await self._ways.at(slot_of(name, lock=True), self._colour, verb, always=always)
+
+    async def _of_all(self, verb: Verb[list[T]]) -> list[T]:
+        """What each master says, one after the other."""
+        slots = await _masters(self._ways, self._colour)
+        return [each for slot in slots for each in await self._ways.at(slot, self._colour, verb)]
+
+
+class RoutedLocks(_Routed):
+    """Locks of one colour."""
+
+    acquire, renew, hand_over = (_routed("locks", verb) for verb in ("acquire", "renew", "hand_over"))
+    holder, release = _routed("locks", "holder"), _routed("locks", "release", always=True)
+    wait = _routed("locks", "wait", always=True)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return await self._of_all(lambda ports: ports.locks.held(prefix))
+
+
+class RoutedLimits(_Routed):
+    """Limits of one colour."""
+
+    take, give_back = _routed("limits", "take"), _routed("limits", "give_back")
+    penalize, used = _routed("limits", "penalize"), _routed("limits", "used")
+
+    async def listed(self) -> list[tuple[str, Usage]]:
+        return sorted(await self._of_all(lambda ports: ports.limits.listed()))
+
+
+async def _masters(ways: Ways, colour: Colour) -> list[int]:
+    """A slot of each."""
+    owners = await ways.owners(range(SLOTS), colour)
+    return list({owner: slot for slot, owner in enumerate(owners)}.values())
+
+
+class RoutedKeys(_Routed, Versioned):
+    """Claims and Store of one colour."""
+
+    claim, look, abandon, renew = (_routed("keys", verb) for verb in ("claim", "look", "abandon", "renew"))
+    set, replace = _routed("keys", "set"), _routed("keys", "replace")
+    expire, invalidate = _routed("keys", "expire"), _routed("keys", "invalidate")
+    fill, show, wait = (_routed("keys", verb, always=True) for verb in ("fill", "show", "wait"))
+    generation, generations = map(_where_generations_are, ("generation", "generations"))
+    bump, soften = map(_where_generations_are, ("bump", "soften"))
+
+    async def _at(self, name: str, verb: Verb[T], *, always: bool = False) -> T:
+        return await self._ways.of_key(slot_of(name), self._colour, verb, always=always)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """Claims in one round trip for each shard; fills and abandons in another."""
@@ -98,10 +145,6 @@ class RoutedKeys(Versioned):
         always = any(question.verb == "fill" for question in asked)
         return run_blocking(self._many(asked, lambda question: question.args[0], ask, always=always))
 
-    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        end = time.monotonic() + timeout
-        return await self.at(key, lambda keys: keys.wait(key, busy, max(end - time.monotonic(), 0.0)), always=True)
-
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key. Those of a shard that is down are missing, as long as another one answers."""
         answers = await self._many(keys, lambda key: key, lambda port, some: port.get(some))
@@ -113,8 +156,7 @@ class RoutedKeys(Versioned):
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         """One master after the other, each found by one of its slots."""
         if cursor is None:
-            owners = await self._ways.owners(range(SLOTS), self._colour)
-            cursor = list({owner: slot for slot, owner in enumerate(owners)}.values()), None
+            cursor = await _masters(self._ways, self._colour), None
         (slot, *more), at = cursor
         found, at = await self._ways.at(slot, self._colour, lambda ports: ports.keys.page(prefix, at), always=True)
         if at is not None:
@@ -129,7 +171,7 @@ class RoutedKeys(Versioned):
 
         async def done() -> list[Any]:
             if len(asked) == 1:
-                return await self.at(asked[0].args[0], lambda keys: change(keys, asked))
+                return await self._at(asked[0].args[0], lambda ports: change(ports.keys, asked))
             return _whole(await self._many(asked, lambda each: each.args[0], change))
 
         async def change(keys: Keys, some: Sequence[Asked]) -> list[Any]:
@@ -154,7 +196,7 @@ class RoutedKeys(Versioned):
         always: bool = False,
     ) -> list[Any]:
         """An answer, or an EngineError, to each item."""
-        slots = [_slot_of_key(key(item)) for item in items]
+        slots = [slot_of(key(item)) for item in items]
 
         async def ask(ports: Ports, some: Sequence[T]) -> list[Any]:
             return await verb(ports.keys, some)
@@ -226,70 +268,7 @@ def _whole(answers: list[Any]) -> list[Any]:
     return answers
 
 
-def _at_its_lock(verb: str, *, always: bool = False) -> Any:
-    """A verb of one lock, asked where that is."""
-
-    async def asked(self: RoutedLocks, name: str, *terms: Any, **more: Any) -> Any:
-        return await self.at(name, lambda locks: getattr(locks, verb)(name, *terms, **more), always=always)
-
-    return asked
-
-
-async def masters(ways: Ways, colour: Colour) -> list[int]:
-    """A slot of each."""
-    owners = await ways.owners(range(SLOTS), colour)
-    return list({owner: slot for slot, owner in enumerate(owners)}.values())
-
-
-class RoutedLocks:
-    """Locks of one colour."""
-
-    acquire, renew, release = _at_its_lock("acquire"), _at_its_lock("renew"), _at_its_lock("release", always=True)
-    holder, hand_over = _at_its_lock("holder"), _at_its_lock("hand_over")
-
-    def __init__(self, ways: Ways, colour: Colour) -> None:
-        self._ways = ways
-        self._colour = colour
-
-    async def at(self, name: str, verb: Callable[[RedisLocks], Awaitable[T]], *, always: bool = False) -> T:
-        slot = _slot(tag_of(name))
-        return await self._ways.at(slot, self._colour, lambda ports: verb(ports.locks), always=always)
-
-    async def held(self, prefix: str = "") -> list[Held]:
-        found: list[Held] = []
-        for slot in await masters(self._ways, self._colour):
-            found += await self._ways.at(slot, self._colour, lambda ports: ports.locks.held(prefix))
-        return found
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        await self.at(name, lambda locks: locks.wait(name, busy, max(end - time.monotonic(), 0.0)), always=True)
-
-
-class RoutedLimits:
-    """Limits of one colour."""
-
-    def __init__(self, ways: Ways, scripts: Scripts, colour: Colour) -> None:
-        self._ways = ways
-        self._scripts = scripts
-        self._colour = colour
-
-    async def _at(self, slot: int, verb: Callable[[RedisLimits], Awaitable[T]]) -> T:
-        return await self._ways.at(slot, self._colour, lambda ports: verb(RedisLimits(ports.line, self._scripts)))
-
-    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
-        return await self._at(slot_of(name, lock=True), lambda limits: limits.take(name, rate, cost, ahead, was))
-
-    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        await self._at(slot_of(name, lock=True), lambda limits: limits.give_back(name, rate, cost, at))
-
-    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        await self._at(slot_of(name, lock=True), lambda limits: limits.penalize(name, rate, seconds))
-
-    async def used(self, name: str) -> Usage:
-        return await self._at(slot_of(name, lock=True), lambda limits: limits.used(name))
-
-    async def listed(self) -> list[tuple[str, Usage]]:
-        slots = await masters(self._ways, self._colour)
-        found = [each for slot in slots for each in await self._at(slot, lambda limits: limits.listed())]
-        return sorted(found)
+def reason(error: EngineError) -> BaseException | None:
+    """What the library raised; None if the trouble is this process's own."""
+    cause = error.__cause__
+    return reason(cause) if isinstance(cause, EngineError) else cause

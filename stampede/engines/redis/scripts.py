@@ -93,12 +93,12 @@ class Scripts:
         self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()
         self.fence = 0  # the highest that this process has seen there
-        self._refused = False
+        self.refuses = False
 
     def refused(self, server: str, how: str) -> None:
-        """Its server doesn't tell of changes as we would like it to; the others of a cluster won't, either."""
-        if not self._refused:
-            self._refused = True
+        """Its server doesn't tell of changes; the others of a cluster won't, either."""
+        if not self.refuses:
+            self.refuses = True
             self.untold(server, how)
 
     def untold(self, server: str, how: str) -> None:

@@ -69,6 +69,7 @@ class Service(Server):
 
     def master(self) -> tuple[str, int]:
         """Where the sentinels say that the master is."""
+        from redis.exceptions import RedisError
         from redis.sentinel import MasterNotFoundError
 
         watch = copy(self._watch)  # threads look side by side, and each of them puts who answers first
@@ -76,7 +77,12 @@ class Service(Server):
         try:
             host, port = watch.discover_master(self._service)
         except MasterNotFoundError as unknown:
-            raise ConnectionError(f"no sentinel names a master of {self._service!r} that is up: {unknown}") from unknown
+            why = ""
+            try:
+                watch.sentinels[0].ping()
+            except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
+                why = f": {error}"
+            raise ConnectionError(f"no sentinel names a master of {self._service!r} that is up{why}") from unknown
         except ODD as odd:
             raise ConnectionError(f"the sentinels say what is no address: {odd}") from odd
         self._watch.sentinels = watch.sentinels

@@ -45,14 +45,13 @@ class Shard:
         self.news.on_refused = partial(scripts.refused, server.name)
         self.news.on_deaf = partial(scripts.untold, server.name)
         self.news.answered_others = lambda: server.vigil.heard
-        self.claims, self.locks = self.ports(self.line, BLOCKING)
-        self.aclaims, self.alocks = self.ports(self.aline, SUSPENDING)
-        self.limits, self.alimits = RedisLimits(self.line, scripts), RedisLimits(self.aline, scripts)
+        self.claims, self.locks, self.limits = self.ports(self.line, BLOCKING)
+        self.aclaims, self.alocks, self.alimits = self.ports(self.aline, SUSPENDING)
 
-    def ports(self, line: Line, colour: Colour) -> tuple[Keys, RedisLocks]:
+    def ports(self, line: Line, colour: Colour) -> tuple[Keys, RedisLocks, RedisLimits]:
         """The verbs of one colour, over any line to this server."""
         keys = Keys(line, self.scripts, self.news, self.generations, colour)
-        return keys, RedisLocks(line, self.scripts, self.news, colour)
+        return keys, RedisLocks(line, self.scripts, self.news, colour), RedisLimits(line, self.scripts)
 
     def follow(self) -> None:
         """Have the server tell of changes from now on."""
