@@ -567,7 +567,7 @@ class Calls:
 
 @pytest.fixture(params=["sync", "async"])
 def calls(cluster: RedisCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    for module in ("stampede.outage", "stampede.engines.redis.master"):
+    for module in ("stampede.outage", "stampede.engines.redis.cluster"):
         monkeypatch.setattr(f"{module}.Breaker", lambda: Breaker(BRIEF))
     monkeypatch.setattr(generations, "KNOWN", BRIEF)
     made = Calls(cluster, request.param)
