@@ -17,7 +17,6 @@ from weakref import ref
 
 from stampede.admission import abandon, vacate
 from stampede.call import Call, Held, Once
-from stampede.colour import Colour
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
 from stampede.flight import Computing, Flight, nested
@@ -28,7 +27,7 @@ from stampede.patience import End, allowance, closed, overdue
 from stampede.places import Place
 from stampede.policy import Policy
 from stampede.ports import Ticket
-from stampede.scope import Scope, later
+from stampede.scope import ScopeSide, later
 
 __all__ = ["value_of_each"]
 
@@ -38,8 +37,7 @@ TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
 
 
 async def value_of_each(
-    scope: Scope,
-    colour: Colour,
+    scope: ScopeSide,
     keys: Collection[str],
     loader: Loader,
     policy: Policy,
@@ -50,11 +48,11 @@ async def value_of_each(
     look = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in keys if (found := look(key)) is not None}
     missing = [key for key in keys if key not in values]
-    return values | all_landed(await _fetch(scope, colour, missing, loader, policy, once, ttl_of), policy)
+    return values | all_landed(await _fetch(scope, missing, loader, policy, once, ttl_of), policy)
 
 
 async def _fetch(
-    scope: Scope, colour: Colour, keys: Iterable[str], loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf
+    scope: ScopeSide, keys: Iterable[str], loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf
 ) -> dict[str, Landing]:
     """Nothing is waited for while a lease is held: two batches in opposite order can't block each other."""
     if not keys:
@@ -63,7 +61,7 @@ async def _fetch(
     others: Iterable[str] = keys
     start, waited, singly = monotonic(), 0.0, 1
     while True:
-        batch = _Batch(scope, colour, loader, policy.after(waited, monotonic() - start), once, ttl_of)
+        batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of)
         landings |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
@@ -74,7 +72,7 @@ async def _fetch(
         for key in batch.others[:singly]:
             began = monotonic()
             left = _with(policy.after(waited, began - start), ttl_of(key))
-            landings[key] = await scope.fetch(colour, key, loader.origin(key), left, once=once)
+            landings[key] = await scope.fetch(key, loader.origin(key), left, once=once)
             if not landings[key].stored:  # or it was computed here after all
                 waited += monotonic() - began
         others, singly = batch.others[singly:], 2 * singly
@@ -98,11 +96,9 @@ class _Led(NamedTuple):
 class _Batch:
     """One caller's keys; `others` are those that somebody else computes."""
 
-    def __init__(
-        self, scope: Scope, colour: Colour, loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf
-    ) -> None:
+    def __init__(self, scope: ScopeSide, loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf) -> None:
         self._scope = scope
-        self._colour = colour
+        self._colour = scope.colour
         self._loader = loader
         self._policy = policy
         self._once = once
@@ -154,7 +150,7 @@ class _Batch:
         trouble: BaseException | None = None
         began = monotonic()
         try:
-            today = await self._scope.today(self._colour)
+            today = await self._scope.today()
             self.asked = monotonic() - began
             for key in keys:
                 self._lead(today, key, began)
@@ -196,7 +192,7 @@ class _Batch:
         """Return what each piece of work gave. The engine is asked for all of them together."""
         began = monotonic()
         try:
-            return await self._scope.at_once(self._colour, work)
+            return await self._scope.at_once(work)
         finally:
             self.asked += monotonic() - began
 
@@ -204,7 +200,7 @@ class _Batch:
         """Lead the key's flight, unless somebody does."""
         front = self._scope.core.front
         policy = _with(self._policy, self._ttl_of(key))
-        call = self._scope.of_many(self._colour, today, key, self._loader.origin(key), policy, began, self._once)
+        call = self._scope.of_many(today, key, self._loader.origin(key), policy, began, self._once)
         sample = front.sample(call.key)
         call.answered_by(self._work())  # and no name for it here: frames may be kept for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)

@@ -18,7 +18,7 @@ from stampede.batch import value_of_each
 from stampede.bulkhead import Bulkhead
 from stampede.bulkhead import defaults as bulkhead_defaults
 from stampede.codec import make_codec
-from stampede.colour import BLOCKING, SUSPENDING, Colour, called, run_blocking, running_loop
+from stampede.colour import BLOCKING, SUSPENDING, called, run_blocking, running_loop
 from stampede.core import Core
 from stampede.decorate import decorate
 from stampede.engines import engine_of, open_engine, safe_url
@@ -45,7 +45,7 @@ from stampede.outage import Outage
 from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, Seconds
 from stampede.ports import Engine
-from stampede.scope import Scope
+from stampede.scope import Scope, ScopeSide
 from stampede.settings import CacheSettings, cache_settings, from_mapping
 from stampede.signatures import showing, with_twins
 from stampede.status import Status, status
@@ -138,7 +138,8 @@ class Cache:
             caps.Origins(settings.origins, self.engine),
         )
         self._trust = tuple(_imported(name) for name in settings.trust)
-        self._root = self.scope(quoted(self.namespace), self.policy)
+        root = self.scope(quoted(self.namespace), self.policy)
+        self._root, self._aroot = root.side(BLOCKING), root.side(SUSPENDING)
         self._root_prefix = in_namespace(self.namespace, "")
         self.namesakes = Namesakes()
         self._errands = Errands(2)
@@ -204,7 +205,7 @@ class Cache:
         """
         found = None if switch.thrown else self._at_hand(key, options)
         if found is None:
-            return cast(T, run_blocking(self._computed(BLOCKING, key, function, options)))
+            return cast(T, run_blocking(self._computed(self._root, key, function, options)))
         value: T = found.value
         return value
 
@@ -225,7 +226,7 @@ class Cache:
         'hello'
         """
         found = None if switch.thrown else self._at_hand(key, options)
-        return await self._computed(SUSPENDING, key, function, options) if found is None else found.value
+        return await self._computed(self._aroot, key, function, options) if found is None else found.value
 
     def _at_hand(
         self, key: str, options: Mapping[str, Any], block: Block | None = None
@@ -236,18 +237,20 @@ class Cache:
         key = self._root_prefix + key if type(key) is str else self._key(key)  # a call less in every hit
         return self._root.at_hand(key) if block is None else self._root.at_hand_of(block, key)
 
-    async def _computed(self, colour: Colour, key: str, function: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+    async def _computed(
+        self, root: ScopeSide, key: str, function: Callable[[], Any], options: Mapping[str, Any]
+    ) -> Any:
         """The value of what is not at hand; or of what may have to go another way."""
         block = around(lambda: self)
         if block is not None and block.straight:
-            return await colour.call(function)
+            return await root.colour.call(function)
         found = self._at_hand(key, options, block) if switch.thrown else None
         if found is not None:
             return found.value
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
         policy = self.policy.with_options(**options)
-        landing = await self._root.fetch(colour, self._key(key), function, policy, once=block)
+        landing = await root.fetch(self._key(key), function, policy, once=block)
         return called(partial(landed, landing, policy))  # which may end in the function's own StopIteration
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -260,11 +263,11 @@ class Cache:
         resident = self._root.hit(self._key(key))
         if resident is not None:
             return resident.value
-        return run_blocking(self._get(BLOCKING, [key], default))[key]
+        return run_blocking(self._get(self._root, [key], default))[key]
 
     async def aget(self, key: str, default: Any = None) -> Any:
         resident = self._root.hit(self._key(key))
-        return resident.value if resident is not None else (await self._get(SUSPENDING, [key], default))[key]
+        return resident.value if resident is not None else (await self._get(self._aroot, [key], default))[key]
 
     @showing(PolicyOptions)
     def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
@@ -272,11 +275,11 @@ class Cache:
 
         >>> cache.set("rate", 1.09, ttl="1h", stale="1d")
         """
-        run_blocking(self._root.put(BLOCKING, self._key(key), value, self.policy.with_options(**options)))
+        run_blocking(self._root.put(self._key(key), value, self.policy.with_options(**options)))
 
     @showing(PolicyOptions)
     async def aset(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
-        await self._root.put(SUSPENDING, self._key(key), value, self.policy.with_options(**options))
+        await self._aroot.put(self._key(key), value, self.policy.with_options(**options))
 
     @showing(PolicyOptions)
     def add(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
@@ -285,17 +288,17 @@ class Cache:
         >>> cache.add("job 5", "mine", ttl=60), cache.add("job 5", "mine, too", ttl=60)
         (True, False)
         """
-        return run_blocking(self._add(BLOCKING, key, value, options))
+        return run_blocking(self._add(self._root, key, value, options))
 
     @showing(PolicyOptions)
     async def aadd(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
-        return await self._add(SUSPENDING, key, value, options)
+        return await self._add(self._aroot, key, value, options)
 
-    async def _add(self, colour: Colour, key: str, value: Any, options: Mapping[str, Any]) -> bool:
+    async def _add(self, root: ScopeSide, key: str, value: Any, options: Mapping[str, Any]) -> bool:
         def make(seen: Entry[Any] | None) -> Any:
             return STAY if is_fresh(seen) else value
 
-        return await self._exchange(colour, key, make, options) is not None
+        return await self._exchange(root, key, make, options) is not None
 
     @showing(PolicyOptions)
     def update(
@@ -307,21 +310,21 @@ class Cache:
         >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
         [1, 2, 3]
         """
-        return cast(T, run_blocking(self._update(BLOCKING, key, function, default, options)))
+        return cast(T, run_blocking(self._update(self._root, key, function, default, options)))
 
     @showing(PolicyOptions)
     async def aupdate(
         self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
     ) -> T:
-        return cast(T, await self._update(SUSPENDING, key, function, default, options))
+        return cast(T, await self._update(self._aroot, key, function, default, options))
 
     async def _update(
-        self, colour: Colour, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
+        self, root: ScopeSide, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
     ) -> Any:
         def make(seen: Entry[Any] | None) -> Any:
             return function(seen.value if seen is not None and is_fresh(seen) else default)
 
-        entry = await self._exchange(colour, key, make, options)
+        entry = await self._exchange(root, key, make, options)
         return None if entry is None else entry.value
 
     @showing(PolicyOptions)
@@ -333,22 +336,22 @@ class Cache:
         >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")
         (True, False)
         """
-        return run_blocking(self._touch(BLOCKING, key, options))
+        return run_blocking(self._touch(self._root, key, options))
 
     @showing(PolicyOptions)
     async def atouch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
-        return await self._touch(SUSPENDING, key, options)
+        return await self._touch(self._aroot, key, options)
 
-    async def _touch(self, colour: Colour, key: str, options: Mapping[str, Any]) -> bool:
+    async def _touch(self, root: ScopeSide, key: str, options: Mapping[str, Any]) -> bool:
         def make(seen: Entry[Any] | None) -> Any:
             return STAY if seen is None or seen.raised else seen.value
 
-        return await self._exchange(colour, key, make, options) is not None
+        return await self._exchange(root, key, make, options) is not None
 
     async def _exchange(
-        self, colour: Colour, key: str, make: Callable[[Entry[Any] | None], Any], options: Mapping[str, Any]
+        self, root: ScopeSide, key: str, make: Callable[[Entry[Any] | None], Any], options: Mapping[str, Any]
     ) -> Entry[Any] | None:
-        return await exchange(self._root, colour, self._key(key), make, self.policy.with_options(**options))
+        return await exchange(root, self._key(key), make, self.policy.with_options(**options))
 
     def peek(self, key: str) -> Entry[Any] | None:
         """The entry that is kept, fresh or stale.
@@ -358,23 +361,23 @@ class Cache:
         >>> entry.value, 59 < entry.fresh <= 60, cache.peek("other")
         (1, True, None)
         """
-        return run_blocking(self._root.peek(BLOCKING, self._key(key)))
+        return run_blocking(self._root.peek(self._key(key)))
 
     async def apeek(self, key: str) -> Entry[Any] | None:
-        return await self._root.peek(SUSPENDING, self._key(key))
+        return await self._aroot.peek(self._key(key))
 
     def status(self, key: str) -> Status[Any]:
         """What is kept, since when and for how long, and who computes it; nothing is touched.
 
         >>> cache.status("greeting").holder
         """
-        return run_blocking(self._status(BLOCKING, key))
+        return run_blocking(self._status(self._root, key))
 
     async def astatus(self, key: str) -> Status[Any]:
-        return await self._status(SUSPENDING, key)
+        return await self._status(self._aroot, key)
 
-    async def _status(self, colour: Colour, key: str) -> Status[Any]:
-        return replace(await status(self._root, colour, self._key(key)), key=key)
+    async def _status(self, root: ScopeSide, key: str) -> Status[Any]:
+        return replace(await status(root, self._key(key)), key=key)
 
     def expire(self, key: str) -> bool:
         """Stale from now on, and served while one caller computes. True: it was fresh.
@@ -383,10 +386,10 @@ class Cache:
         >>> cache.expire("k"), cache.get("k"), cache.peek("k").value
         (True, None, 1)
         """
-        return run_blocking(self._root.expire(BLOCKING, self._key(key)))
+        return run_blocking(self._root.expire(self._key(key)))
 
     async def aexpire(self, key: str) -> bool:
-        return await self._root.expire(SUSPENDING, self._key(key))
+        return await self._aroot.expire(self._key(key))
 
     def invalidate(self, key: str) -> bool:
         """Gone, also what is being computed. True: there was a value. An engine that can't be asked raises.
@@ -395,10 +398,10 @@ class Cache:
         >>> cache.invalidate("k"), cache.invalidate("k")
         (True, False)
         """
-        return run_blocking(self._root.invalidate(BLOCKING, self._key(key)))
+        return run_blocking(self._root.invalidate(self._key(key)))
 
     async def ainvalidate(self, key: str) -> bool:
-        return await self._root.invalidate(SUSPENDING, self._key(key))
+        return await self._aroot.invalidate(self._key(key))
 
     # -- many keys ------------------------------------------------------------------------------------------------
 
@@ -413,7 +416,7 @@ class Cache:
         >>> cache.get_or_compute_many(["tea", "coffee"], lengths, ttl=60)
         {'tea': 3, 'coffee': 6}
         """
-        return run_blocking(self._many(BLOCKING, keys, function, options))
+        return run_blocking(self._many(self._root, keys, function, options))
 
     @showing(PolicyOptions)
     async def aget_or_compute_many(
@@ -422,17 +425,17 @@ class Cache:
         function: Callable[[list[str]], Awaitable[Mapping[str, T]] | Mapping[str, T]],
         **options: Unpack[PolicyOptions],
     ) -> dict[str, T]:
-        return await self._many(SUSPENDING, keys, function, options)
+        return await self._many(self._aroot, keys, function, options)
 
     async def _many(
-        self, colour: Colour, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
+        self, root: ScopeSide, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
         block = around(lambda: self)
         if block is not None and block.straight:
-            return dict(await colour.call(lambda: function(list(keys))))
+            return dict(await root.colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
-        found = await value_of_each(self._root, colour, wanted, Together(colour, function, wanted), policy, block)
+        found = await value_of_each(root, wanted, Together(root.colour, function, wanted), policy, block)
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
@@ -442,10 +445,10 @@ class Cache:
         >>> cache.get_many(["tea", "coffee"])
         {'tea': 3}
         """
-        return _present(run_blocking(self._get(BLOCKING, list(keys), _MISSING)))
+        return _present(run_blocking(self._get(self._root, list(keys), _MISSING)))
 
     async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        return _present(await self._get(SUSPENDING, list(keys), _MISSING))
+        return _present(await self._get(self._aroot, list(keys), _MISSING))
 
     @showing(PolicyOptions)
     def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
@@ -453,15 +456,15 @@ class Cache:
 
         >>> cache.set_many({"tea": 3, "coffee": 6}, ttl=60)
         """
-        run_blocking(self._set_many(BLOCKING, values, options))
+        run_blocking(self._set_many(self._root, values, options))
 
     @showing(PolicyOptions)
     async def aset_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
-        await self._set_many(SUSPENDING, values, options)
+        await self._set_many(self._aroot, values, options)
 
-    async def _set_many(self, colour: Colour, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    async def _set_many(self, root: ScopeSide, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         keyed = {self._key(key): value for key, value in values.items()}
-        await self._root.put_many(colour, keyed, self.policy.with_options(**options))
+        await root.put_many(keyed, self.policy.with_options(**options))
 
     def invalidate_many(self, keys: Iterable[str]) -> int:
         """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
@@ -470,10 +473,10 @@ class Cache:
         >>> cache.invalidate_many(["tea", "coffee", "milk"])
         2
         """
-        return run_blocking(self._root.invalidate_many(BLOCKING, [self._key(key) for key in keys]))
+        return run_blocking(self._root.invalidate_many([self._key(key) for key in keys]))
 
     async def ainvalidate_many(self, keys: Iterable[str]) -> int:
-        return await self._root.invalidate_many(SUSPENDING, [self._key(key) for key in keys])
+        return await self._aroot.invalidate_many([self._key(key) for key in keys])
 
     def expire_many(self, keys: Iterable[str]) -> int:
         """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh.
@@ -482,10 +485,10 @@ class Cache:
         >>> cache.expire_many(cache.keys("user:"))
         2
         """
-        return run_blocking(self._root.expire_many(BLOCKING, [self._key(key) for key in keys]))
+        return run_blocking(self._root.expire_many([self._key(key) for key in keys]))
 
     async def aexpire_many(self, keys: Iterable[str]) -> int:
-        return await self._root.expire_many(SUSPENDING, [self._key(key) for key in keys])
+        return await self._aroot.expire_many([self._key(key) for key in keys])
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """The keys that are kept, fresh or stale, and begin with this; asked for in pages, as they are taken. An engine
@@ -494,31 +497,31 @@ class Cache:
         >>> for key in cache.keys("user:"):
         ...     print(key)
         """
-        self._root.lists(BLOCKING)
+        self._root.lists()
         return self._keys(self._key(prefix))
 
     def akeys(self, prefix: str = "") -> AsyncIterator[str]:
-        self._root.lists(SUSPENDING)
+        self._aroot.lists()
         return self._akeys(self._key(prefix))
 
     def _keys(self, prefix: str) -> Iterator[str]:
-        found, after = run_blocking(self._root.page(BLOCKING, prefix))
+        found, after = run_blocking(self._root.page(prefix))
         yield from map(self._outer, found)
         while after is not None:
-            found, after = run_blocking(self._root.page(BLOCKING, prefix, after))
+            found, after = run_blocking(self._root.page(prefix, after))
             yield from map(self._outer, found)
 
     async def _akeys(self, prefix: str) -> AsyncIterator[str]:
-        found, after = await self._root.page(SUSPENDING, prefix)
+        found, after = await self._aroot.page(prefix)
         for key in found:
             yield self._outer(key)
         while after is not None:
-            found, after = await self._root.page(SUSPENDING, prefix, after)
+            found, after = await self._aroot.page(prefix, after)
             for key in found:
                 yield self._outer(key)
 
-    async def _get(self, colour: Colour, keys: Sequence[str], default: Any) -> dict[str, Any]:
-        entries = await self._root.get(colour, [self._key(key) for key in keys])
+    async def _get(self, root: ScopeSide, keys: Sequence[str], default: Any) -> dict[str, Any]:
+        entries = await root.get([self._key(key) for key in keys])
         return {
             key: default if entry is None or entry.raised else entry.value
             for key, entry in zip(keys, entries, strict=True)
@@ -565,10 +568,10 @@ class Cache:
         >>> cache.clear()
         >>> cache.get("k")
         """
-        run_blocking(self._root.clear(BLOCKING))
+        run_blocking(self._root.clear())
 
     async def aclear(self) -> None:
-        await self._root.clear(SUSPENDING)
+        await self._aroot.clear()
 
     def expire_all(self) -> None:
         """Everything of this namespace is stale from now on, in every process, and served while one caller computes.
@@ -577,10 +580,10 @@ class Cache:
         >>> cache.expire_all()
         >>> cache.get("greeting")
         """
-        run_blocking(self._root.expire_all(BLOCKING, quoted(self.namespace)))
+        run_blocking(self._root.expire_all(quoted(self.namespace)))
 
     async def aexpire_all(self) -> None:
-        await self._root.expire_all(SUSPENDING, quoted(self.namespace))
+        await self._aroot.expire_all(quoted(self.namespace))
 
     def stats(self) -> Stats:
         """Counts since the cache was made, of this process.

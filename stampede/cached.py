@@ -37,7 +37,7 @@ from stampede.local import Resident
 from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import landed
 from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
-from stampede.scope import Scope
+from stampede.scope import Scope, ScopeSide
 from stampede.settings.checks import CACHE, checked
 from stampede.switch import Block, around, enrolled, switch
 from stampede.verbs import VERBS, Verbs
@@ -89,7 +89,7 @@ class Cached(Verbs):
         self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
         self._home: Home | None = None
         self._identity = self._told_by()
-        self._scope: Scope | None = None
+        self._scope: ScopeSide | None = None
         self._asks_first = False
         self._make_key: Callable[..., str] | None = None
         # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
@@ -188,11 +188,11 @@ class Cached(Verbs):
         return self._home
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> ScopeSide:
         scope = self._scope
         return scope if scope is not None else self._bind()
 
-    def _bind(self) -> Scope:
+    def _bind(self) -> ScopeSide:
         home = self._find()
         with self._lock:
             if self._scope is None or self._home is not home:
@@ -213,12 +213,12 @@ class Cached(Verbs):
                 policy = self._policy(home.policy)
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(prefix)
-                scope = home.scope(name, policy, self._returns(), called=called, **coding)
+                scope = home.scope(name, policy, self._returns(), called=called, **coding).side(self.colour)
                 self._asks_first = not self.suspending  # or a loop may be waiting for this lock
                 self._scope, self._home = scope, home
             return self._scope
 
-    def _learn_first(self, scope: Scope) -> None:
+    def _learn_first(self, scope: ScopeSide) -> None:
         """By the first call, not by who binds: `key` and `stats` ask nobody."""
         with self._lock:
             if self._asks_first:
@@ -342,7 +342,7 @@ class Cached(Verbs):
 
     def _look(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block | None
-    ) -> tuple[Scope, str, Resident | Entry[Any] | None]:
+    ) -> tuple[ScopeSide, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
         scope = self._scope or self._bind()
         if self._asks_first:
@@ -355,7 +355,7 @@ class Cached(Verbs):
             self._take_home(scope, found, args, kwargs)
         return scope, key, found
 
-    def other_than(self, closed: Home | None, scope: Scope | None) -> Home:
+    def other_than(self, closed: Home | None, scope: ScopeSide | None) -> Home:
         """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same.
 
         The error is another engine's, which the function has asked, if the one of `scope` isn't closed.
@@ -368,7 +368,7 @@ class Cached(Verbs):
 
     def fetch(
         self,
-        scope: Scope,
+        scope: ScopeSide,
         key: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -379,9 +379,9 @@ class Cached(Verbs):
         caller = None if scope.core.front.tier is None else _Caller(self, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
         origin = functools.partial(self.origin, *args, **kwargs)
-        return scope.fetch(self.colour, key, origin, policy, force=force, home=caller, once=once)
+        return scope.fetch(key, origin, policy, force=force, home=caller, once=once)
 
-    def _take_home(self, scope: Scope, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take_home(self, scope: ScopeSide, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
         tier = scope.core.front.tier
         if tier is None or switch.thrown or resident.lives_in(self.hot.fast):
@@ -413,7 +413,7 @@ class _Caller:
 
     __slots__ = ("_args", "_cached", "_kwargs", "_scope")
 
-    def __init__(self, cached: Cached, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, cached: Cached, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._cached = cached
         self._scope = scope
         self._args = args

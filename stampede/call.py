@@ -105,6 +105,19 @@ class Spawn(Protocol):
         ...
 
 
+class Marks(Protocol):
+    """Who knows how the ids of entries begin that were begun after the last `expire_all`, if there was one."""
+
+    mark: bytes
+
+
+class _Unmarked:
+    mark = b""
+
+
+_UNMARKED = _Unmarked()
+
+
 @dataclass(slots=True)
 class Resources:
     """What all calls of one function and one colour share."""
@@ -123,19 +136,19 @@ class Resources:
     odds: Odds = field(default_factory=Odds)  # of a hit
     gates: Gates | None = None  # who may compute for how many at once
     give_back: Callable[[str, bytes], object] = lambda key, token: None  # the lease of a token; from a finalizer
-    mark: bytes = b""  # how the ids of entries begin that were begun after the last `expire_all`, if there was one
+    marks: Marks = _UNMARKED
 
     def is_over(self, entry: Entry[Any]) -> bool:
         """Return whether the entry is older than the last `expire_all`: then it is stale, whatever the engine says."""
-        return not entry.id.startswith(self.mark)
+        return not entry.id.startswith(self.marks.mark)
 
     def id_of(self, id: bytes) -> bytes:
         """Return a new id as one that was begun after the last `expire_all`."""
-        return self.mark + id[len(self.mark) :]
+        return self.marks.mark + id[len(self.marks.mark) :]
 
     def told(self, entry: Entry[Any] | None) -> Entry[Any] | None:
         """Return the entry, made stale if it is older than the last `expire_all`."""
-        if entry is not None and self.mark and self.is_over(entry):
+        if entry is not None and self.marks.mark and self.is_over(entry):
             entry.fresh = min(entry.fresh, 0.0)
         return entry
 
@@ -201,7 +214,7 @@ class Call:
     def names_token(self) -> None:
         """Choose the token of the lease that is going to be claimed."""
         resources, token = self.resources, new_id()
-        self.token, self.pid = resources.id_of(token) if resources.mark else token, getpid()
+        self.token, self.pid = resources.id_of(token) if resources.marks.mark else token, getpid()
 
     def anew(self) -> bool:
         """Return whether it computes, whatever is there; asked under the lock of decisions."""
@@ -246,5 +259,5 @@ class Call:
     def give_back(self) -> None:
         """Have the lease given back by another thread, if there may be one: this may be a finalizer."""
         if self.owes:
-            self.owes = False
             self.resources.give_back(self.key, self.token)
+            self.owes = False  # not before: there may be no stack left for the line above

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stampede.colour import Colour
 from stampede.entry import Entry
 from stampede.errors import EngineError, OptionError
 from stampede.policy import Policy
 from stampede.ports import Versioned
-from stampede.scope import Scope
+from stampede.scope import ScopeSide
 
 __all__ = ["STAY", "exchange", "is_fresh"]
 
@@ -22,7 +21,7 @@ TRIES = 1000
 
 
 async def exchange(
-    scope: Scope, colour: Colour, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
+    scope: ScopeSide, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
 ) -> Entry[Any] | None:
     """The entry of what was made of what is kept; None: that stays."""
     if not isinstance(scope.core.engine.blocking.store, Versioned):
@@ -31,12 +30,12 @@ async def exchange(
             "and touch must: use set"
         )
     for _ in range(TRIES):
-        seen = await scope.kept(colour, key)
+        seen = await scope.kept(key)
         value = make(seen)
         if value is STAY:
             return None
         entry = scope.entry_for(key, value, policy)
-        if await scope.exchange(colour, key, seen, entry):
+        if await scope.exchange(key, seen, entry):
             return entry
     raise EngineError(f"others change {key!r} faster than it can be read and written")
 

@@ -149,7 +149,7 @@ async def look(call: Call) -> Landing | None:
     if found is None:
         return None
     entry = found.entry
-    if resources.mark and resources.is_over(entry):
+    if resources.marks.mark and resources.is_over(entry):
         ask.seen = entry.id
         return None
     if early.may_be_due(entry) and early.due(entry, draw(call, ask)):
@@ -201,7 +201,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
         kept(call, reply)
         return reply
     entry = reply.entry
-    if resources.mark and resources.is_over(entry):
+    if resources.marks.mark and resources.is_over(entry):
         ask.seen = entry.id  # it was made stale with all others
         await rest(call)  # it is another one each time
     elif ask.draw is not None and call.seen is None and early.due(entry, ask.draw):
@@ -266,7 +266,7 @@ async def awaited(call: Call, busy: Busy) -> Landing | None:
     assert ask is not None
     ask.since, ask.awaited = call.waited, busy.token
     ask.draw = None  # what was computed while we waited is good, however short its life
-    if news is None or (resources.mark and resources.is_over(news.entry)):
+    if news is None or (resources.marks.mark and resources.is_over(news.entry)):
         return None
     # It may have been under way for long: what is sure is that its lease stood when we asked.
     told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)

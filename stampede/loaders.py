@@ -151,8 +151,7 @@ class OneByOne:
     gets it from here: to follow that flight would be to wait for oneself.
     """
 
-    def __init__(self, colour: Colour, origin: Callable[[str], Callable[[], Any]], workers: int = 1) -> None:
-        self._colour = colour
+    def __init__(self, origin: Callable[[str], Callable[[], Any]], workers: int = 1) -> None:
         self.origin = origin
         self._workers = workers
 
@@ -160,10 +159,10 @@ class OneByOne:
         return [wanted] if wanted else []
 
     async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
-        run = _Run(self._colour, min(self._workers, len(wanted)))
+        run = _Run(wanted[0].call.resources.colour, min(self._workers, len(wanted)))
         works = [_Work(run, each, self.origin(each.key)) for each in wanted]
         try:
-            if self._colour.suspending:
+            if run.colour.suspending:
                 await run.all_at_once(works)
             elif run.workers > 1:
                 run.side_by_side(works)

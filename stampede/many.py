@@ -21,7 +21,7 @@ from stampede.method import Method, OfAnObject, coroutine_marks
 from stampede.namesakes import Namesakes
 from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
-from stampede.scope import Scope
+from stampede.scope import ScopeSide
 from stampede.switch import Block, around
 from stampede.verbs import VERBS, Arguments
 
@@ -77,7 +77,7 @@ class Many:
         return await self.one.in_open_cache(lambda scope: self._kept(scope, wanted, call, block))
 
     async def _kept(
-        self, scope: Scope, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
+        self, scope: ScopeSide, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
     ) -> dict[Any, Any]:
         keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
         names = {key: id for id, key in keys.items()}  # of those that are the same to its key=, one
@@ -89,7 +89,7 @@ class Many:
             nothing=lambda id: Nothing(_nothing_for(self.function, id)),
         )
         ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
-        found = await value_of_each(scope, self.one.colour, names, loader, scope.policy, block, ttl_of)
+        found = await value_of_each(scope, names, loader, scope.policy, block, ttl_of)
         return {id: found[key] for id, key in keys.items() if key in found}
 
     async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
@@ -130,7 +130,7 @@ class Many:
             call = beside(keys[key])
             return self.one.policy_of(terms, *self.one.completed(call.args, dict(call.kwargs)))
 
-        await scope.put_many(self.one.colour, {key: values[id] for key, id in keys.items()}, policy_of)
+        await scope.put_many({key: values[id] for key, id in keys.items()}, policy_of)
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
@@ -151,7 +151,7 @@ class Many:
 
     async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         keys = self._keys(ids, self._place.beside(args, kwargs), self.one.key)
-        return await getattr(self.one.scope, verb)(self.one.colour, keys)
+        return await getattr(self.one.scope, verb)(keys)
 
     # -- the face -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from stampede.entry import Entry
 from stampede.errors import OptionError
 from stampede.fill import fill
 from stampede.gather import Gathering, run_together
-from stampede.generations import mark_of
+from stampede.generations import Generations
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
 from stampede.local import Resident
@@ -30,7 +30,7 @@ from stampede.policy import Policy
 from stampede.ports import Asked, Claims, Found, Looks, Store, Ticket
 from stampede.stored import Stored
 
-__all__ = ["Scope", "later"]
+__all__ = ["Scope", "ScopeSide", "later"]
 
 T = TypeVar("T")
 Look: TypeAlias = Callable[[str], Awaitable[Found | None]]
@@ -46,61 +46,50 @@ class TakesHome(Protocol):
     def take_home(self, resident: Resident) -> object: ...
 
 
-class Scope(Stored):
-    """One function's part of a cache (or the cache's own keys): how its values are asked for, kept and forgotten."""
+class Scope:
+    """One function's part of a cache (or the cache's own keys), for callers of both colours."""
 
     def __init__(
         self, core: Core, namespace: str, name: str, policy: Policy, codec: Coder | None, called: str | None = None
     ) -> None:
         """`called`: by whom its events are told, where that is not its name."""
-        blocking, suspending = core.engine.blocking, core.engine.suspending
-        if blocking.claims is None or suspending.claims is None:
-            if blocking.store is not None:
-                raise OptionError(f"{core.engine.scheme}:// has no locks: name an engine that has, with locks=")
-            raise OptionError(f"{core.engine.scheme}:// keeps no values: it can only be a lock (locks=)")
+        engine = core.engine
+        if engine.blocking.claims is None or engine.suspending.claims is None:
+            if engine.blocking.store is not None:
+                raise OptionError(f"{engine.scheme}:// has no locks: name an engine that has, with locks=")
+            raise OptionError(f"{engine.scheme}:// keeps no values: it can only be a lock (locks=)")
         if policy.origin is not None and core.gates is not None:
             core.gates.gate_of(policy.origin)  # a name that nobody wrote is an error at once
-        assert blocking.store is not None
-        assert suspending.store is not None
-        super().__init__(core, namespace, name, policy)
+        self.core = core
+        self.policy = policy
+        self.called = name if called is None else called
+        self.generations = Generations(core, namespace, name)
         # Where values are kept as they are, they are only tried.
-        trial, codec = (None, codec) if core.engine.shared or codec is None else (Trial(name, codec), None)
+        self.codec = codec if engine.shared else None
+        self.trial = Trial(name, codec) if codec is not None and not engine.shared else None
+        self.odds = Odds()
         self._beside: Beside = {}
         self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
-        self.called = name if called is None else called
-        refuge = core.outage.refuge if core.outage is not None else None
-        self.claims, self.store, look = self._ports(
-            blocking.claims, blocking.store, codec, refuge.blocking.claims if refuge else None
-        )
-        many = Gathering() if core.engine.many is not None else blocking.claims
-        together, _, look_together = self._ports(
-            many, blocking.store, codec, refuge.blocking.claims if refuge else None
-        )
-        self.aclaims, self.astore, alook = self._ports(
-            suspending.claims, suspending.store, codec, refuge.suspending.claims if refuge else None
-        )
-        self._trial = trial
-        self._odds = Odds()
-        self._blocking = self._resources(self.claims, look, BLOCKING)
-        self._together = self._resources(together, look_together, BLOCKING)
-        self._suspending = self._resources(self.aclaims, alook, PROMPT if core.engine.prompt else SUSPENDING)
-        self.resources = self._blocking, self._together, self._suspending
-        self._begin(mark_of(*self._known[2:]))
-        self._coded = CodedStore(blocking.store, codec, self._bad) if codec is not None else None
-        self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
+        self._blocking = ScopeSide(self, BLOCKING)
+        self._suspending = ScopeSide(self, PROMPT if engine.prompt else SUSPENDING)
 
-    def _ports(
-        self, claims: Claims, store: Store, codec: Coder | None, refuge: Claims | None
-    ) -> tuple[Claims, Store, Look | None]:
-        looks = cast("Looks", claims) if self.core.engine.looks else None
+    def side(self, colour: Colour) -> ScopeSide:
+        """Return what it does for callers of one colour."""
+        return self._suspending if colour.suspending else self._blocking
+
+    def ports(self, claims: Claims, store: Store, colour: Colour) -> tuple[Claims, Store, Look | None]:
+        """Return an engine's ports of bytes as those of entries, which never fail while there is a refuge."""
+        core, codec = self.core, self.codec
+        looks = cast("Looks", claims) if core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
         if codec is not None:
             claims = CodedClaims(claims, codec, self._bad, store, self._beside)
             store = CodedStore(store, codec, self._bad)
             decoded = claims.decoded
-        if self.core.outage is None or refuge is None:
+        refuge = core.outage.refuge.side(colour).claims if core.outage is not None else None
+        if core.outage is None or refuge is None:
             return claims, store, None if looks is None else looks.look
-        guarded = GuardedClaims(claims, refuge, self.core.outage, self.core.front.kept, looks, decoded)
+        guarded = GuardedClaims(claims, refuge, core.outage, core.front.kept, looks, decoded)
         return guarded, store, None if looks is None else guarded.look
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
@@ -109,13 +98,62 @@ class Scope(Stored):
             if len(self._disbelieved) >= MOST_TOLD:
                 self._disbelieved.clear()
             self._disbelieved[key] = id
-            self.core.note(events.BadBytes, self.called, self.label(key), str(error))
+            self.core.note(events.BadBytes, self.called, key.removeprefix(self.generations.prefix), str(error))
+
+
+class ScopeSide(Stored):
+    """One function's part of a cache, for callers of one colour: how its values are had, kept and forgotten."""
+
+    def __init__(self, scope: Scope, colour: Colour) -> None:
+        self.scope = scope
+        self.core = core = scope.core
+        self.colour = colour
+        self.generations = scope.generations
+        self.policy = scope.policy
+        self.called = scope.called
+        self._trial = scope.trial
+        engine = core.engine.side(colour)
+        assert engine.claims is not None
+        assert engine.store is not None
+        claims, self.store, look = scope.ports(engine.claims, engine.store, colour)
+        self._kept_by = scope.side(BLOCKING).claims if colour.suspending else claims  # what the keeper's thread asks
+        self._coded = self.store if isinstance(self.store, CodedStore) else None
+        self.resources = self._resources(scope, claims, look)
+        self._together = self.resources  # of calls for many keys, which block together
+        if not colour.suspending and core.engine.many is not None:
+            claims, _, look = scope.ports(Gathering(), engine.store, colour)
+            self._together = self._resources(scope, claims, look)
+        self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
+
+    @property
+    def claims(self) -> Claims:
+        return self.resources.port
+
+    def _resources(self, scope: Scope, claims: Claims, look: Look | None) -> Resources:
+        core = self.core
+        return Resources(
+            scope=self.called,
+            trial=self._trial,
+            port=claims,
+            flights=core.flights,
+            colour=self.colour,
+            clock=_clock,
+            hold=self._hold,
+            drop=self._drop,
+            note=core.note,
+            draws=core.front.tier is None,
+            look=look,
+            odds=scope.odds,
+            gates=core.gates,
+            give_back=self._give_back,
+            marks=self.generations,
+        )
 
     # -- the way of a call ----------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
         """The local tier's answer, if it needs no thought."""
-        epoch, prefix, _, _ = self._known
+        epoch, prefix, _, _ = self.generations.known
         return self.core.front.hit(prefix + key) if epoch == self.core.epoch else None
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
@@ -124,7 +162,7 @@ class Scope(Stored):
 
     def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
         """The same, if it was computed where everything is computed anew."""
-        return self.at_hand(key) if once.has(self.core.flights, self._at_hand() + key) else None
+        return self.at_hand(key) if once.has(self.core.flights, self.generations.at_hand() + key) else None
 
     def look(self, key: str) -> Entry[Any] | None:
         """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
@@ -132,7 +170,7 @@ class Scope(Stored):
         near = core.engine.near
         if near is None or (core.outage is not None and core.outage.down):
             return None
-        prefix = self._recall()
+        prefix = self.generations.recall()
         if prefix is None:
             return None
         physical, at, front = prefix + key, _clock(), core.front
@@ -140,12 +178,12 @@ class Scope(Stored):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = near.look(physical)
         entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
-        if found is None or entry is None or entry.raised or (self._blocking.mark and self._blocking.is_over(entry)):
+        if found is None or entry is None or entry.raised or (self.generations.mark and self.resources.is_over(entry)):
             return None
         if front.tier is not None:
             landing = Landing(entry, ticket=found.ticket, at=at)
             resident = front.place(physical, self.called, landing, None)
-            if self._recall() != prefix:
+            if self.generations.recall() != prefix:
                 front.tier.drop(physical)
                 return None
             if resident is not None:
@@ -159,7 +197,6 @@ class Scope(Stored):
 
     def fetch(
         self,
-        colour: Colour,
         key: str,
         origin: Callable[[], Any],
         policy: Policy | None = None,
@@ -171,14 +208,14 @@ class Scope(Stored):
     ) -> Coroutine[Any, Any, Landing]:
         """What the local tier could not answer. `home` is told of the resident, if there is one now. `seen` is an entry
         that is to be refreshed early."""
-        resources, loop = (self._suspending, _loop()) if colour.suspending else (self._blocking, None)
+        resources, loop = self.resources, _loop() if self.colour.suspending else None
         # What it waits for is one wait, also for the first question, that of its generation.
         call = Call("", key, origin, policy or self.policy, resources, loop, _clock(), seen, force=force, once=once)
-        work = self._fetch(colour, call, home)
+        work = self._fetch(call, home)
         call.work = ref(work, call.is_gone)  # as `answered_by` does it, and a call less
         return work
 
-    async def _fetch(self, colour: Colour, call: Call, home: TakesHome | None) -> Landing:
+    async def _fetch(self, call: Call, home: TakesHome | None) -> Landing:
         core, front, key, policy, seen, force = (
             self.core,
             self.core.front,
@@ -187,9 +224,9 @@ class Scope(Stored):
             call.seen,
             call.force,
         )
-        epoch, prefix = core.epoch, self._recall()
+        epoch, prefix = core.epoch, self.generations.recall()
         if prefix is None:
-            prefix = await self.learn(colour)
+            prefix = await self.learn()
         call.key = physical = prefix + key
         if call.once is not None and call.once.has(core.flights, physical):
             call.once = None
@@ -203,30 +240,30 @@ class Scope(Stored):
         else:
             landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
         if call.others and landing.entry is not None:
-            known = self._recall() or await self.learn(colour)
+            known = await self.today()
             if known != prefix:
                 # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
                 # computed before that would have it long after.
                 rest = policy.after(call.waited, call.waited)
-                return await self.fetch(colour, key, call.origin, rest, force=force, home=home, once=call.once)
+                return await self.fetch(key, call.origin, rest, force=force, home=home, once=call.once)
         if front.tier is None:
             return landing
         resident = front.place(physical, self.called, landing, sample)
         if resident is None:
             if seen is None and usual and not call.others and _is_due(landing, policy):
-                return await self.fetch(colour, key, call.origin, policy, seen=landing.entry)
+                return await self.fetch(key, call.origin, policy, seen=landing.entry)
             return landing
         if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
-            today = self._recall()
+            today = self.generations.recall()
             if today is None:
-                today = await self.learn(colour) if landing.ticket is not None else prefix
+                today = await self.learn() if landing.ticket is not None else prefix
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home
             # nor a ticket that was taken after the change knows of generations.
             if (
                 epoch != core.epoch
                 or today != prefix
-                or (self._blocking.mark and self._blocking.is_over(resident.entry))
+                or (self.generations.mark and self.resources.is_over(resident.entry))
             ):
                 front.tier.drop(physical)
                 return landing
@@ -234,7 +271,7 @@ class Scope(Stored):
         if home is not None:
             home.take_home(resident)
         if seen is None and not force and not landing.stored and front.is_due(physical):
-            return await self.fetch(colour, key, call.origin, policy, home=home)  # in its early moment: now it's seen
+            return await self.fetch(key, call.origin, policy, home=home)  # in its early moment: now it's seen
         return landing
 
     async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
@@ -264,25 +301,24 @@ class Scope(Stored):
             if (resident := front.place(call.key, self.called, landing, sample)) is not None
         ]
         if placed:  # asked now, and not before: as in `_fetch`
-            today = self._recall()
+            today = self.generations.recall()
         if today is None and any(landing.ticket is not None for _, _, landing in placed):
-            today = await self.learn(placed[0][1].resources.colour)
+            today = await self.learn()
         for resident, call, landing in placed:
-            if (today is None or today + call.label == call.key) and not self._blocking.is_over(resident.entry):
+            if (today is None or today + call.label == call.key) and not self.resources.is_over(resident.entry):
                 front.open(resident, landing, call.policy)
             elif front.tier is not None:
                 front.tier.drop(call.key)
 
-    async def at_once(self, colour: Colour, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+    async def at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
-        if colour.suspending:
+        if self.colour.suspending:
             return await settled(work)
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
     def of_many(
         self,
-        colour: Colour,
         prefix: str,
         key: str,
         origin: Callable[[], Any],
@@ -291,34 +327,15 @@ class Scope(Stored):
         once: Once | None = None,
     ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
-        resources, loop = (self._suspending, _loop()) if colour.suspending else (self._together, None)
+        resources, loop = self._together, _loop() if self.colour.suspending else None
         if once is not None and once.has(resources.flights, prefix + key):
             once = None
         return Call(prefix + key, key, origin, policy, resources, loop, began, once=once, asks_on=True)
 
-    def _resources(self, port: Claims, look: Look | None, colour: Colour) -> Resources:
-        core = self.core
-        return Resources(
-            scope=self.called,
-            trial=self._trial,
-            port=port,
-            flights=core.flights,
-            colour=colour,
-            clock=_clock,
-            hold=self._hold,
-            drop=self._drop,
-            note=core.note,
-            draws=core.front.tier is None,
-            look=look,
-            odds=self._odds,
-            gates=core.gates,
-            give_back=self._give_back,
-        )
-
     def _hold(self, call: Call, max_hold: float) -> Hold:
         return Hold(
             keeper,
-            self.claims,
+            self._kept_by,
             call.key,
             call.token,
             call.policy.lease,
@@ -335,10 +352,10 @@ class Scope(Stored):
 
     def _give_back(self, key: str, token: bytes) -> None:
         """By the keeper, and soon: the caller is in a finalizer, perhaps on the thread of a loop."""
-        keeper.give_back(self.claims, key, token, self.claims.abandon)
+        keeper.give_back(self._kept_by, key, token, self._kept_by.abandon)
 
     def _abandon(self, key: str, token: bytes) -> None:
-        run_blocking(quietly(self.claims.abandon, key, token))
+        run_blocking(quietly(self._kept_by.abandon, key, token))
 
     def _drop(self, call: Call) -> None:
         if call.pid != os.getpid():
@@ -370,7 +387,7 @@ class _Beside:
 
     __slots__ = ("_place", "_sample", "_scope", "reserve")
 
-    def __init__(self, scope: Scope, place: Place, sample: Ticket | None) -> None:
+    def __init__(self, scope: ScopeSide, place: Place, sample: Ticket | None) -> None:
         self._scope = scope
         self._place = place
         self._sample = sample

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from stampede.colour import Colour
 from stampede.engines.whereabouts import here, parts_of
 from stampede.entry import Entry
 from stampede.flight import Flight
 from stampede.ports import Shown
-from stampede.scope import Scope
+from stampede.scope import ScopeSide
 
 __all__ = ["Holder", "Status", "status"]
 
@@ -58,9 +57,9 @@ class Status(Generic[T]):
     holder: Holder | None  # who computes it now
 
 
-async def status(scope: Scope, colour: Colour, key: str) -> Status[Any]:
+async def status(scope: ScopeSide, key: str) -> Status[Any]:
     """What is kept of the key, and who computes it, as far as this process and the engine know."""
-    shown, flight = await scope.show(colour, key)
+    shown, flight = await scope.show(key)
     entry = shown.entry
     return Status(
         key,

@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from stampede import events
+from stampede.call import Resources
 from stampede.coded import CodedStore, Trial
-from stampede.colour import Colour, lasting, settled
+from stampede.colour import Colour, lasting, run_blocking, running_loop, settled
+from stampede.core import Core
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.flight import Flight
 from stampede.generations import Generations
 from stampede.policy import Policy
-from stampede.ports import Asked, Changes, Lists, Shown
+from stampede.ports import Asked, Changes, Lists, Shown, Side, Store
 
 __all__ = ["Page", "Stored"]
 
@@ -22,50 +24,90 @@ Page: TypeAlias = tuple[str, Any]
 """The generation of a page of keys, and by what the engine is asked for the next one."""
 
 
-class Stored(Generations):
-    """The verbs of a scope that are no computation."""
+class Stored:
+    """The verbs of one function's part of a cache that are no computation, for callers of one colour."""
 
+    core: Core
+    colour: Colour
+    generations: Generations
+    policy: Policy
+    resources: Resources
+    store: Store
     called: str  # by whom its events are told
-    _coded: CodedStore | None
+    _coded: CodedStore | None  # the blocking one, of both colours
     _trial: Trial | None  # of values that are kept as they are
 
-    async def get(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+    @property
+    def prefix(self) -> str:
+        return self.generations.prefix
+
+    def label(self, physical: str) -> str:
+        return physical.removeprefix(self.prefix)
+
+    def open_store(self) -> Store:
+        """Return the store; EngineClosed if the cache was closed: its engine will be, once the leases are returned."""
+        outage = self.core.outage
+        if outage is not None and outage.closed:
+            raise EngineClosed(outage.engine)
+        return self.store
+
+    async def learn(self) -> str:
+        """Ask for today's generation, as far as the engine can be asked, and return the prefix of each key."""
+        return await self.generations.learn(self.open_store())
+
+    async def today(self) -> str:
+        """The prefix of every key, as `learn` tells it."""
+        return self.generations.recall() or await self.learn()
+
+    async def learn_surely(self) -> tuple[str, list[str]]:
+        return await self.generations.learn_surely(self.open_store())
+
+    def learn_first(self) -> None:
+        """Ask for the generation before a herd of threads does, each over a connection of its own; not in a loop."""
+        if running_loop() is None and not self.core.is_down():
+            run_blocking(self.learn())
+
+    @property
+    def _engine_side(self) -> Side:
+        return self.core.engine.side(self.colour)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is fresh of each key."""
-        found = await self._read(colour, keys)
+        found = await self._read(keys)
         return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
 
-    async def peek(self, colour: Colour, key: str) -> Entry[Any] | None:
+    async def peek(self, key: str) -> Entry[Any] | None:
         """What is kept, stale or fresh."""
-        return (await self._read(colour, [key]))[0]
+        return (await self._read([key]))[0]
 
-    async def _read(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return [self.resources[0].told(entry) for entry in await self._found(colour, keys)]
+    async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return [self.resources.told(entry) for entry in await self._found(keys)]
 
-    async def _found(self, colour: Colour, keys: Sequence[str]) -> list[Entry[Any] | None]:
+    async def _found(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
-        outage, prefix = self.core.outage, await self.learn(colour)
+        outage, prefix = self.core.outage, await self.learn()
         physical = [prefix + key for key in keys]
         if outage is None:
-            return await self._store(colour).get(physical)
+            return await self.open_store().get(physical)
         if not outage.down:  # or to ask for its generation has just been the try
             try:
-                return await self._store(colour).get(physical)
+                return await self.open_store().get(physical)
             except EngineClosed:
                 raise
             except EngineError as error:
                 outage.failed(error)
         if outage.strict:
             raise outage.trouble() from outage.last
-        store = outage.refuge.side(colour).store
+        store = outage.refuge.side(self.colour).store
         assert store is not None
         return await store.get(physical) if outage.used else [None] * len(physical)
 
-    async def show(self, colour: Colour, key: str) -> tuple[Shown, Flight | None]:
+    async def show(self, key: str) -> tuple[Shown, Flight | None]:
         """What is kept of the key, and which lease stands; and the flight of this process. Nothing is touched."""
-        engine, outage, physical = self.core.engine, self.core.outage, await self.learn(colour) + key
-        port = engine.side(colour).shows
+        outage, physical = self.core.outage, await self.learn() + key
+        port = self._engine_side.shows
         if port is None or self.core.is_down():
-            (entry,) = await self._read(colour, [key])
+            (entry,) = await self._read([key])
             return Shown(entry), self.core.flights.get(physical)
         try:
             shown = await port.show(physical)
@@ -75,146 +117,143 @@ class Stored(Generations):
             if outage is None:
                 raise
             outage.failed(error)
-            return await self.show(colour, key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
+            return await self.show(key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
         if self._coded is not None:
             shown.entry = self._coded.decoded(physical, shown.entry)
-        self.resources[0].told(shown.entry)
+        self.resources.told(shown.entry)
         return shown, self.core.flights.get(physical)
 
-    def lists(self, colour: Colour) -> Lists:
+    def lists(self) -> Lists:
         """OptionError, if the engine can't say which keys it has."""
         engine = self.core.engine
-        port = engine.side(colour).lists
+        port = self._engine_side.lists
         if port is None:
             raise OptionError(f"{engine.scheme}:// can't say which keys it has")
         return port
 
-    async def page(self, colour: Colour, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
+    async def page(self, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
         """Some of the keys that are kept and begin with this, and by what the next ones are asked for. In the middle of
         it a new generation may begin, of which all are told then, from its first page on."""
-        today, _ = await self.learn_surely(colour)
+        today, _ = await self.learn_surely()
         at = None if cursor is None or cursor[0] != today else cursor[1]
-        found, after = await self.lists(colour).page(today + prefix, at)
+        found, after = await self.lists().page(today + prefix, at)
         return [key.removeprefix(today) for key in found], None if after is None else (today, after)
 
-    async def put(self, colour: Colour, key: str, value: Any, policy: Policy | None = None) -> None:
+    async def put(self, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)
-        await self._change(colour, key, "set", entry)
+        await self._change(key, "set", entry)
 
-    async def put_many(
-        self, colour: Colour, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]
-    ) -> None:
+    async def put_many(self, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]) -> None:
         """All of them in one round trip, where the engine can."""
         entries = {
             key: self.entry_for(key, value, policy(key) if callable(policy) else policy)
             for key, value in values.items()
         }
-        await self._change_many(colour, "set", {key: (entry,) for key, entry in entries.items()})
+        await self._change_many("set", {key: (entry,) for key, entry in entries.items()})
 
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
         ttl = policy.ttl_of(lasting(value))
-        known = self.core.front.known(self._at_hand() + key)
+        known = self.core.front.known(self.generations.at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
         if self._trial is not None:
             self._trial(key, entry, strict=policy.strict)
         return entry
 
-    async def exchange(self, colour: Colour, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
+    async def exchange(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
         """Store it if what is kept is still what was seen."""
-        if await self._change(colour, key, "replace", seen.id if seen is not None else None, entry):
+        if await self._change(key, "replace", seen.id if seen is not None else None, entry):
             return True
-        store = self._store(colour)
+        store = self.open_store()
         damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, CodedStore) else None
-        return damaged is not None and bool(await self._change(colour, key, "replace", damaged, entry))
+        return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
 
-    async def kept(self, colour: Colour, key: str) -> Entry[Any] | None:
+    async def kept(self, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""
-        today, _ = await self.learn_surely(colour)
-        return self.resources[0].told((await self._store(colour).get([today + key]))[0])
+        today, _ = await self.learn_surely()
+        return self.resources.told((await self.open_store().get([today + key]))[0])
 
-    async def expire(self, colour: Colour, key: str) -> bool:
-        return bool(await self._change(colour, key, "expire"))
+    async def expire(self, key: str) -> bool:
+        return bool(await self._change(key, "expire"))
 
-    async def invalidate(self, colour: Colour, key: str) -> bool:
-        return bool(await self._change(colour, key, "invalidate"))
+    async def invalidate(self, key: str) -> bool:
+        return bool(await self._change(key, "invalidate"))
 
-    async def invalidate_many(self, colour: Colour, keys: Iterable[str]) -> int:
+    async def invalidate_many(self, keys: Iterable[str]) -> int:
         """How many there were; all in one round trip, where the engine can."""
-        return sum(map(bool, await self._change_many(colour, "invalidate", dict.fromkeys(keys, ()))))
+        return sum(map(bool, await self._change_many("invalidate", dict.fromkeys(keys, ()))))
 
-    async def expire_many(self, colour: Colour, keys: Iterable[str]) -> int:
+    async def expire_many(self, keys: Iterable[str]) -> int:
         """How many were fresh; all in one round trip, where the engine can."""
-        return sum(map(bool, await self._change_many(colour, "expire", dict.fromkeys(keys, ()))))
+        return sum(map(bool, await self._change_many("expire", dict.fromkeys(keys, ()))))
 
-    async def _change(self, colour: Colour, key: str, verb: str, *args: Any) -> Any:
-        (done,) = await self._change_many(colour, verb, {key: args})
+    async def _change(self, key: str, verb: str, *args: Any) -> Any:
+        (done,) = await self._change_many(verb, {key: args})
         return done
 
-    async def _change_many(self, colour: Colour, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> list[Any]:
+    async def _change_many(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> list[Any]:
         """What the engine said of each in today's generation, or the first error."""
         core, hard, was_down = self.core, verb != "expire", self.core.is_down()
-        known = physical = self.prefix
+        known = physical = self.generations.prefix
         for key in changes:
             core.forget(known + key, hard=hard)  # before, so that it is gone here even if the engine can't be asked
         try:
-            physical, done = await self._change_today(colour, verb, changes)
+            physical, done = await self._change_today(verb, changes)
             core.answered(was_down)
             return done
         finally:
             # Whoever begins a new generation, another thread perhaps, may not have got to these keys' residents yet.
-            before = {known, *self._older.copy()} - {physical} if self._older or known != physical else ()
+            older = self.generations.older
+            before = {known, *older.copy()} - {physical} if older or known != physical else ()
             for key in changes:
                 core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
                 for prefix in before:
                     core.bury(prefix + key)
                 core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
-    async def _change_today(
-        self, colour: Colour, verb: str, changes: Mapping[str, tuple[Any, ...]]
-    ) -> tuple[str, list[Any]]:
+    async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Today's prefix, and what was said there.
 
         Another process may have begun a new generation a moment ago, and its keys are the ones to change. A third may
         not have heard of it, and would go on to find in the older one what is older than this change.
         """
-        done, epoch, believed = None, self.core.epoch, self._known
-        guess = self._at_hand() if self.core.engine.changes else ""
-        if guess == believed[1] and self._of_engine(believed):
-            done, generations = await self._changed(colour, verb, guess, changes, self._scopes)
-            today, ended = self._told(epoch, generations)
+        its, done, epoch = self.generations, None, self.core.epoch
+        believed, guess = its.known, its.at_hand() if self.core.engine.changes else ""
+        if guess == believed[1] and its.is_of_engine(believed):
+            done, generations = await self._changed(verb, guess, changes, its.scopes)
+            today, ended = its.told(epoch, generations)
             ended = [each for each in ended if each != guess]
-            if self._known[2:] != believed[2:]:  # also if but the mark is another one, of what isn't stale as a whole
+            if its.known[2:] != believed[2:]:  # perhaps the mark alone is another one
                 if verb == "replace" and today == guess and all(done):
                     # It is done, but stale under the new mark: write it again, in place of the first writing.
                     changes = {key: (entry.id, entry) for key, (_, entry) in changes.items()}
-                    await self._changed(colour, verb, today, changes)
+                    await self._changed(verb, today, changes)
                 else:
                     done = None
         else:
-            today, ended = await self.learn_surely(colour)
+            today, ended = await self.learn_surely()
         if done is None:
-            done, _ = await self._changed(colour, verb, today, changes)
+            done, _ = await self._changed(verb, today, changes)
         for older in {*ended} - {today}:
-            await self._changed(colour, verb, older, changes)
+            await self._changed(verb, older, changes)
         return today, done
 
     async def _changed(
-        self, colour: Colour, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
+        self, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
     ) -> tuple[list[Any], Sequence[Sequence[str]]]:
         """What was said of each under this prefix; and behind it, where an engine `changes`, today's generations."""
-        store, many = self._store(colour), self.core.engine.many
+        store, many = self.open_store(), self.core.engine.many
         for args in changes.values():
             for each in args:
                 if isinstance(each, Entry):
-                    each.id = self.resources[0].id_of(each.id)
-        together = self.core.engine.changes or (len(changes) > 1 and (colour.suspending or many is not None))
+                    each.id = self.resources.id_of(each.id)
+        together = self.core.engine.changes or (len(changes) > 1 and (self.colour.suspending or many is not None))
         if not together:
             return [await getattr(store, verb)(prefix + key, *args) for key, args in changes.items()], ()
         asked = [Asked(verb, (prefix + key, *args)) for key, args in changes.items()]
         if self.core.engine.changes:
             return await cast("Changes", store).change(asked, scopes)
-        if colour.suspending or many is None:
+        if self.colour.suspending or many is None:
             done = await settled([getattr(store, verb)(*each.args) for each in asked])
         else:
             coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
@@ -227,31 +266,30 @@ class Stored(Generations):
         finally:
             del done  # an error in it refers to this frame
 
-    async def bump(self, colour: Colour) -> None:
+    async def bump(self) -> None:
         """A new generation of this scope: everything older is gone."""
-        before = self._at_hand()
-        forget = partial(self.core.forget_all, f"{before}{self.name}:", self.name)
-        await self._change_all(colour, lambda: self._store(colour).bump(self.name), forget, "invalidate_all")
+        before = self.generations.at_hand()
+        forget = partial(self.core.forget_all, f"{before}{self.generations.name}:", self.generations.name)
+        await self._change_all(lambda: self.open_store().bump(self.generations.name), forget, "invalidate_all")
 
-    async def expire_all(self, colour: Colour, scope: str | None = None) -> None:
+    async def expire_all(self, scope: str | None = None) -> None:
         """All that was kept of this scope, or of another (the namespace), is stale from now on."""
-        port = self.core.engine.side(colour).softens
+        port = self._engine_side.softens
         if port is None:
             scheme = self.core.engine.scheme
             raise OptionError(f"{scheme}:// can't make all stale at once: expire the keys one by one")
         forget = partial(self.core.soften_all, self.called if scope is None else None)
         await self._change_all(
-            colour, lambda: port.soften(self.name if scope is None else scope), forget, "expire_all", scope
+            lambda: port.soften(self.generations.name if scope is None else scope), forget, "expire_all", scope
         )
 
-    async def clear(self, colour: Colour) -> None:
+    async def clear(self) -> None:
         """A new generation of the whole namespace."""
-        bump = lambda: self._store(colour).bump(self.namespace)  # noqa: E731
-        await self._change_all(colour, bump, self.core.forget_all, "clear", self.namespace)
+        bump = lambda: self.open_store().bump(self.generations.namespace)  # noqa: E731
+        await self._change_all(bump, self.core.forget_all, "clear", self.generations.namespace)
 
     async def _change_all(
         self,
-        colour: Colour,
         change: Callable[[], Awaitable[None]],
         forget: Callable[[], object],
         verb: str,
@@ -265,4 +303,4 @@ class Stored(Generations):
         finally:
             forget()
             self.core.note(events.Invalidated, self.called if scope is None else scope, "", verb)
-        await self.learn(colour)
+        await self.learn()

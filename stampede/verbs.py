@@ -16,7 +16,7 @@ from stampede.keys import Parameters
 from stampede.loaders import OneByOne
 from stampede.outcome import landed
 from stampede.policy import Policy
-from stampede.scope import Scope
+from stampede.scope import ScopeSide
 from stampede.status import status
 from stampede.switch import Block, around
 
@@ -59,7 +59,7 @@ class Verbs(ABC):
     ttl_of: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[[Any], Any] | None]
     ttl_of_kept: Callable[[tuple[Any, ...], Mapping[str, Any]], Callable[[Any], Any] | None]
     fetch: Callable[..., Any]
-    other_than: Callable[[Any, Scope | None], Any]
+    other_than: Callable[[Any, ScopeSide | None], Any]
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class Verbs(ABC):
 
     @property
     @abstractmethod
-    def scope(self) -> Scope: ...
+    def scope(self) -> ScopeSide: ...
 
     def _run(self, work: Any) -> Any:
         return work if self.suspending else run_blocking(work)
@@ -83,7 +83,7 @@ class Verbs(ABC):
         >>> price.peek("tea").value, price.peek("coffee")
         (3, None)
         """
-        return self._run(self.scope.peek(self.colour, self.key(*args, **kwargs)))
+        return self._run(self.scope.peek(self.key(*args, **kwargs)))
 
     def status(self, /, *args: Any, **kwargs: Any) -> Any:
         """What is kept for these arguments, since when and for how long, and who computes; nothing is touched.
@@ -96,7 +96,7 @@ class Verbs(ABC):
         >>> price.status("tea").entry.value
         3
         """
-        return self._run(status(self.scope, self.colour, self.key(*args, **kwargs)))
+        return self._run(status(self.scope, self.key(*args, **kwargs)))
 
     def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute and store now, whatever is there and whoever is computing.
@@ -130,7 +130,7 @@ class Verbs(ABC):
         terms = self.terms(kwargs)
         args, kwargs = self.completed(args, kwargs)
         policy = self.policy_of(terms, args, kwargs)
-        return self._run(self.scope.put(self.colour, self.key_of_call(*args, **kwargs), value, policy))
+        return self._run(self.scope.put(self.key_of_call(*args, **kwargs), value, policy))
 
     def terms(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """How an entry is kept that is set: what these say of it is taken out of them."""
@@ -156,7 +156,7 @@ class Verbs(ABC):
         >>> price.expire("tea"), price.expire("coffee")
         (True, False)
         """
-        return self._run(self.scope.expire(self.colour, self.key(*args, **kwargs)))
+        return self._run(self.scope.expire(self.key(*args, **kwargs)))
 
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
         """Remove what is stored for these arguments; what is being computed for them will not be stored.
@@ -178,13 +178,14 @@ class Verbs(ABC):
         via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
         key = self.key(*args, **kwargs)
         if via is None:
-            return self._run(self.scope.invalidate(self.colour, key))
+            return self._run(self.scope.invalidate(key))
         via(functools.partial(self._invalidate_later, key))
         return self._run(_nothing())
 
     def _invalidate_later(self, key: str) -> asyncio.Task[None] | None:
         """What `via=` is given. Each is tried by itself: one that fails must not keep its caller from the next."""
-        work, complain = functools.partial(self.scope.invalidate, key=key), functools.partial(_not_invalidated, key)
+        scope, complain = self.scope.scope, functools.partial(_not_invalidated, key)
+        work = lambda colour: scope.side(colour).invalidate(key)  # noqa: E731
         return after_commit(work, complain, suspending=self.suspending, expected=EngineError)
 
     def _takes_hook(self, via: object) -> bool:
@@ -203,7 +204,7 @@ class Verbs(ABC):
         >>> price.peek("tea")
         """
         self._check_all("invalidate", "clear")
-        return self._run(self.scope.bump(self.colour))
+        return self._run(self.scope.bump())
 
     def expire_all(self) -> Any:
         """Every value of this function is stale from now on, in every process, and served while one caller computes.
@@ -218,7 +219,7 @@ class Verbs(ABC):
         True
         """
         self._check_all("expire", "expire_all")
-        return self._run(self.scope.expire_all(self.colour))
+        return self._run(self.scope.expire_all())
 
     def _check_all(self, verb: str, all_of_it: str) -> None:
         """OptionError, where its keys can't be told from others."""
@@ -263,7 +264,7 @@ class Verbs(ABC):
             return [await self.colour.call(call.of(self.function)) for call in calls]
         return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))
 
-    async def in_open_cache(self, ask: Callable[[Scope], Awaitable[T]]) -> T:
+    async def in_open_cache(self, ask: Callable[[ScopeSide], Awaitable[T]]) -> T:
         """What this gives; asked once more, of the cache of today, where `configure` has closed one under it."""
         closed = scope = None
         while True:
@@ -273,12 +274,12 @@ class Verbs(ABC):
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
-    async def _all_of(self, scope: Scope, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
+    async def _all_of(self, scope: ScopeSide, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
         keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
         wanted = dict(zip(keys, calls, strict=True))
-        loader = OneByOne(self.colour, lambda key: wanted[key].of(self.origin), workers)
+        loader = OneByOne(lambda key: wanted[key].of(self.origin), workers)
         ttl_of = lambda key: self.ttl_of(*wanted[key])  # noqa: E731
-        values = await value_of_each(scope, self.colour, wanted, loader, scope.policy, block, ttl_of)
+        values = await value_of_each(scope, wanted, loader, scope.policy, block, ttl_of)
         return [values[key] for key in keys]
 
     def stats(self) -> Any:

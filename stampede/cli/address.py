@@ -27,7 +27,7 @@ from stampede.keys import function_in, in_namespace, quoted
 from stampede.method import Method
 from stampede.ports import Engine
 from stampede.registry import Registry, configure
-from stampede.scope import Scope
+from stampede.scope import ScopeSide
 from stampede.settings import CacheSettings, Settings, discover, load
 from stampede.status import Holder, status
 
@@ -137,7 +137,7 @@ def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] 
 
     with cache_of(settings, listen) as cache:
         for scope, full in _places(cache, key, function):
-            entry = run_blocking(scope.peek(BLOCKING, full))
+            entry = run_blocking(scope.peek(full))
             if entry is None:
                 why = said.pop() if said else "it is a value of another type"
                 entry = _without_type(scope, full, settings, why)
@@ -150,7 +150,7 @@ def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | 
     """Who computes it now."""
     with cache_of(settings) as cache:
         for scope, full in _places(cache, key, function):
-            known = run_blocking(status(scope, BLOCKING, full)).holder
+            known = run_blocking(status(scope, full)).holder
             if known is not None:
                 return known
     return None
@@ -164,7 +164,7 @@ def listed(settings: CacheSettings, prefix: str) -> Iterator[str]:
         name = name if "/" in name else in_namespace(cache.namespace, name)
         after: Any = None
         while function_in(f"{name}:"):
-            found, after = run_blocking(cache.scope(name, cache.policy).page(BLOCKING, f"{name}:", after))
+            found, after = run_blocking(cache.scope(name, cache.policy).side(BLOCKING).page(f"{name}:", after))
             yield from found
             if after is None:
                 break
@@ -174,18 +174,18 @@ def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
     """Gone, wherever a key of this name may be. True: there was a value."""
     with cache_of(settings) as cache:
         places = list(_places(cache, key, function))
-        return sum(run_blocking(scope.invalidate(BLOCKING, full)) for scope, full in places) > 0
+        return sum(run_blocking(scope.invalidate(full)) for scope, full in places) > 0
 
 
-def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[Scope, str]]:
+def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[ScopeSide, str]]:
     """Where a key may be, with its full name there: among the cache's own, or a function's."""
     if function is not None:
-        yield _cached(function).scope, key
+        yield _cached(function).scope.scope.side(BLOCKING), key
         return
-    yield cache.scope(quoted(cache.namespace), cache.policy), in_namespace(cache.namespace, key)
+    yield cache.scope(quoted(cache.namespace), cache.policy).side(BLOCKING), in_namespace(cache.namespace, key)
     name = function_in(key)
     if name is not None:
-        yield cache.scope(name, cache.policy), key
+        yield cache.scope(name, cache.policy).side(BLOCKING), key
 
 
 def _cached(name: str) -> Cached:
@@ -209,7 +209,7 @@ def _cached(name: str) -> Cached:
 # -- values whose type is not known here ----------------------------------------------------------------------------
 
 
-def _without_type(scope: Scope, key: str, settings: CacheSettings, why: str) -> Entry[Any] | None:
+def _without_type(scope: ScopeSide, key: str, settings: CacheSettings, why: str) -> Entry[Any] | None:
     """The entry as far as it can be read without its function: its facts, and its value if that is of plain types."""
     store = scope.core.engine.blocking.store
     assert store is not None
