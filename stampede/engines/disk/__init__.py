@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import uniform
@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
+from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database
 from stampede.engines.disk.limits import DiskLimits
 from stampede.engines.disk.rows import HANDED, Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
+from stampede.engines.flock import dead
 from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.engines.wake import LOOK
@@ -74,6 +76,23 @@ class DiskEngine(Engine):
         start = time.perf_counter()
         self._rows.ping()
         return time.perf_counter() - start
+
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        return {str(self.directory): self._rows.database.patiently(self._facts)}
+
+    def _facts(self) -> Mapping[str, Any]:
+        with self._rows.database.reading() as (_, connection):
+            now = clock()
+            sums = "count(*), total(fresh > ?1), total(length(key) + length(value))"
+            kept, fresh, size = connection.execute(f"SELECT {sums} FROM entries WHERE keep > ?1", (now,)).fetchone()
+            holders = connection.execute("SELECT holder FROM leases WHERE ends > ?", (now,)).fetchall()
+        return {
+            "entries, fresh": int(fresh),
+            "entries, stale": kept - int(fresh),
+            "bytes of keys and values": int(size),
+            "bytes on disk": sum(each.stat().st_size for each in self.directory.iterdir() if each.is_file()),
+            "leases and locks standing": sum(not dead(self.directory / "alive", each) for (each,) in holders),
+        }
 
 
 def _side(rows: Rows, colour: Colour, way: Any) -> Side:
