@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,14 +36,15 @@ __all__ = [
     "NOTHING",
     "Chosen",
     "Unreadable",
+    "addresses",
     "cache_of",
+    "chosen",
     "engine_at",
     "find",
     "holder",
     "invalidate",
     "listed",
     "settings_of",
-    "the_one",
     "url_of_locks",
     "urls_of_limits",
     "urls_of_locks",
@@ -65,6 +67,18 @@ class Chosen(NamedTuple):
 
     def __str__(self) -> str:
         return f"cache {self.name!r} ({safe_url(self.settings.url)})"
+
+
+def addresses(options: Namespace, urls: Callable[[Settings, str | None], list[str]]) -> list[str]:
+    """Return the address that a person has given, or those that the settings have."""
+    if options.where is not None and "://" in options.where:
+        return [options.where]
+    return list(dict.fromkeys(urls(settings_of(options.settings), options.where)))
+
+
+def chosen(options: Namespace) -> Chosen:
+    """Return the cache of the settings that is meant."""
+    return the_one(settings_of(options.settings), options.cache)
 
 
 def settings_of(file: Path | None) -> Settings:

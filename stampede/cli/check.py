@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
 from stampede.cache import Cache
+from stampede.cli.address import settings_of
 from stampede.cli.show import say
 from stampede.engines import safe_url
 from stampede.errors import StampedeError
@@ -27,13 +29,14 @@ class Health(NamedTuple):
     notes: list[str]
 
 
-def check(settings: Settings, name: str | None, *, as_json: bool) -> int:
-    """Every cache of the settings, or the named one; 1 if an engine can't be used."""
+def check(options: Namespace) -> int:
+    """Look at every cache of the settings, or at the named one; 1 if an engine can't be used."""
+    settings, name = settings_of(options.settings), options.cache
     names = [name] if name else sorted(settings.caches) or ["default"]
     caches = {name: settings.cache(name) for name in names}
     missed, wrong = settings.no_default() if name is None else None, _wrong(settings)
     notes = [each for each in (missed, wrong) if each]
-    if as_json:
+    if options.json:
         seen = {each: _examine(cache) for each, cache in caches.items()}
         rows = [{"cache": each, **_described(caches[each]), **its._asdict()} for each, its in seen.items()]
         said = {"settings": settings.source, "notes": notes, "caches": rows}

@@ -9,17 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from stampede.engines import check_url, safe_url
 from stampede.errors import MissingExtra, OptionError, StampedeError
 from stampede.policy import seconds
-from stampede.settings import Settings
-
-if TYPE_CHECKING:
-    from stampede.cli.address import Chosen
 
 __all__ = ["main"]
 
@@ -31,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a value may hold what a terminal can't show
     logging.getLogger("stampede").addHandler(logging.NullHandler())  # what matters here is printed
     try:
-        done: int = options.run(options)
+        done = _run(options)
         sys.stdout.flush()
         return done
     except StampedeError as error:
@@ -50,11 +43,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stampede {version}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, run, add, help in (
-        ("check", _check, (_add_json,), "the settings as they are read, and whether each engine answers"),
-        ("get", _get, (_add_key, _add_json), "a key's value, how long it is fresh and kept, and who computes it now"),
-        ("keys", _keys, (_add_prefix, _add_json), "the cache's own keys that are kept, or a function's"),
-        ("invalidate", _invalidate, (_add_key,), "a key's value is gone, also one that is being computed"),
-        ("stats", _stats, (_add_json,), "what an engine holds: entries, bytes, leases"),
+        ("check", "check:check", (_add_json,), "the settings as they are read, and whether each engine answers"),
+        (
+            "get",
+            "keys:get",
+            (_add_key, _add_json),
+            "a key's value, how long it is fresh and kept, and who computes it now",
+        ),
+        ("keys", "keys:keys", (_add_prefix, _add_json), "the cache's own keys that are kept, or a function's"),
+        ("invalidate", "keys:forget", (_add_key,), "a key's value is gone, also one that is being computed"),
+        ("stats", "stats:stats", (_add_json,), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
         command.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
@@ -86,7 +84,7 @@ def _add_locks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", type=_duration, metavar="1h", help="of the last so long (with --history)")
     parser.add_argument("--most", type=_number(1, 99_999_999), default=100, metavar="N", help="so many at most")
     _add_json(parser)
-    parser.set_defaults(run=_locks)
+    parser.set_defaults(run="locks:locks")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +94,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     _add_where(parser)
     _add_json(parser)
-    parser.set_defaults(run=_limits)
+    parser.set_defaults(run="limits:limits")
 
 
 def _add_postgres(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +108,7 @@ def _add_postgres(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--sql", action="store_true", help="print what would be run, and connect to nothing")
     init.add_argument("--durable", action="store_true", help="values outlive a crash, and are on replicas, at a price")
     init.add_argument("--grant", metavar="ROLE", help="give this role the rights that a program needs")
-    init.set_defaults(run=_postgres_init)
+    init.set_defaults(run="postgres:init")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +134,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-locks", type=_number(1, 99_999_999), default=1_000_000, metavar="N")
     parser.add_argument("--max-queue", type=_number(1, 99_999_999), default=10_000, metavar="N", help="for one lock")
     parser.add_argument("--max-limits", type=_number(1, 99_999_999), default=10_000, metavar="N")
-    parser.set_defaults(run=_serve)
+    parser.set_defaults(run="serve:serve")
 
 
 def _add_key(parser: argparse.ArgumentParser) -> None:
@@ -154,112 +152,17 @@ def _add_prefix(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# -- commands: what they need is imported when it is needed -----------------------------------------------------------
-
-
-def _check(options: argparse.Namespace) -> int:
-    from stampede.cli.address import settings_of
-    from stampede.cli.check import check
-
-    return check(settings_of(options.settings), options.cache, as_json=options.json)
-
-
-def _get(options: argparse.Namespace) -> int:
-    from stampede.cli.keys import get
-
-    return get(_cache(options), options.key, options.function, as_json=options.json)
-
-
-def _keys(options: argparse.Namespace) -> int:
-    from stampede.cli.keys import keys
-
-    return keys(_cache(options), options.prefix, as_json=options.json)
-
-
-def _invalidate(options: argparse.Namespace) -> int:
-    from stampede.cli.keys import forget
-
-    return forget(_cache(options), options.key, options.function)
-
-
-def _stats(options: argparse.Namespace) -> int:
-    from stampede.cli.stats import stats
-
-    return stats(_cache(options).settings, as_json=options.json)
-
-
-def _locks(options: argparse.Namespace) -> int:
-    from stampede.cli.address import urls_of_locks
-    from stampede.cli.locks import break_lock, history, locks
-
-    if not options.history and (options.failed or options.since is not None):
-        raise OptionError("--failed and --since are of the record: give --history, too")
-    if options.name is not None:
-        if options.history or options.json:
-            raise OptionError("--break takes a lock from its holder, and shows nothing: leave --history and --json out")
-        return break_lock(_where(options, urls_of_locks), options.name)
-    if not options.history:
-        return locks(_where(options, urls_of_locks), as_json=options.json)
-    since = inf if options.since is None else options.since
-    chosen = {"failed": options.failed, "since": since, "most": options.most}
-    return history(_where(options, urls_of_locks), **chosen, as_json=options.json)
-
-
-def _limits(options: argparse.Namespace) -> int:
-    from stampede.cli.address import urls_of_limits
-    from stampede.cli.limits import limits
-
-    return limits(_where(options, urls_of_limits), as_json=options.json)
-
-
-def _postgres_init(options: argparse.Namespace) -> int:
-    from stampede.cli.address import url_of_locks
-
+def _run(options: argparse.Namespace) -> int:
+    """Do the command; what it needs is imported now."""
+    module, _, name = options.run.partition(":")
     try:
-        from stampede.cli.postgres import init, print_sql
+        found = import_module(f"stampede.cli.{module}")
     except ModuleNotFoundError as missing:
-        line = "pip install 'stampede-guard[postgres]'"
-        raise MissingExtra(f"postgres:// needs the package {missing.name!r}: {line}") from missing
-
-    if options.sql:
-        return print_sql(durable=options.durable, role=options.grant)
-    (url,) = _where(options, url_of_locks)
-    check_url(url)
-    if not url.startswith("postgres"):
-        raise OptionError(
-            f"{safe_url(url)} is no Postgres: give postgres://user@host/database, or a cache that is on one"
-        )
-    return init(url, durable=options.durable, role=options.grant)
-
-
-def _serve(options: argparse.Namespace) -> int:
-    try:
-        from stampede.cli.serve import make, serve
-        from stampede.engines.zmq.machine import Limits
-    except ModuleNotFoundError as missing:
-        line = "pip install 'stampede-guard[zmq]'"
-        raise MissingExtra(f"stampede serve needs the package {missing.name!r}: {line}") from missing
-
-    if options.make_keys is not None:
-        return make(options.make_keys)
-    limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
-    places = {"keys": options.keys, "memory": options.memory, "peers": options.peer}
-    return serve(options.bind, limits, quiet=options.grace, **places)
-
-
-def _where(options: argparse.Namespace, urls: Callable[[Settings, str | None], list[str]]) -> list[str]:
-    """The address that a person has given, or those that the settings have."""
-    from stampede.cli.address import settings_of
-
-    if options.where is not None and "://" in options.where:
-        return [options.where]
-    return list(dict.fromkeys(urls(settings_of(options.settings), options.where)))
-
-
-def _cache(options: argparse.Namespace) -> Chosen:
-    from stampede.cli.address import settings_of, the_one
-
-    return the_one(settings_of(options.settings), options.cache)
+        what, extra = {"postgres": ("postgres://", "postgres"), "serve": ("stampede serve", "zmq")}[module]
+        line = f"pip install 'stampede-guard[{extra}]'"
+        raise MissingExtra(f"{what} needs the package {missing.name!r}: {line}") from missing
+    done: int = getattr(found, name)(options)
+    return done
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from argparse import Namespace
 from math import inf
 from typing import Any
 
-from stampede.cli.address import Chosen, Unreadable, find, holder, invalidate, listed
+from stampede.cli.address import Unreadable, chosen, find, holder, invalidate, listed
 from stampede.cli.show import long, say
 from stampede.entry import Entry
 from stampede.errors import OptionError
@@ -17,8 +18,9 @@ from stampede.status import Holder
 __all__ = ["forget", "get", "keys"]
 
 
-def get(cache: Chosen, key: str, function: str | None, *, as_json: bool) -> int:
+def get(options: Namespace) -> int:
     """Print the value and what is known about it, and who computes it; 1 if there is none."""
+    cache, key, function, as_json = chosen(options), options.key, options.function, options.json
     entry, who = find(cache.settings, key, function), holder(cache.settings, key, function)
     if as_json:
         say(_json(key, entry, who))
@@ -32,10 +34,10 @@ def get(cache: Chosen, key: str, function: str | None, *, as_json: bool) -> int:
     return 0 if entry is not None else 1
 
 
-def keys(cache: Chosen, prefix: str, *, as_json: bool) -> int:
+def keys(options: Namespace) -> int:
     """Print the keys, one a line, or a list of them; 1 if there is none."""
-    found = False
-    if as_json:
+    cache, prefix, found = chosen(options), options.prefix, False
+    if options.json:
         names = list(listed(cache.settings, prefix))
         say(json.dumps(names, indent=2))
         found = bool(names)
@@ -52,9 +54,10 @@ def keys(cache: Chosen, prefix: str, *, as_json: bool) -> int:
     return 0 if found else 1
 
 
-def forget(cache: Chosen, key: str, function: str | None) -> int:
+def forget(options: Namespace) -> int:
     """Invalidate, and say whether there was a value."""
-    there = invalidate(cache.settings, key, function)
+    cache, key = chosen(options), options.key
+    there = invalidate(cache.settings, key, options.function)
     nothing = f"nothing was kept under {key!r} in {cache}; a computation under way is not stored"
     say(f"{key!r} is gone from {cache}" if there else nothing)
     return 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from argparse import Namespace
 from typing import Any
 
+from stampede.cli.address import addresses, urls_of_limits
 from stampede.cli.everywhere import ask
 from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
@@ -15,11 +16,12 @@ from stampede.ports import Engine, Rate, Usage
 __all__ = ["limits"]
 
 
-def limits(urls: Sequence[str], *, as_json: bool) -> int:
+def limits(options: Namespace) -> int:
     """Print the limits of which anything is known; 0 also if there is none."""
+    urls = addresses(options, urls_of_limits)
     answers = ask(urls, _listed)
     rows = [(name, on, its.rate, its) for _, on, some in answers.told for name, its in some if its.rate is not None]
-    if as_json:
+    if options.json:
         say(json.dumps([_plain(*each) for each in rows], indent=2))
     elif rows:
         several = len(urls) > 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from stampede.cli.address import engine_at
+from stampede.cli.address import addresses, engine_at, urls_of_locks
 from stampede.cli.everywhere import Answer, ask
 from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
@@ -17,10 +18,25 @@ from stampede.errors import OptionError
 from stampede.holding import holds_of
 from stampede.ports import Engine, Held, Released, Reports
 
-__all__ = ["break_lock", "history", "locks"]
+__all__ = ["locks"]
 
 
-def locks(urls: Sequence[str], *, as_json: bool) -> int:
+def locks(options: Namespace) -> int:
+    """Print the locks that are held, or their record, or take one away."""
+    if not options.history and (options.failed or options.since is not None):
+        raise OptionError("--failed and --since are of the record: give --history, too")
+    if options.name is not None and (options.history or options.json):
+        raise OptionError("--break takes a lock from its holder, and shows nothing: leave --history and --json out")
+    urls = addresses(options, urls_of_locks)
+    if options.name is not None:
+        return break_lock(urls, options.name)
+    if not options.history:
+        return held_now(urls, as_json=options.json)
+    since = inf if options.since is None else options.since
+    return history(urls, failed=options.failed, since=since, most=options.most, as_json=options.json)
+
+
+def held_now(urls: Sequence[str], *, as_json: bool) -> int:
     """Print the locks that are held; 0 also if there is none."""
     answers = ask(urls, _held)
     held = [(on, each) for _, on, (some, _) in answers.told for each in some]

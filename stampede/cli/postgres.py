@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from getpass import getpass
 from typing import Any
 
 from psycopg import Connection, Error, OperationalError
 from psycopg.errors import InsufficientPrivilege, UndefinedObject
 
+from stampede.cli.address import addresses, url_of_locks
 from stampede.cli.show import say
+from stampede.engines import check_url, safe_url
 from stampede.engines.postgres.connect import Server, of_url
 from stampede.engines.postgres.schema import grants, make, statements
-from stampede.errors import EngineError
+from stampede.errors import EngineError, OptionError
 
-__all__ = ["init", "print_sql"]
-
-
-def print_sql(*, durable: bool, role: str | None) -> int:
-    """What `init` would have run, for who migrates by hand. Nothing is connected."""
-    say(statements(durable=durable).rstrip("\n"))
-    if role is not None:
-        say("\n" + grants(role))
-    return 0
+__all__ = ["init"]
 
 
-def init(url: str, *, durable: bool, role: str | None) -> int:
-    """Make what is missing, and say what was there."""
+def init(options: Namespace) -> int:
+    """Make what is missing, and say what was there; or print what would be run, for who migrates by hand."""
+    role = options.grant
+    if options.sql:
+        say(statements(durable=options.durable).rstrip("\n"))
+        if role is not None:
+            say("\n" + grants(role))
+        return 0
+    (url,) = addresses(options, url_of_locks)
+    check_url(url)
+    if not url.startswith("postgres"):
+        raise OptionError(
+            f"{safe_url(url)} is no Postgres: give postgres://user@host/database, or a cache that is on one"
+        )
     server = of_url(url, {})
     try:
         with _connection(server) as connection:
-            say(f"{server.name}: {make(connection, durable=durable)}")
+            say(f"{server.name}: {make(connection, durable=options.durable)}")
             if role is not None:
                 connection.execute(grants(role).encode())
                 say(f"{server.name}: {role} has the rights that a program needs, and no more")

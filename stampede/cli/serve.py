@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Sequence
+from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from stampede.cli.show import long, say
 from stampede.engines.zmq.curve import make_keys
@@ -15,10 +14,10 @@ from stampede.engines.zmq.machine import Limits
 from stampede.engines.zmq.server import PORT, Broker
 from stampede.errors import OptionError
 
-__all__ = ["make", "serve"]
+__all__ = ["serve"]
 
 
-def make(directory: Path) -> int:
+def _make(directory: Path) -> int:
     """New keys, and what is to be done with them."""
     try:
         made = make_keys(directory)
@@ -31,18 +30,23 @@ def make(directory: Path) -> int:
     return 0
 
 
-def serve(bind: Sequence[str], limits: Limits, peers: Sequence[str], **options: Any) -> int:
-    """Until SIGTERM or SIGINT."""
+def serve(options: Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; or make keys."""
+    if options.make_keys is not None:
+        return _make(options.make_keys)
+    limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
     _have_descriptors()
-    others = [_whole(each) for each in peers]
-    broker = Broker([_whole(each) for each in bind] or [f"127.0.0.1:{PORT}"], limits=limits, peers=others, **options)
+    bind = [_whole(each) for each in options.bind] or [f"127.0.0.1:{PORT}"]
+    peers = [_whole(each) for each in options.peer]
+    places = {"keys": options.keys, "memory": options.memory, "peers": peers}
+    broker = Broker(bind, limits=limits, quiet=options.grace, **places)
     before = [(each, signal.signal(each, lambda *_: broker.stop())) for each in (signal.SIGTERM, signal.SIGINT)]
     try:
-        for address in bind or [f"127.0.0.1:{PORT}"]:
-            say(f"serves zmq://{_whole(address)}")
+        for address in bind:
+            say(f"serves zmq://{address}")
         if broker.quiet > 0:
             say(f"grants nothing for {long(broker.quiet)}, but what clients hold already")
-            if options.get("memory") is None:
+            if options.memory is None:
                 say("(a new broker needs no such grace: --memory FILE remembers; --grace 0s is for its first start)")
         broker.run()
     finally:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from typing import Any
 
-from stampede.cli.address import cache_of
+from stampede.cli.address import cache_of, chosen
 from stampede.cli.show import say, table
 from stampede.errors import OptionError
-from stampede.settings import CacheSettings
 
 __all__ = ["stats"]
 
 
-def stats(settings: CacheSettings, *, as_json: bool) -> int:
+def stats(options: Namespace) -> int:
     """Print the facts of each server; of `disk://`, of its directory."""
-    with cache_of(settings) as cache:
+    with cache_of(chosen(options).settings) as cache:
         facts = cache.engine.facts()
         if not facts:
             raise OptionError(
                 f"{cache.engine.called} isn't asked for what it holds: its own tools tell; and what one process has of "
                 "it, that process does, by get_cache().stats()"
             )
-    if as_json:
+    if options.json:
         named = {name: {re.sub(r"\W+", "_", what): each for what, each in its.items()} for name, its in facts.items()}
         say(json.dumps(named, indent=2))
         return 0

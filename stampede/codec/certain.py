@@ -31,37 +31,29 @@ _flat = chain.from_iterable
 
 
 def certain_of(annotation: Any, *, json: bool) -> Certain:
-    """For values that are annotated so."""
-    return _Reader(json).certain(inspect.type_info(annotation))
+    """Return the look at values that are annotated so.
 
-
-class _Reader:
-    """Reads annotations for one form, as msgspec understands them.
-
-    Of one that asks for more, such as lengths or bounds, nothing is certain, nor of a type that holds itself.
+    Where an annotation asks for more, such as lengths or bounds, nothing is certain, nor of a type that holds itself.
     """
+    return _certain(inspect.type_info(annotation), json, ())
 
-    def __init__(self, json: bool) -> None:
-        self._json = json
-        self._above: tuple[type, ...] = ()
 
-    def certain(self, info: inspect.Type) -> Certain:
-        match info:
-            case inspect.AnyType():
-                return _PLAIN_IN_JSON if self._json else _PLAIN
-            case inspect.FloatType() if self._json and info == inspect.FloatType():
-                return _finite
-            case inspect.UnionType(types=(inner, inspect.NoneType())):
-                return _optional(self.certain(inner))
-            case inspect.ListType(item_type=item) if info == inspect.ListType(item):
-                return _lists(self.certain(item))
-            case inspect.DictType(value_type=each) if info == inspect.DictType(inspect.StrType(), each):
-                return _dicts(self.certain(each))
-            case inspect.DataclassType(cls=type() as kind) if kind not in self._above and _is_simple(info):
-                within = _Reader(self._json)
-                within._above = (*self._above, kind)
-                return _objects(kind, {field.name: within.certain(field.type) for field in info.fields})
-        return next((certain for leaf, certain in _LEAVES if info == leaf), _never)
+def _certain(info: inspect.Type, json: bool, above: tuple[type, ...]) -> Certain:
+    match info:
+        case inspect.AnyType():
+            return _plain(json)
+        case inspect.FloatType() if json and info == inspect.FloatType():
+            return _finite
+        case inspect.UnionType(types=(inner, inspect.NoneType())):
+            certain = _certain(inner, json, above)
+            return lambda values: certain([each for each in values if each is not None])
+        case inspect.ListType(item_type=item) if info == inspect.ListType(item):
+            return _lists(_certain(item, json, above))
+        case inspect.DictType(value_type=each) if info == inspect.DictType(inspect.StrType(), each):
+            return _dicts(_certain(each, json, above))
+        case inspect.DataclassType(cls=type() as kind) if kind not in above and _is_simple(info):
+            return _objects(kind, {field.name: _certain(field.type, json, (*above, kind)) for field in info.fields})
+    return next((certain for leaf, certain in _LEAVES if info == leaf), lambda values: False)
 
 
 def _is_simple(info: inspect.DataclassType) -> bool:
@@ -78,10 +70,6 @@ def _is_simple(info: inspect.DataclassType) -> bool:
 
 
 _MEDDLING = frozenset({"__slots__", "__new__", "__getattribute__", "__getattr__", "__setattr__", "__post_init__"})
-
-
-def _never(values: Sequence[Any]) -> bool:
-    return False
 
 
 def _only(*kinds: type) -> Callable[[Iterable[Any]], bool]:
@@ -118,10 +106,6 @@ _LEAVES: list[tuple[inspect.Type, Certain]] = [
     (inspect.DateTimeType(), _zoneless),
     (inspect.UUIDType(), _plain_uuids),
 ]
-
-
-def _optional(inner: Certain) -> Certain:
-    return lambda values: inner([each for each in values if each is not None])
 
 
 def _lists(items: Certain) -> Certain:
@@ -168,6 +152,3 @@ def _plain(json: bool) -> Certain:
 
 def _among(kind: type, values: Sequence[Any]) -> list[Any]:
     return [each for each in values if type(each) is kind]
-
-
-_PLAIN, _PLAIN_IN_JSON = _plain(json=False), _plain(json=True)
