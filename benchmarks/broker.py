@@ -32,6 +32,7 @@ from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.machine import Limits, Machine, Session
+from stampede.engines.zmq.wire import Word
 
 CLIENTS = 50
 TURNS = 400
@@ -86,7 +87,7 @@ class Clients:
             each.linger = 0
             each.connect(f"tcp://127.0.0.1:{broker.port}")
             self.poller.register(each, zmq.POLLIN)
-            each.send(wire.VERSION + wire.record(wire.HELLO, 1, wire.hello(0, "bench:1")))
+            each.send(wire.VERSION + wire.record(Word.HELLO, 1, wire.hello(0, "bench:1")))
         for each in self.dealers:
             each.recv()
 
@@ -96,7 +97,7 @@ class Clients:
 
     def beat(self) -> None:
         for which, number in enumerate(self.numbers):
-            self.dealers[which].send(wire.VERSION + wire.record(wire.BEAT, number))
+            self.dealers[which].send(wire.VERSION + wire.record(Word.BEAT, number))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -110,7 +111,7 @@ def pairs(broker: Broker, seconds: float) -> tuple[float, float]:
     holds = [False] * CLIENTS
     done, began, spent, beat = 0, time.perf_counter(), broker.spent(), 0.0
     for which in range(CLIENTS):
-        clients.ask(which, wire.ACQUIRE, names[which])
+        clients.ask(which, Word.ACQUIRE, names[which])
     while (now := time.perf_counter()) - began < seconds:
         if now - beat > 0.25:
             beat = now
@@ -118,11 +119,11 @@ def pairs(broker: Broker, seconds: float) -> tuple[float, float]:
         for dealer, _ in clients.poller.poll():
             which = places[dealer]
             kind = next(wire.records(dealer.recv()))[0]
-            if kind not in (wire.GRANTED, wire.YES):
+            if kind not in (Word.GRANTED, Word.YES):
                 continue  # a beat's
             holds[which] = not holds[which]
             done += not holds[which]
-            clients.ask(which, wire.RELEASE if holds[which] else wire.ACQUIRE, names[which])
+            clients.ask(which, Word.RELEASE if holds[which] else Word.ACQUIRE, names[which])
     took, cpu = time.perf_counter() - began, broker.spent() - spent
     clients.close()
     return done / took, cpu / done * 1e6
@@ -134,14 +135,14 @@ def hold(clients: Clients, first: int, number: int) -> None:
     for start in range(first, first + number, 250):
         some = range(start, min(start + 250, first + number))
         said = [
-            wire.record(wire.ACQUIRE, clients.numbers[0] + at, wire.asking(b"held %d" % each, b"%08d" % each, 3600.0))
+            wire.record(Word.ACQUIRE, clients.numbers[0] + at, wire.asking(b"held %d" % each, b"%08d" % each, 3600.0))
             for at, each in enumerate(some)
         ]
         clients.numbers[0] += len(some)
         dealer.send(wire.VERSION + b"".join(said))
         granted = 0
         while granted < len(some):
-            granted += sum(kind == wire.GRANTED for kind, _, _ in wire.records(dealer.recv()))
+            granted += sum(kind == Word.GRANTED for kind, _, _ in wire.records(dealer.recv()))
 
 
 def held(broker: Broker, counts: list[int], seconds: float) -> list[list[object]]:

@@ -6,7 +6,7 @@ Every verb is `async def`, for both colours: a blocking port is one whose corout
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -584,11 +584,6 @@ class Engine(ABC):
     def side(self, colour: HasColour) -> Side:
         """Return what this engine does for callers of one colour."""
         return self.suspending if colour.suspending else self.blocking
-
-    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
-        """Which of its servers has the key, or the lock: the others may be well while that one hangs. None: there is
-        but one, or nobody knows."""
-        return None
 
     @abstractmethod
     def ping(self) -> float:

@@ -24,7 +24,6 @@ from servers import shared_redis
 
 from stampede import Cache, Limiter
 from stampede.admission import placed
-from stampede.engines.kit.errands import Errands
 from stampede.ports import Engine
 
 LEASE = 3  # seconds; a third of it later, its keeper finds that the loop is closed
@@ -225,25 +224,6 @@ def test_a_computation_that_is_destroyed_by_another_task() -> None:
     work = placed(call, place, compute())
     copy_context().run(work.send, None)
     work.close()
-
-
-def test_what_a_thread_takes_for_a_task_that_has_gone_is_given_back() -> None:
-    """A lock on disk, or a lease, would be granted to nobody, after its release had found nothing."""
-    begun, go_on, undone = Event(), Event(), Event()
-
-    def take() -> bool:
-        begun.set()
-        return go_on.wait(SOON)
-
-    async def main() -> None:
-        work: Any = Errands().run(take, undo=undone.set)
-        work.send(None)
-        assert begun.wait(SOON)
-        work.close()
-        go_on.set()
-        assert undone.wait(SOON)
-
-    asyncio.run(main())
 
 
 def test_a_task_factory_that_fails(caches: tuple[Cache, Cache]) -> None:

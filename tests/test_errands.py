@@ -114,19 +114,19 @@ def test_who_is_cancelled_before_it_begins_has_it_never_begun() -> None:
     run(main())
 
 
-def test_a_cancelled_call_is_left_to_itself_in_time_and_undone_behind() -> None:
-    """A server that hangs would keep who was cancelled; what it grants in the end would be nobody's."""
+def test_a_cancelled_call_is_left_to_itself_in_time() -> None:
+    """A server that hangs would keep a caller that was cancelled."""
 
     async def main() -> None:
-        errands, slow, undone = Errands(leave=0.01), Slow(), Event()
-        task = asyncio.ensure_future(errands.run(slow, undo=lambda: undone.set() if slow.ended.is_set() else None))
+        errands, slow = Errands(leave=0.01), Slow()
+        task = asyncio.ensure_future(errands.run(slow))
         await until(slow.begun.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not undone.is_set()
+        assert not slow.ended.is_set()
         slow.go_on.set()
-        await until(undone.is_set)
+        await until(slow.ended.is_set)
 
     run(main())
 
@@ -191,38 +191,5 @@ def test_blocking_ports_seen_from_a_loop() -> None:
         await locks.wait("name", busy, 0.001)
         assert await locks.release("name", b"mine")
         assert isinstance(await claims.claim("c", b"mine", Ask(9.0)), Granted)
-
-    run(main())
-
-
-@pytest.mark.parametrize("verb", ["claim", "acquire"])
-def test_what_a_blocking_port_grants_to_who_is_gone(verb: str) -> None:
-    """It would stand for its whole lease, and be nobody's: its release has found nothing."""
-
-    class Late:
-        """A port that grants when it is let, and says what it was asked then."""
-
-        def __init__(self) -> None:
-            self.slow, self.asked = Slow(), list[tuple[Any, ...]]()
-
-        async def claim(self, *terms: Any) -> None:
-            self.slow()
-
-        acquire = claim
-
-        async def abandon(self, *terms: Any) -> None:
-            self.asked.append(terms)
-
-        release = abandon
-
-    async def main() -> None:
-        port = Late()
-        work = getattr(Errands().face(port), verb)("k", b"token", 9.0)
-        work.send(None)
-        assert port.slow.begun.wait(LONG)
-        work.close()
-        assert not port.asked
-        port.slow.go_on.set()
-        await until(lambda: port.asked == [("k", b"token")])
 
     run(main())

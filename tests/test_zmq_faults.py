@@ -31,6 +31,7 @@ from stampede.engines import open_engine
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import make_keys
 from stampede.engines.zmq.server import LISTS, PAGE, Broker
+from stampede.engines.zmq.wire import Word
 from stampede.entry import new_id
 from stampede.errors import EngineClosed
 from stampede.ports import Busy, Granted, Rate
@@ -67,6 +68,11 @@ def until(true: Callable[[], object], within: float = 10.0) -> float:
         assert time.monotonic() - began < within, "it never is"
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def broker_of(engine: ZmqEngine, name: str) -> Place:
+    """The broker that has the locks of this name."""
+    return engine._links.of(wire.name_of(name)).place
 
 
 def took(engine: ZmqEngine, name: str = "l", token: bytes | None = None, lease: float = LONG) -> bool:
@@ -424,14 +430,14 @@ def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> N
     try:
         greedy = context.socket(zmq.DEALER)
         greedy.connect(f"tcp://{broker.place.text}")
-        greeting = wire.record(wire.HELLO, 1, wire.hello(0, "h:2"))
-        lists = [wire.record(wire.LIMITS, number, b'[0, 0, ""]') for number in range(1, 1001)]
-        greedy.send(wire.VERSION + b"".join([greeting, *lists, wire.record(wire.PING, 1001)]))
+        greeting = wire.record(Word.HELLO, 1, wire.hello(0, "h:2"))
+        lists = [wire.record(Word.LIMITS, number, b'[0, 0, ""]') for number in range(1, 1001)]
+        greedy.send(wire.VERSION + b"".join([greeting, *lists, wire.record(Word.PING, 1001)]))
         heard: list[int] = []
         while len(heard) < 1002 and greedy.poll(5000):
             heard += [kind for kind, _, _ in wire.records(greedy.recv())]
-        assert heard.count(wire.TROUBLE) == 1000 - LISTS, "too many are refused"
-        assert heard[-LISTS:].count(wire.ROWS) >= LISTS - 1, "what is asked behind them waits for one page"
+        assert heard.count(Word.TROUBLE) == 1000 - LISTS, "too many are refused"
+        assert heard[-LISTS:].count(Word.ROWS) >= LISTS - 1, "what is asked behind them waits for one page"
         assert not any(client.answers for client in broker.broker._clients.values())
     finally:
         context.destroy(linger=0)
@@ -446,7 +452,7 @@ def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> Non
         for each in senders:
             each.linger = 0
             each.connect(f"tcp://{broker.place.text}")
-        senders[0].send(wire.VERSION + wire.record(wire.HELLO, 1, wire.hello(0, "h:1")))
+        senders[0].send(wire.VERSION + wire.record(Word.HELLO, 1, wire.hello(0, "h:1")))
         assert senders[0].poll(5000)
         kinds = [*range(20), 65, 73, 255]
         for number in range(2, 3000):
@@ -491,18 +497,18 @@ def test_an_answer_that_was_lost_is_given_again_and_nothing_done_twice(broker: B
                 heard += [(kind, number) for kind, number, _ in wire.records(dealer.recv())]
             return heard
 
-        greeting = wire.record(wire.HELLO, 1, wire.hello(0, "h:1"))
-        acquire = wire.record(wire.ACQUIRE, 1, wire.asking(b"l", b"t", 5.0))
-        release = wire.record(wire.RELEASE, 2, wire.asking(b"l", b"t"))
-        ping = wire.record(wire.PING, 3)
-        assert say(wire.record(wire.PING, 1)) == [(wire.WHO, 0)]
-        assert say(greeting) == [(wire.WELCOME, 1)]
-        assert say(acquire, release) == [(wire.GRANTED, 1), (wire.YES, 2)]
-        assert say(acquire, release) == [(wire.GRANTED, 1), (wire.YES, 2)]
+        greeting = wire.record(Word.HELLO, 1, wire.hello(0, "h:1"))
+        acquire = wire.record(Word.ACQUIRE, 1, wire.asking(b"l", b"t", 5.0))
+        release = wire.record(Word.RELEASE, 2, wire.asking(b"l", b"t"))
+        ping = wire.record(Word.PING, 3)
+        assert say(wire.record(Word.PING, 1)) == [(Word.WHO, 0)]
+        assert say(greeting) == [(Word.WELCOME, 1)]
+        assert say(acquire, release) == [(Word.GRANTED, 1), (Word.YES, 2)]
+        assert say(acquire, release) == [(Word.GRANTED, 1), (Word.YES, 2)]
         assert broker.broker.machine.leases == 0
-        assert say(wire.record(wire.BEAT, 3), ping) == [(wire.BEAT, 3), (wire.YES, 3)]
+        assert say(wire.record(Word.BEAT, 3), ping) == [(Word.BEAT, 3), (Word.YES, 3)]
         dealer.send(wire.VERSION + acquire)  # from a connection that was lost, perhaps: nobody wants to know
-        assert say(wire.record(wire.PING, 4)) == [(wire.YES, 4)]
+        assert say(wire.record(Word.PING, 4)) == [(Word.YES, 4)]
         assert broker.broker.machine.leases == 0
     finally:
         context.destroy(linger=0)
@@ -542,7 +548,7 @@ def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(o
         other = open_(f"zmq://{','.join(reversed(places))}", timeout=0.5)
         names = [f"name {number}" for number in range(60)]
         for name in names:
-            assert engine.server_of(name, lock=True) == other.server_of(name, lock=True)
+            assert broker_of(engine, name) == broker_of(other, name)
             assert took(engine, name)
             assert not took(other, name)
         counts = [each.broker.machine.leases for each in brokers]
@@ -550,7 +556,7 @@ def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(o
         assert min(counts) > 5
         assert {each.name for each in run(other.blocking.holds.held())} == set(names)  # type: ignore[union-attr]
         brokers[0].stop()
-        lost = [name for name in names if engine.server_of(name) == tuple(brokers[0].place)]
+        lost = [name for name in names if broker_of(engine, name) == brokers[0].place]
         assert not any(took(engine, name) for name in names if name not in lost)
         with pytest.raises(EngineError):
             took(engine, lost[0])

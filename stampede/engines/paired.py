@@ -8,7 +8,7 @@ leaves a tombstone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -68,11 +68,6 @@ class Paired(Engine):
     @property
     def lock_engine(self) -> Engine:
         return self._engines[1].lock_engine
-
-    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
-        store, locks = self._engines
-        servers = store.server_of(name), locks.server_of(BUSY + name, lock=True)
-        return None if servers == (None, None) else servers
 
     def ping(self) -> float:
         return sum(engine.ping() for engine in self._engines)

@@ -11,7 +11,7 @@ from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.cells.ways import HereWay, Undo
+from stampede.engines.cells.ways import HereWay
 from stampede.engines.kit.together import Wanted, side_by_side, together
 from stampede.errors import EngineError
 from stampede.ports import Asked, Many
@@ -43,9 +43,7 @@ class _Aside:
         seen: list[Seen] = await _Read(names)
         return seen
 
-    async def swap(
-        self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
-    ) -> Version | Faster:
+    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         return await _Swap(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:

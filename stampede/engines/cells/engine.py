@@ -46,9 +46,8 @@ class CellEngine(Engine):
         way = HereWay(opened)
         records, arecords = Records(way, common, BLOCKING), Records(self._beside, common, SUSPENDING)
         self.recalls = keys = CellKeys(records, generations)
-        akeys = CellKeys(arecords, generations, keys)
-        locks = CellLocks(records)
-        alocks = CellLocks(arecords, locks)
+        akeys = CellKeys(arecords, generations)
+        locks, alocks = CellLocks(records), CellLocks(arecords)
         seen: dict[str, tuple[Version, Window]] = {}
         limits, alimits = CellLimits(records, seen), CellLimits(arecords, seen)
         self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 
 from stampede import record
-from stampede.colour import run_blocking
 from stampede.engines.cells.records import Records
-from stampede.engines.cells.ways import Undo
 from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
 from stampede.ports import Ask, Busy, Granted
@@ -23,9 +21,8 @@ class CellLocks:
     free, and is told from the clock where that has gone: it grows, unless the clocks of two machines are a day apart.
     """
 
-    def __init__(self, records: Records, blocking: CellLocks | None = None) -> None:
+    def __init__(self, records: Records) -> None:
         self._records = records
-        self._blocking = blocking
         self._grows = records.common.cell.grows
 
     async def acquire(
@@ -37,7 +34,7 @@ class CellLocks:
             return after, answer, fallen
 
         its = name_of(name, b"l").decode()
-        answer, version, there = await self._records.change(its, decide, undo=self._undo(name, token))
+        answer, version, there = await self._records.change(its, decide)
         if isinstance(answer, Granted):
             self._records.owned.put(its, token, (version, there))
             if self._grows:
@@ -46,10 +43,6 @@ class CellLocks:
 
     def _next(self, there: Record) -> int:
         return 0 if self._grows else max(there.lease.fence + 1 if there.lease else 0, time.time_ns() // 1_000_000)
-
-    def _undo(self, name: str, token: bytes) -> Undo | None:
-        blocking = self._blocking
-        return None if blocking is None else lambda: run_blocking(blocking.release(name, token))
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._records.renew(name_of(name, b"l").decode(), token, lease)

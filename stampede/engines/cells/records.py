@@ -14,7 +14,7 @@ from stampede.engines.cells import wire
 from stampede.engines.cells.lookout import Lookout, Waiter
 from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.sightings import Known, Sightings, age_of
-from stampede.engines.cells.ways import OpenCell, Undo, Way
+from stampede.engines.cells.ways import OpenCell, Way
 from stampede.engines.kit.owned import Owned
 from stampede.engines.looking import Costs, pause
 from stampede.errors import EngineError, TooLarge
@@ -128,7 +128,7 @@ class Records:
         return (await self.change(name, decide, known))[0]
 
     async def change(
-        self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None, undo: Undo | None = None
+        self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None
     ) -> tuple[T, Version, Record]:
         """What is answered, and what is there behind it. `known` saves the first look, where it is true still."""
 
@@ -138,7 +138,7 @@ class Records:
             after, answer, _ = decide(there, now)
             if after is there:
                 return answer, version, there
-            swapped = await self.swap(name, version, *self._written(after, now), undo)
+            swapped = await self.swap(name, version, *self._written(after, now))
             if not isinstance(swapped, Faster):
                 return answer, swapped, after
             known = None if swapped.seen is None else _read(self._known(name, swapped.seen, now, self.clock()))
@@ -166,15 +166,13 @@ class Records:
             self.owned.put(name, token, (version, there))
         return stands
 
-    async def swap(
-        self, name: str, version: Version, body: bytes | None, ttl: float, undo: Undo | None = None
-    ) -> Version | Faster:
+    async def swap(self, name: str, version: Version, body: bytes | None, ttl: float) -> Version | Faster:
         """Write a body, or nothing."""
         if body is None and version is None:
             return None
         sent = self.clock()
         data = None if body is None else wire.sealed(name, body, self.common.wall())
-        swapped = await self._way.swap(name, version, data, max(ttl, 0.001), undo)
+        swapped = await self._way.swap(name, version, data, max(ttl, 0.001))
         if not isinstance(swapped, Faster) and (not self._ages or (body is not None and wire.leased(body))):
             self.common.sightings.wrote(name, None if data is None else swapped, sent, self.clock())
         return swapped

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stampede import record
-from stampede.colour import run_blocking
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.records import OFTEN, Records
-from stampede.engines.cells.ways import Undo
 from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
@@ -28,12 +26,11 @@ UNSEEN = None, NOTHING
 
 
 class CellKeys(Versioned):
-    """Claims and Store of one colour. `blocking` is the other's, by which a thread gives back what nobody took."""
+    """Claims and Store of one colour."""
 
-    def __init__(self, records: Records, generations: Generations, blocking: CellKeys | None = None) -> None:
+    def __init__(self, records: Records, generations: Generations) -> None:
         self._records = records
         self._generations = generations
-        self._blocking = blocking
         self._owned, self._costs = records.owned, records.common.costs
         self._grows, self._tells = records.common.cell.grows, records.common.cell.tells
 
@@ -46,7 +43,6 @@ class CellKeys(Versioned):
             name,
             lambda it, now: record.claim(it, token, ask, now, holder=here()),
             UNSEEN if news else None,
-            self._undo(key, token),
         )
         if there.kept is not None:
             self._costs.learn(name, there.kept.entry)
@@ -63,10 +59,6 @@ class CellKeys(Versioned):
             return None
         self._costs.learn(name, there.kept.entry)
         return record.hit(there.kept, Ask(0.0), now)
-
-    def _undo(self, key: str, token: bytes) -> Undo | None:
-        blocking = self._blocking
-        return None if blocking is None else lambda: run_blocking(blocking.abandon(key, token))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from stampede.colour import running_loop, soon
 from stampede.engines.cells.protocol import (
@@ -21,9 +21,7 @@ from stampede.engines.kit.errands import Errands
 from stampede.errors import EngineClosed, EngineError, StampedeError
 from stampede.loops import PerLoop
 
-__all__ = ["BesideWay", "HereWay", "OpenCell", "Undo", "Way"]
-
-Undo: TypeAlias = Callable[[], object]
+__all__ = ["BesideWay", "HereWay", "OpenCell", "Way"]
 
 
 class OpenCell:
@@ -90,11 +88,7 @@ class Way(Protocol):
         """What each has; names are different, and as many as you like."""
         ...
 
-    async def swap(
-        self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
-    ) -> Version | Faster:
-        """`undo` gives back what this was to take, where its caller is thrown out of it and it goes on."""
-        ...
+    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster: ...
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         """Of a cell that tells of changes."""
@@ -111,9 +105,7 @@ class HereWay:
     async def read(self, names: Sequence[str]) -> list[Seen]:
         return self.read_now(names)
 
-    async def swap(
-        self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
-    ) -> Version | Faster:
+    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         return self.swap_now(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
@@ -159,12 +151,10 @@ class BesideWay(HereWay):
         with self._open.asking():
             return [seen for some in self._open.portions(names) for seen in await own.read(some)]
 
-    async def swap(
-        self, name: str, version: Version, data: bytes | None, ttl: float, undo: Undo | None = None
-    ) -> Version | Faster:
+    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         own = self._own()
         if own is None:
-            return await self._errands.run(self.swap_now, name, version, data, ttl, undo=undo)
+            return await self._errands.run(self.swap_now, name, version, data, ttl)
         with self._open.asking():
             return await own.swap(name, version, data, ttl)
 

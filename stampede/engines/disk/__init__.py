@@ -134,11 +134,9 @@ class _Port:
         self._colour = colour
         self._beside = run
 
-    async def run(
-        self, write: Callable[..., T], *args: Any, undo: Callable[[], object] | None = None, **more: Any
-    ) -> T:
+    async def run(self, write: Callable[..., T], *args: Any, **more: Any) -> T:
         try:
-            return await self._beside(partial(write, *args, **more), undo=undo)
+            return await self._beside(partial(write, *args, **more))
         except BaseException:
             self.rows.database.tidy_up()
             raise
@@ -196,7 +194,7 @@ class _Keys(_Port, Versioned):
             reply = None
         if reply is not None:
             return reply
-        return await self.run(self.rows.claim, key, token, ask, undo=lambda: self.rows.abandon(key, token))
+        return await self.run(self.rows.claim, key, token, ask)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         await self.wait_for(key_number(key)[0], busy, timeout)
@@ -222,8 +220,7 @@ class _Locks(_Port):
             busy = None
         if busy is not None:
             return busy
-        undo = partial(self.rows.release, name, token)
-        return await self.run(self.rows.acquire, name, token, lease, waits, room, undo=undo)
+        return await self.run(self.rows.acquire, name, token, lease, waits, room)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self.wait_for(lock_number(name)[0], busy, timeout)

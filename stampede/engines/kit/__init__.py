@@ -1,6 +1,6 @@
 """What engines are built of, once for all of them. Nothing in here knows an engine.
 
-errands.py                   what blocks, seen from an event loop: threads of an engine's own, and what is undone
+errands.py                   what blocks, seen from an event loop: threads of an engine's own
 pipe.py, wire.py             the connection of a loop: what one turn asks goes out together
 sock.py                      a connection of the blocking colour
 replies.py                   what a server says, as it comes in pieces

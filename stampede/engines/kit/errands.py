@@ -11,7 +11,6 @@ program. (asyncio's default executor does both, and is the user's.)
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -27,8 +26,6 @@ __all__ = ["Errands", "Run", "here"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger("stampede")
-
 LOOK = 0.02
 """Seconds for which one waits who isn't told: a thread for each waiter is none for work."""
 
@@ -36,19 +33,15 @@ LEAVE = 0.3
 """Seconds that a call which is cancelled waits for the end of what it has begun. An event loop that ends waits for all
 its calls, and a server that hangs would keep it for its own time-out."""
 
-_UNDONE_BY = {"claim": "abandon", "acquire": "release"}
-
 
 class Run(Protocol):
     """How a port has its blocking steps done: `Errands.run` in the suspending colour, `here` in the blocking one."""
 
-    def __call__(
-        self, function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None
-    ) -> Awaitable[T]: ...
+    def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
 
-async def here(function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None) -> T:
-    """In the caller's own thread, which never leaves earlier: nothing is to be undone."""
+async def here(function: Callable[..., T], /, *args: Any) -> T:
+    """In the caller's own thread."""
     return function(*args)
 
 
@@ -63,19 +56,15 @@ class Errands:
         self._crew = Crew(threads, "stampede-io")
         self._patience, self._leave = patience, leave
 
-    async def run(self, function: Callable[..., T], /, *args: Any, undo: Callable[[], object] | None = None) -> T:
-        """What the function gives, or raises. Cancelled before it was begun, it never is.
+    async def run(self, function: Callable[..., T], /, *args: Any) -> T:
+        """What the function gives, or raises. Cancelled before it was begun, it never is; else it goes on to its end.
 
-        A caller that leaves earlier gives back what this takes, perhaps before the thread has taken it. So the thread
-        calls `undo` when it has.
+        What it takes for a caller that has left by then ends by itself, as a lease does.
         """
-        errand = _Errand(asyncio.get_running_loop(), partial(function, *args), undo)
+        errand = _Errand(asyncio.get_running_loop(), partial(function, *args))
         try:
             self._crew.do(errand.do)
             return await self._ended(errand)
-        except BaseException:
-            errand.forsaken = True
-            raise
         finally:
             del errand  # it has its error, which refers to this frame
 
@@ -115,26 +104,16 @@ class _Errand(Generic[T]):
 
     value: T
     error: BaseException | None = None
-    forsaken = False
 
-    def __init__(self, loop: Loop, function: Callable[[], T], undo: Callable[[], object] | None) -> None:
+    def __init__(self, loop: Loop, function: Callable[[], T]) -> None:
         self.bell: asyncio.Future[None] = loop.create_future()  # nobody else awaits it: it is set once
         self._function = function
-        self._undo = undo
 
     def do(self) -> None:
         try:
             self.value = self._function()
         except BaseException as error:
             self.error = error
-        # Asked behind: who leaves from now on finds it done.
-        if self._undo is not None and (self.forsaken or self.bell.get_loop().is_closed()):
-            try:
-                self._undo()
-            except EngineError:
-                pass  # it ends by itself
-            except BaseException:
-                _log.exception("what was taken for a cancelled call could not be given back")
         soon(self.bell.get_loop(), self.bell.set_result, None)
 
     def result(self) -> T:
@@ -154,14 +133,10 @@ class _Face:
         self._port = port
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        port, run = self._port, self._errands.run
-        act, undone_by = getattr(port, verb), _UNDONE_BY.get(verb)
+        act, run = getattr(self._port, verb), self._errands.run
 
         async def asked(*args: Any, **terms: Any) -> Any:
-            def undo() -> None:
-                run_blocking(getattr(port, undone_by or "")(*args[:2]))  # the name, and the token
-
-            return await run(lambda: run_blocking(act(*args, **terms)), undo=undo if undone_by else None)
+            return await run(lambda: run_blocking(act(*args, **terms)))
 
         setattr(self, verb, asked)
         return asked

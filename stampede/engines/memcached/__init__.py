@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.looking import Costs
-from stampede.engines.memcached import items
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
 from stampede.engines.memcached.generations import KnownGenerations
@@ -77,11 +76,6 @@ class MemcachedEngine(Engine):
         self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
         self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, hands=alocks)
         forks.in_child(self._start_again)
-
-    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
-        if len(self._servers.all) == 1:
-            return None
-        return self._servers.of(items.name_of(name, b"l") if lock else items.name_of(name)).name
 
     def ping(self) -> float:
         """Seconds of one round trip to the slowest of the servers."""

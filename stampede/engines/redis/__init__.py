@@ -17,7 +17,7 @@ resp.py      replies from bytes
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -83,9 +83,6 @@ class RedisEngine(Engine):
 
     def refusal(self) -> str | None:
         return self._servers.refusal() if self._follows else None
-
-    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
-        return self._servers.server_of(name, lock=lock) if isinstance(self._servers, Cluster) else None
 
     def follow(self) -> None:
         if self._follows:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import shuffle
@@ -33,7 +33,6 @@ from stampede.engines.redis.routed import (
     RoutedLocks,
     Verb,
     reason,
-    slot_of,
 )
 from stampede.engines.redis.scripts import Command, Scripts, is_passing
 from stampede.engines.redis.shard import Shard
@@ -252,11 +251,6 @@ class Cluster:
         owner = self._owners[GENERATIONS]
         shard = self._shards.get(owner) if owner is not None else None
         return owner is not None and (shard is None or not shard.breaker.open)
-
-    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
-        """The master of a key, or of a lock, as far as it is known."""
-        owners = self._owners
-        return owners[slot_of(name, lock=lock)] if owners else None
 
     async def _ask_generations(self, colour: Colour) -> None:
         await self.at(GENERATIONS, colour, lambda ports: ports.line.ask((b"GET", b"{stampede}g")))

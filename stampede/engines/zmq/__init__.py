@@ -9,7 +9,7 @@ curve.py     keys;  memory.py   what outlives a broker;  peers.py   other broker
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,13 +17,13 @@ from urllib.parse import unquote
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.engines.url import Kind, number, options_of, parts_of, safe_url, text
-from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import client_keys
 from stampede.engines.zmq.limits import ZmqLimits
 from stampede.engines.zmq.link import Link, Place
 from stampede.engines.zmq.lists import ZmqLists
 from stampede.engines.zmq.locks import Links, ZmqLocks
 from stampede.engines.zmq.server import PORT
+from stampede.engines.zmq.wire import Word
 from stampede.errors import OptionError
 from stampede.ports import Engine, Side
 
@@ -45,7 +45,7 @@ class ZmqEngine(Engine):
     fair = True
     rooms = True
 
-    def __init__(self, *places: Place, timeout: float = 5.0, keys: str | None = None) -> None:
+    def __init__(self, *places: Place, timeout: float = 1.0, keys: str | None = None) -> None:
         if not places:
             raise OptionError(f"ZmqEngine takes the places of brokers: {_EXAMPLE}")
         if timeout <= 0:
@@ -56,13 +56,10 @@ class ZmqEngine(Engine):
         self._closing = forks.closing(self, links.close)
         forks.in_child(links.start_again)
 
-    def server_of(self, name: str, *, lock: bool = False) -> Hashable:
-        return self._links.server_of(name)
-
     def ping(self) -> float:
         start = time.perf_counter()
         for link in self._links.links:
-            run_blocking(link.ask(BLOCKING, wire.PING))
+            run_blocking(link.ask(BLOCKING, Word.PING))
         return time.perf_counter() - start
 
     def grace(self) -> Mapping[str, float]:

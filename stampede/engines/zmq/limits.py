@@ -9,6 +9,7 @@ from stampede.colour import Colour
 from stampede.engines.naming import shown
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.locks import Links
+from stampede.engines.zmq.wire import Word
 from stampede.ports import Booked, Rate, Usage
 
 __all__ = ["ZmqLimits"]
@@ -22,24 +23,24 @@ class ZmqLimits:
         self._colour = colour
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
-        _, payload = await self._ask(wire.TAKE, name, rate, cost, ahead, was)
+        _, payload = await self._ask(Word.TAKE, name, rate, cost, ahead, was)
         return Booked(*wire.heard_booked(payload))
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        await self._ask(wire.GIVE_BACK, name, rate, cost, at=at)
+        await self._ask(Word.GIVE_BACK, name, rate, cost, at=at)
 
     async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        await self._ask(wire.PENALIZE, name, rate, seconds=seconds)
+        await self._ask(Word.PENALIZE, name, rate, seconds=seconds)
 
     async def used(self, name: str) -> Usage:
         raw = wire.name_of(name)
-        _, payload = await self._links.of(raw).ask(self._colour, wire.USED, raw)
+        _, payload = await self._links.of(raw).ask(self._colour, Word.USED, raw)
         return _usage(*json.loads(payload))
 
     async def listed(self) -> list[tuple[str, Usage]]:
         found = []
         for link in self._links.links:
-            for name, *told in await link.listed(self._colour, wire.LIMITS):
+            for name, *told in await link.listed(self._colour, Word.LIMITS):
                 found.append((shown(bytes.fromhex(name)), _usage(*told)))
         return sorted(found)
 

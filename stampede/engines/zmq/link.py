@@ -28,6 +28,7 @@ from stampede.engines.kit.transport import disown_number
 from stampede.engines.whereabouts import here
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import ClientKeys
+from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineClosed, EngineError
 from stampede.threads import begun
 
@@ -130,7 +131,7 @@ class Link:
         if not question.bell.rung:
             why = self.why or ("" if self._life else "is it running?")
             raise self._trouble(f"no answer from {self.name} within {self._timeout:g} s{why and ': '}{why}")
-        if question.kind == wire.TROUBLE:
+        if question.kind == Word.TROUBLE:
             raise self._trouble(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
         return question.kind, question.payload
 
@@ -202,7 +203,7 @@ class Link:
 
     def _ring(self, kind: int, what: bytes) -> None:
         with self._lock:
-            if kind == wire.TURN:
+            if kind == Word.TURN:
                 turn = self._turns.get(what)
                 bells = [] if turn is None else [turn]
             else:
@@ -298,7 +299,7 @@ class Link:
 
     def heard(self, kind: int, number: int, payload: bytes) -> None:
         """A record that answers, or tells; by the thread."""
-        if kind in (wire.TURN, wire.FREED):
+        if kind in (Word.TURN, Word.FREED):
             self._ring(kind, payload)
             return
         question = self._questions.pop(number, None)
@@ -326,7 +327,7 @@ class _Talk:
         self._poke = poke
         self._up = False  # the connection stands, and nothing has been said on it
         self._known = False  # and we have been welcomed
-        self._beat = self._heard = time.monotonic()
+        self._beat = time.monotonic()
         self._unanswered = 0.0  # since when a word of ours is; 0: none is
 
     def run(self) -> None:
@@ -355,7 +356,7 @@ class _Talk:
                 self._turn()
             if self._known:
                 with suppress(zmq.ZMQError):
-                    made.send(wire.VERSION + wire.record(wire.BYE, 0), zmq.NOBLOCK)
+                    made.send(wire.VERSION + wire.record(Word.BYE, 0), zmq.NOBLOCK)
         finally:
             if os.getpid() == pid:
                 link._wire, link._fd = None, -1
@@ -369,12 +370,9 @@ class _Talk:
             self._send()
         every = BEAT if link._busy else RARE
         if now >= self._beat + every:
-            late = now - self._beat - every
             self._beat = now
-            if self._unanswered:
-                self._unanswered += max(late, 0.0)  # in which we did not run
-                if now - self._unanswered > DEAF:
-                    raise ConnectionError("its connection stands, and nothing comes")
+            if self._unanswered and now - self._unanswered > DEAF:
+                raise ConnectionError("its connection stands, and nothing comes")
             if self._up:
                 self._say_that_we_live(now)
         wait = self._beat + (BEAT if link._busy else RARE) - time.monotonic()
@@ -417,7 +415,7 @@ class _Talk:
         lowest = min(self._link._questions.copy(), default=None)
         if lowest is None:
             lowest = _ALL
-        self._put([wire.record(wire.BEAT, lowest)])
+        self._put([wire.record(Word.BEAT, lowest)])
         self._unanswered = self._unanswered or now
 
     def _greet(self, now: float) -> None:
@@ -428,7 +426,7 @@ class _Talk:
             lowest = min(link._questions, default=None)
             if lowest is None:
                 lowest = next(link._numbers)
-        self._put([wire.record(wire.HELLO, lowest, wire.hello(link.fence, here()))])
+        self._put([wire.record(Word.HELLO, lowest, wire.hello(link.fence, here()))])
         self._unanswered = self._unanswered or now
 
     def _send(self) -> None:
@@ -457,17 +455,17 @@ class _Talk:
                 message = self._wire.socket.recv(zmq.NOBLOCK)
                 self._unanswered = 0.0
                 for kind, number, payload in wire.records(message):
-                    if kind == wire.WELCOME:
+                    if kind == Word.WELCOME:
                         link.welcomed(*wire.heard_welcome(payload))
                         self._known = True
                         with link._lock:  # all that was asked and not answered, in its order
                             link._todo = deque(link._questions.values())
-                    elif kind == wire.WHO:
+                    elif kind == Word.WHO:
                         self._greet(time.monotonic())
-                    elif kind == wire.TROUBLE and number == 0:
+                    elif kind == Word.TROUBLE and number == 0:
                         why = payload.decode("utf-8", "replace")
                         link._fail_all(partial(EngineError, f"{link.name}: {why}"))
-                    elif kind != wire.BEAT:
+                    elif kind != Word.BEAT:
                         link.heard(kind, number, payload)
         except zmq.Again:
             return

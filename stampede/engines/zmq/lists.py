@@ -11,6 +11,7 @@ from stampede.colour import Colour
 from stampede.engines.whereabouts import parts_of
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.locks import Links
+from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError
 from stampede.ports import Held
 
@@ -27,19 +28,19 @@ class ZmqLists:
     async def held(self, prefix: str = "") -> list[Held]:
         found = []
         for link in self._links.links:
-            found += [_held(*row) for row in await link.listed(self._colour, wire.HELD, prefix)]
+            found += [_held(*row) for row in await link.listed(self._colour, Word.HELD, prefix)]
         return found
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
         raw = wire.name_of(name)
-        _, payload = await self._links.of(raw).ask(self._colour, wire.HOLDER, raw)
+        _, payload = await self._links.of(raw).ask(self._colour, Word.HOLDER, raw)
         return list(wire.heard_inside(payload))
 
     async def grace(self) -> dict[str, float]:
         """Of each that is in its grace, the seconds that are left."""
         found = {}
         for link in self._links.links:
-            _, payload = await link.ask(self._colour, wire.STATS)
+            _, payload = await link.ask(self._colour, Word.STATS)
             left = json.loads(payload)["quiet"]
             if left > 0:
                 found[link.name] = left
@@ -50,7 +51,7 @@ class ZmqLists:
         said: dict[str, Mapping[str, Any]] = {}
         for link in self._links.links:
             try:
-                _, payload = await link.ask(self._colour, wire.STATS)
+                _, payload = await link.ask(self._colour, Word.STATS)
                 said[link.name] = json.loads(payload)
             except EngineError as error:
                 said[link.name] = {"down": str(error)}

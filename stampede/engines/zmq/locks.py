@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import monotonic
@@ -11,6 +11,7 @@ from stampede.colour import Bell, Colour
 from stampede.engines.kit.owned import Owned
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.link import Link
+from stampede.engines.zmq.wire import Word
 from stampede.ports import Busy, Granted
 
 __all__ = ["Links", "ZmqLocks"]
@@ -49,9 +50,6 @@ class Links:
         drawn = [blake2b(name, digest_size=8, key=draw).digest() for draw in self._draws]
         return self.links[drawn.index(max(drawn))]
 
-    def server_of(self, name: str) -> Hashable:
-        return None if len(self.links) == 1 else tuple(self.of(wire.name_of(name)).place)
-
     def start_again(self) -> None:
         self.owned.clear()
         for link in self.links:
@@ -76,8 +74,8 @@ class ZmqLocks:
         link = self._links.of(raw)
         turn = link.queued(token) if waits else None
         asked = monotonic()
-        kind, payload = await link.ask(self._colour, wire.ACQUIRE, wire.asking(raw, token, lease, room, waits=waits))
-        if kind == wire.GRANTED:
+        kind, payload = await link.ask(self._colour, Word.ACQUIRE, wire.asking(raw, token, lease, room, waits=waits))
+        if kind == Word.GRANTED:
             fence = wire.heard_granted(payload)
             link.left(token)
             link.fence = max(link.fence, fence)
@@ -93,8 +91,8 @@ class ZmqLocks:
         raw = wire.name_of(name)
         link, own, asked = self._links.of(raw), self._links.owned.get(raw, token), monotonic()
         fence, room = (0, 1.0) if own is None else (own.fence, own.room)
-        kind, _ = await link.ask(self._colour, wire.RENEW, wire.asking(raw, token, lease, room, fence))
-        if kind == wire.YES:
+        kind, _ = await link.ask(self._colour, Word.RENEW, wire.asking(raw, token, lease, room, fence))
+        if kind == Word.YES:
             if own is not None:
                 own.ends = asked + lease
             return True
@@ -104,16 +102,16 @@ class ZmqLocks:
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
         raw = wire.name_of(name)
         link = self._links.of(raw)
-        kind, _ = await link.ask(self._colour, wire.HAND_OVER, wire.asking(raw, token, lease))
+        kind, _ = await link.ask(self._colour, Word.HAND_OVER, wire.asking(raw, token, lease))
         self._has_not(link, raw, token)
-        return kind == wire.YES
+        return kind == Word.YES
 
     async def release(self, name: str, token: bytes) -> bool:
         raw = wire.name_of(name)
         link = self._links.of(raw)
         self._has_not(link, raw, token)
-        kind, _ = await link.ask(self._colour, wire.RELEASE, wire.asking(raw, token))
-        return kind == wire.YES
+        kind, _ = await link.ask(self._colour, Word.RELEASE, wire.asking(raw, token))
+        return kind == Word.YES
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         raw, end = wire.name_of(name), monotonic() + timeout
@@ -124,8 +122,8 @@ class ZmqLocks:
             return
         with link.listen(raw) as bell:
             if timeout > 0:
-                kind, _ = await link.ask(self._colour, wire.WATCH, wire.asking(raw, busy.token))
-                if kind == wire.YES:
+                kind, _ = await link.ask(self._colour, Word.WATCH, wire.asking(raw, busy.token))
+                if kind == Word.YES:
                     await self._colour.park(bell, min(max(end - monotonic(), 0.0), SAFETY))
 
     def _has(self, link: Link, name: bytes, token: bytes, own: _Own) -> None:

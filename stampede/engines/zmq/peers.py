@@ -12,6 +12,7 @@ import zmq
 
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import client_keys
+from stampede.engines.zmq.wire import Word
 from stampede.ports import Rate
 
 __all__ = ["Peers"]
@@ -43,13 +44,13 @@ class Peers:
         if self.sockets:
             self._number += 1
             payload = wire.counting(name, rate.most, rate.per, cost, delay, 0)
-            self._granted.append(wire.record(wire.NOTE, self._number, payload))
+            self._granted.append(wire.record(Word.NOTE, self._number, payload))
 
     def tell(self) -> None:
         """All that has been granted since. Who we are goes before it, as each may be a new one by now."""
         if not self._granted:
             return
-        greeting = wire.record(wire.HELLO, self._number - len(self._granted) + 1, wire.hello(0, "broker"))
+        greeting = wire.record(Word.HELLO, self._number - len(self._granted) + 1, wire.hello(0, "broker"))
         messages = [b"".join(each) for each in wire.messages([greeting, *self._granted])]
         self._granted = []
         for each in self.sockets:

@@ -29,6 +29,7 @@ from stampede.engines.zmq.curve import Doorman, pair_of
 from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
 from stampede.engines.zmq.memory import Memory
 from stampede.engines.zmq.peers import Peers
+from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Rate, Usage
 
@@ -230,21 +231,21 @@ class Broker:
             id, message = parts
             client = self._clients.get(id)
             for kind, number, payload in wire.records(message):
-                if kind == wire.HELLO:
+                if kind == Word.HELLO:
                     client = self._greet(id, number, payload, now)
                 elif client is None:
-                    self._say(id, wire.record(wire.WHO, 0))
+                    self._say(id, wire.record(Word.WHO, 0))
                     return
-                elif kind == wire.BEAT:
+                elif kind == Word.BEAT:
                     client.answers = {old: said for old, said in client.answers.items() if old >= number}
-                    self._say(id, wire.record(wire.BEAT, number))
-                elif kind == wire.BYE:
+                    self._say(id, wire.record(Word.BEAT, number))
+                elif kind == Word.BYE:
                     self._forget(id, client)
                     self.machine.leave(client.session, now)
                     return
-                elif kind in (wire.HELD, wire.LIMITS):
+                elif kind in (Word.HELD, Word.LIMITS):
                     self._ask_page(id, client, kind, number, payload)
-                elif kind in (wire.HOLDER, wire.USED, wire.STATS, wire.PING):  # nothing to be kept: see `_answer_page`
+                elif kind in (Word.HOLDER, Word.USED, Word.STATS, Word.PING):  # nothing to be kept: see `_answer_page`
                     self._say(id, self._answer(client, kind, number, payload, now))
                 elif number > client.last:
                     client.last = number
@@ -268,77 +269,77 @@ class Broker:
         try:
             session, known = self.machine.hello(id, holder, now)
         except Refused as refused:
-            self._say(id, wire.record(wire.TROUBLE, 0, str(refused).encode()))
+            self._say(id, wire.record(Word.TROUBLE, 0, str(refused).encode()))
             return None
         client = self._clients.get(id)
         if client is None or not known:
             client = self._clients[id] = _Client(session, number - 1)
         if fence < time.time() * 1e6 + _AHEAD:  # what it was given by a predecessor whose clock was ahead
             self.machine.fence = max(self.machine.fence, fence)
-        self._say(id, wire.record(wire.WELCOME, number, wire.welcome(self._life, known)))
+        self._say(id, wire.record(Word.WELCOME, number, wire.welcome(self._life, known)))
         return client
 
     def _answer(self, client: _Client, kind: int, number: int, payload: bytes, now: float) -> bytes:
         machine, session = self.machine, client.session
         try:
-            if kind in (wire.ACQUIRE, wire.RENEW, wire.RELEASE, wire.WATCH, wire.HAND_OVER):
+            if kind in (Word.ACQUIRE, Word.RENEW, Word.RELEASE, Word.WATCH, Word.HAND_OVER):
                 lease, room, fence, waits, token, name = wire.asked(payload)
                 if self._memory is not None and self._memory.longest < lease <= machine.limits.longest:
                     self._memory.note(min(1.5 * lease, machine.limits.longest))
-                if kind == wire.ACQUIRE:
+                if kind == Word.ACQUIRE:
                     reply = machine.acquire(session, name, token, lease, room, bool(waits), now)
                     if reply.granted:
-                        return wire.record(wire.GRANTED, number, wire.granted(reply.fence))
-                    return wire.record(wire.BUSY, number, wire.busy(reply.left, reply.token))
-                if kind == wire.RENEW:
+                        return wire.record(Word.GRANTED, number, wire.granted(reply.fence))
+                    return wire.record(Word.BUSY, number, wire.busy(reply.left, reply.token))
+                if kind == Word.RENEW:
                     stands = machine.renew(session, name, token, lease, room, fence, now)
-                elif kind == wire.HAND_OVER:
+                elif kind == Word.HAND_OVER:
                     stands = machine.hand_over(name, token, lease, now)
-                elif kind == wire.RELEASE:
+                elif kind == Word.RELEASE:
                     stands = machine.release(session, name, token, now)
                 else:
                     stands = machine.watch(session, name, token, now)
-                return wire.record(wire.YES if stands else wire.NO, number)
-            if wire.TAKE <= kind <= wire.NOTE:
+                return wire.record(Word.YES if stands else Word.NO, number)
+            if Word.TAKE <= kind <= Word.NOTE:
                 return self._count(kind, number, payload, now)
-            if kind == wire.PING:
-                return wire.record(wire.YES, number)
-            if kind == wire.HOLDER:
+            if kind == Word.PING:
+                return wire.record(Word.YES, number)
+            if kind == Word.HOLDER:
                 found = islice(machine.inside(payload, now), _MOST_INSIDE)
-                return wire.record(wire.ROWS, number, wire.inside((token, ends - now) for token, ends in found))
-            if kind == wire.STATS:
-                return wire.record(wire.ROWS, number, json.dumps(self._stats(now)).encode())
+                return wire.record(Word.ROWS, number, wire.inside((token, ends - now) for token, ends in found))
+            if kind == Word.STATS:
+                return wire.record(Word.ROWS, number, json.dumps(self._stats(now)).encode())
         except (Refused, ValueError, OverflowError) as refused:  # or a number that is none
-            return wire.record(wire.TROUBLE, number, str(refused).encode())
-        return wire.record(wire.TROUBLE, number, b"it knows no such question: it is older than its client, perhaps")
+            return wire.record(Word.TROUBLE, number, str(refused).encode())
+        return wire.record(Word.TROUBLE, number, b"it knows no such question: it is older than its client, perhaps")
 
     def _count(self, kind: int, number: int, payload: bytes, now: float) -> bytes:
         counts = self.counts
-        if kind == wire.USED:
-            return wire.record(wire.ROWS, number, json.dumps(_told(counts.used(payload, now))).encode())
+        if kind == Word.USED:
+            return wire.record(Word.ROWS, number, json.dumps(_told(counts.used(payload, now))).encode())
         most, per, cost, seconds, at, name = wire.counted(payload)
         rate = Rate(most, per)
-        if kind == wire.TAKE:
+        if kind == Word.TAKE:
             answer = counts.take(name, rate, cost, seconds, now, at)
             if answer.booked and not at:
                 self._peers.granted(name, rate, cost, answer.delay)
-            return wire.record(wire.BOOKED, number, wire.booked(*answer))
-        if kind == wire.GIVE_BACK:
+            return wire.record(Word.BOOKED, number, wire.booked(*answer))
+        if kind == Word.GIVE_BACK:
             counts.give_back(name, cost, at, now)
-        elif kind == wire.PENALIZE:
+        elif kind == Word.PENALIZE:
             counts.penalize(name, rate, seconds, now)
             self._peers.granted(name, rate, 0, seconds)
         elif cost:
             counts.note(name, rate, cost, now + max(seconds, 0.0), now)
         else:
             counts.penalize(name, rate, seconds, now)
-        return wire.record(wire.YES, number)
+        return wire.record(Word.YES, number)
 
     # -- lists ----------------------------------------------------------------------------------------------------
 
     def _ask_page(self, id: bytes, client: _Client, kind: int, number: int, payload: bytes) -> None:
         if client.pages >= LISTS:
-            self._say(id, wire.record(wire.TROUBLE, number, b"this process asks for too many lists at once"))
+            self._say(id, wire.record(Word.TROUBLE, number, b"this process asks for too many lists at once"))
             return
         client.pages += 1
         self._pages.append((id, client, kind, number, payload))
@@ -354,13 +355,13 @@ class Broker:
             listing, at, prefix = json.loads(payload)
             page = self._page(client, kind, number, int(listing), max(int(at), 0), bytes.fromhex(prefix), now)
         except Refused as refused:
-            self._say(id, wire.record(wire.TROUBLE, number, str(refused).encode()))
+            self._say(id, wire.record(Word.TROUBLE, number, str(refused).encode()))
             return
         except (ValueError, TypeError, OverflowError) as error:
             self._malformed += 1
             _log.debug("a broker's client asks for a page that is none: %s", error)
             return
-        self._say(id, wire.record(wire.ROWS, number, json.dumps(page).encode()))
+        self._say(id, wire.record(Word.ROWS, number, json.dumps(page).encode()))
 
     def _page(
         self, client: _Client, kind: int, number: int, listing: int, at: int, prefix: bytes, now: float
@@ -372,7 +373,7 @@ class Broker:
             if len(lists) >= LISTS:
                 del lists[next(iter(lists))]
             listing, at = number, 0
-            lists[listing] = self.machine.names() if kind == wire.HELD else self.counts.names()
+            lists[listing] = self.machine.names() if kind == Word.HELD else self.counts.names()
         elif listing not in lists:
             raise Refused(f"this process has begun {LISTS} lists behind this one, which is forgotten: ask for it again")
         names, rows = lists[listing], []
@@ -388,7 +389,7 @@ class Broker:
         return [listing, at, rows]
 
     def _rows(self, kind: int, name: bytes, now: float) -> list[list[Any]]:
-        if kind == wire.LIMITS:
+        if kind == Word.LIMITS:
             usage = self.counts.listed(name, now)
             return [] if usage is None else [[name.hex(), *_told(usage)]]
         some = islice(self.machine.rows(name, now), PAGE)
@@ -410,13 +411,11 @@ class Broker:
                 self._closed_some = True
 
     def _look(self, now: float) -> None:
-        late, self._tick = now - self._tick - TICK, now
+        self._tick = now
         some, self._closed_some = self._closed_some, False
-        probe = wire.record(wire.BEAT, 0)
+        probe = wire.record(Word.BEAT, 0)
         for id, client in list(self._clients.items()):
             session = client.session
-            if late > TICK:
-                session.heard += late  # we did not run, and have not read what it said meanwhile
             silence = now - session.heard
             if session.gone < inf:
                 if now - session.gone >= GONE:
@@ -449,7 +448,7 @@ class Broker:
         if told:
             for session, turn, what in told:
                 if not session.over:
-                    self._say(session.id, wire.record(wire.TURN if turn else wire.FREED, 0, what))
+                    self._say(session.id, wire.record(Word.TURN if turn else Word.FREED, 0, what))
             told.clear()
         if not self._out:
             return

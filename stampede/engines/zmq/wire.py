@@ -13,42 +13,14 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 __all__ = [
-    "ACQUIRE",
-    "BEAT",
-    "BOOKED",
-    "BUSY",
-    "BYE",
-    "FREED",
-    "GIVE_BACK",
-    "GRANTED",
-    "HAND_OVER",
-    "HELD",
-    "HELLO",
-    "HOLDER",
     "LARGEST",
-    "LIMITS",
     "NAME",
-    "NO",
-    "NOTE",
-    "PENALIZE",
-    "PING",
-    "RELEASE",
-    "RENEW",
-    "ROWS",
-    "STATS",
-    "TAKE",
     "TOKEN",
-    "TROUBLE",
-    "TURN",
-    "USED",
     "VERSION",
-    "WATCH",
-    "WELCOME",
-    "WHO",
-    "YES",
     "Asked",
     "Counted",
     "Malformed",
+    "Word",
     "asked",
     "asking",
     "booked",
@@ -79,17 +51,22 @@ LARGEST = 1 << 16
 NAME, TOKEN, HOLDERS = 401, 64, 128
 """Bytes of a name, of a token, and of who one is, at most."""
 
-# What a client asks. Behind PING stands anything, and it comes back.
-HELLO, BEAT, BYE, PING = 1, 2, 3, 4
-ACQUIRE, RENEW, RELEASE, WATCH = 5, 6, 7, 8
-HELD, HOLDER, STATS = 9, 10, 11
-TAKE, GIVE_BACK, PENALIZE, USED, LIMITS, NOTE = 12, 13, 14, 15, 16, 17
-HAND_OVER = 18
 
-# What a broker says. TURN and FREED answer nothing, WHO nobody: it doesn't know who asks.
-WELCOME, WHO, TROUBLE = 65, 66, 67
-GRANTED, BUSY, YES, NO, ROWS = 68, 69, 70, 71, 72
-TURN, FREED, BOOKED = 73, 74, 75
+class Word:
+    """What a record says, as its number."""
+
+    # What a client asks. Behind PING stands anything, and it comes back.
+    HELLO, BEAT, BYE, PING = 1, 2, 3, 4
+    ACQUIRE, RENEW, RELEASE, WATCH = 5, 6, 7, 8
+    HELD, HOLDER, STATS = 9, 10, 11
+    TAKE, GIVE_BACK, PENALIZE, USED, LIMITS, NOTE = 12, 13, 14, 15, 16, 17
+    HAND_OVER = 18
+
+    # What a broker says. TURN and FREED answer nothing, WHO nobody: it doesn't know who asks.
+    WELCOME, WHO, TROUBLE = 65, 66, 67
+    GRANTED, BUSY, YES, NO, ROWS = 68, 69, 70, 71, 72
+    TURN, FREED, BOOKED = 73, 74, 75
+
 
 _HEAD = struct.Struct(">IBQ")  # the length of what follows it, what it is, and its number
 _ASKED = struct.Struct(">ddQBB")  # lease, room, fence, whether it waits, and the length of the token; then the name
