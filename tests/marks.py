@@ -82,7 +82,6 @@ SLOW = {
     "test_cells.py::TestWatchedMemoryCell",
     "test_codec.py::test_sealed_gives_back_what_it_was_given",
     "test_codec_alike.py::test_what_comes_back_is_what_went_in",
-    "test_conformance.py::TestPairedDiskAndFile",
     "test_deadlines.py::test_who_computes_for_himself_alone_has_a_deadline_too",
     "test_disk_coherence.py::test_no_reader_is_ever_behind",
     "test_docs.py::test_the_command_s_verbs",

@@ -6,14 +6,11 @@ import time
 import unittest
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from cachetools import LRUCache
 
-from stampede.engines.disk import DiskEngine
-from stampede.engines.file import FileEngine
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.ports import Engine
@@ -38,12 +35,6 @@ class Unversioned(MemoryEngine):
         self.suspending = replace(self.suspending, store=cast("Any", _Plain(self.suspending.store)))
 
 
-class Blocking(MemoryEngine):
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock=clock)
-        self.suspending = replace(self.suspending, store=None, locks=None)
-
-
 class _All(ClaimsSuite, StoreSuite, LocksSuite):
     pass
 
@@ -59,8 +50,8 @@ class TestMemoryAsync(TestMemory):
     suspending = True
 
 
-class TestMemorySealed(ClaimsSuite, StoreSuite):
-    """Values are kept as bytes. Locks are the same."""
+class TestMemorySealed(StoreSuite):
+    """Values are kept as bytes. Leases and locks are the same."""
 
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -75,7 +66,9 @@ class TestMemoryInCachetools(StoreSuite):
         return MemoryEngine(store=LRUCache(1_000), clock=self.clock)
 
 
-class TestPaired(_All):
+class TestPaired(ClaimsSuite, StoreSuite):
+    """Locks are those of its engine of locks."""
+
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
         store, locks = MemoryEngine(clock=self.clock), MemoryEngine(clock=self.clock)
@@ -102,37 +95,6 @@ class TestPairedOfUnversioned(ClaimsSuite):
         return Paired(store, locks, clock=self.clock)
 
     make_peer = TestPaired.make_peer
-
-
-class TestPairedOfBlocking(ClaimsSuite):
-    """Engines without a suspending side run in threads."""
-
-    suspending = True
-
-    def make_engine(self) -> Engine:
-        self.clock = FakeClock()
-        store, locks = Blocking(clock=self.clock), Blocking(clock=self.clock)
-        self.parts = store, locks
-        return Paired(store, locks, clock=self.clock)
-
-    make_peer = TestPaired.make_peer
-
-
-class TestPairedDiskAndFile(ClaimsSuite):
-    """Values of one engine under the locks of another, as two processes of one machine have them."""
-
-    short = 0.1
-
-    @pytest.fixture(autouse=True)
-    def _directory(self, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directory = memory_path
-        monkeypatch.setattr("stampede.engines.file.SAFETY", 0.1)  # nobody rings for a kernel's lock of another process
-
-    def make_engine(self) -> Engine:
-        return Paired(DiskEngine(self.directory / "store"), FileEngine(self.directory / "locks"))
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return self.make_engine()
 
 
 # -- the suites themselves ----------------------------------------------------------------------------------------

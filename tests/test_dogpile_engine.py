@@ -20,10 +20,8 @@ from servers import RedisServer, shared_redis
 
 from stampede import Cache, ComputationFailed, EngineError, OptionError
 from stampede.contrib.dogpile import DogpileEngine
-from stampede.engines.memory import MemoryEngine
-from stampede.engines.paired import Paired
 from stampede.ports import Engine
-from stampede.testing.conformance import ClaimsSuite, StoreSuite
+from stampede.testing.conformance import StoreSuite
 
 
 class TestStore(StoreSuite):
@@ -37,14 +35,6 @@ class TestStore(StoreSuite):
 
     def make_peer(self, engine: Engine | None) -> Engine:
         return DogpileEngine("dogpile.cache.memory", {"cache_dict": self.backing})
-
-
-class TestPair(ClaimsSuite):
-    """Claims, which `Paired` makes of it with our locks."""
-
-    def make_engine(self) -> Engine:
-        kept: dict[str, Any] = {}
-        return Paired(DogpileEngine("dogpile.cache.memory", {"cache_dict": kept}), MemoryEngine())
 
 
 class TestRedis(StoreSuite):

@@ -254,12 +254,12 @@ def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backdoor]:
     door.close()
 
 
-@pytest.fixture(params=["blocking", "suspending"])
-def ask(request: pytest.FixtureRequest, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Awaitable[T]]], T]]:
+@pytest.fixture
+def ask(colour: str, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Awaitable[T]]], T]]:
     """Its limits, asked in one colour."""
     limits, alimits = door.engine.blocking.limits, door.engine.suspending.limits
     assert limits is not None and alimits is not None
-    if request.param == "blocking":
+    if colour == "sync":
         yield lambda question: run_blocking(question(limits))  # type: ignore[arg-type]
         return
     with asyncio.Runner() as runner:

@@ -45,7 +45,7 @@ def _url(kind: str, directory: Path) -> str:
     return {"memory": "memory://", "disk": f"disk://{directory}/d", "file": f"file://{directory}/f"}[kind]
 
 
-@pytest.fixture(params=["memory", "disk", "file"])
+@pytest.fixture(params=["memory", "disk"])
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return _url(request.param, tmp_path)
 

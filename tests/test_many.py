@@ -33,7 +33,7 @@ def _caches_of_its_own() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["memory://", "memory://?codec=sealed", "disk", "disk local", "paired"])
+@pytest.fixture(params=["memory://", "disk local", "paired"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
     with made(request.param, tmp_path) as cache:
         yield cache

@@ -107,7 +107,7 @@ class _Pooled:
         return PostgresEngine(self.url)
 
 
-class TestPostgresPooled(_Pooled, ClaimsSuite, LocksSuite):
+class TestPostgresPooled(_Pooled, ClaimsSuite):
     """Without a way to be told."""
 
     way = "looks"

@@ -47,7 +47,7 @@ class TestRedisCluster(ClaimsSuite, StoreSuite, LocksSuite):
         return RedisEngine(shared_cluster().url)
 
 
-class TestRedisClusterAsync(ClaimsSuite):  # of a store and of locks, each shard's connection says what this colour is
+class TestRedisClusterAsync(StoreSuite):  # of leases and locks, each shard's connection says what this colour is
     suspending, short = True, TestRedisCluster.short
 
     make_engine, make_peer = TestRedisCluster.make_engine, TestRedisCluster.make_peer

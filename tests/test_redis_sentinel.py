@@ -28,7 +28,7 @@ from stampede.engines.redis.sentinel import of_sentinel_url
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Engine, Found, Granted, Ticket
-from stampede.testing.conformance import LocksSuite, StoreSuite
+from stampede.testing.conformance import LocksSuite
 
 LONG = 60.0
 
@@ -43,17 +43,6 @@ def flushed() -> Sentinels:
 
 class TestRedisSentinel(LocksSuite):
     short = 0.1
-
-    def make_engine(self) -> Engine:
-        return RedisEngine(flushed().url)
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return RedisEngine(shared_sentinels().url)
-
-
-class TestRedisSentinelAsync(StoreSuite):
-    short = 0.1
-    suspending = True
 
     def make_engine(self) -> Engine:
         return RedisEngine(flushed().url)
