@@ -1,67 +1,72 @@
-"""Who is inside a lock, who waits for it, and what each question makes of that: for locks with room for more than one.
+"""Who is inside a lock, who waits for it, and what each question changes about that: pure, the time is an argument.
 
-One number says of everybody how many may be inside together as far as he is concerned, himself included: 1 for an
-exclusive lock, `inf` for a shared one, n for a place of a bulkhead. Who asks may enter if with him they are no more
-than the least of these numbers, his own and those of all inside; and nobody waits who came before him. So a writer
-who waits is not passed by readers. Who doesn't wait has no place in the queue, and passes nobody in it.
+Each caller names a number, its room: how many may be inside together as far as that caller is concerned, itself
+included. It is 1 for an exclusive lock, `inf` for a shared one, n for a place of a bulkhead. A caller may enter if all
+that are inside then are no more than the least of their numbers, and if nobody waits who came before it. So readers do
+not pass a writer that waits. A caller that does not wait has no place in the queue, and passes nobody in it.
 
-When somebody leaves, the first of the queue are called, as many as may be inside together: what they need is kept for
-each, for a moment. Who doesn't come then is passed over. So is the first who has to wait for those inside, if he was
-not heard of lately, and doesn't answer when he is called. He keeps his place: as soon as he is heard of again, those
-who came later are behind him. As in `record`, a transition gives the state that is there afterwards, the answer, and
-whose waiters are to be woken; nothing is read, kept or sent here, and the time is an argument.
+When a place comes free, the first waiters are called, as many as may be inside together. For each of them the place is
+kept for `TURN` seconds. A waiter that does not come by then is passed over. So is a first waiter that has to wait for
+those inside, has not been heard of lately and does not answer when it is called. A waiter that is passed over keeps its
+place in the queue: as soon as it asks again, those that came later are behind it.
+
+A transition returns the state afterwards, the answer, and whose waiters are to be woken. An engine stores the state and
+wakes the waiters. Postgres decides by the same rules in its own functions, and a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from math import inf
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from stampede.pace import FARTHEST
+from stampede.pace import FARTHEST, look_again
 from stampede.ports import Busy, Granted
 
 __all__ = [
-    "EMPTY",
-    "Change",
-    "Inside",
-    "Room",
-    "Told",
-    "Waiting",
-    "acquire",
-    "admitted",
-    "ahead",
-    "dump",
-    "fits",
-    "load",
-    "release",
-    "renew",
-    "standing",
-]
+    "EMPTY", "Change", "Inside", "Queued", "Room", "Told", "Waiting",
+    "acquire", "admitted", "awaited", "dump", "find", "load", "release", "renew",
+]  # fmt: skip
 
 T = TypeVar("T")
+M = TypeVar("M", "Inside", "Waiting")
 
 TURN = 1.0
-"""Seconds for which a place is kept for one who was called; its loop may be busy just now."""
+"""Seconds for which a place is kept for a waiter that was called: its event loop may be busy just now."""
 
 SILENCE = 2.0
-"""Seconds after which the first of the queue, who isn't heard of, is called to say that he lives: nobody is kept out
-for the sake of the dead."""
+"""Seconds after which a first waiter that has not been heard of is called, to say that it lives. Otherwise a dead
+waiter would keep out all that may enter beside those inside."""
 
 FORGOTTEN = 4 * FARTHEST
-"""Seconds after which one who waits, and isn't heard of, waits no more."""
+"""Seconds after which a waiter that has not been heard of loses its place."""
+
+
+SAFETY = 1.0
+"""Seconds between two looks of a waiter that is not woken. Waiters behind it look more rarely."""
+
+AFTER = 0.1
+"""Seconds between the looks of the first waiter, the second and so on, after a lease that has ended by itself."""
+
+
+@dataclass(slots=True)
+class Queued(Busy):
+    """Busy, and the caller has a place in the queue."""
+
+    own: bytes = field(default=b"", kw_only=True)  # its token
 
 
 @dataclass(slots=True)
 class Inside:
-    """A token that stands until `end`."""
+    """A holder, by its token."""
 
     token: bytes
-    end: float
-    lease: float  # it was given for so many seconds, the last time
+    end: float  # of its lease
+    lease: float  # the seconds for which it was granted or renewed the last time
     room: float
     fence: int
     holder: str = ""
@@ -69,14 +74,13 @@ class Inside:
 
 @dataclass(slots=True)
 class Waiting:
-    """One who waits, and was heard at that moment; `turn`: he has been called, and his place is kept until then; `due`:
-    he was called, and has been passed over from then on."""
+    """A waiter, by its token."""
 
     token: bytes
     room: float
-    heard: float
-    turn: float | None = None
-    due: float = inf
+    heard: float  # when it asked last
+    turn: float | None = None  # it was called, and its place is kept until then
+    due: float = inf  # it was called, and is passed over from then on
 
 
 @dataclass(slots=True)
@@ -89,7 +93,7 @@ class Room:
 
     @property
     def end(self) -> float:
-        """The moment from which it is as good as nothing, but for its fence."""
+        """The moment from which only the fence matters."""
         return max([-inf, *(each.end for each in self.inside), *(each.heard + FORGOTTEN for each in self.queue)])
 
     @property
@@ -101,17 +105,19 @@ EMPTY = Room()
 
 
 class Told(NamedTuple):
-    """Whose waiters are to be woken."""
+    """Whose waiters are to be woken, by tokens."""
 
-    called: Sequence[bytes] = ()  # those whose turn has come, or who are to say that they live, by their tokens
-    left: Sequence[bytes] = ()  # those who are inside no more, or have missed their turn
+    called: Sequence[bytes] = ()  # waiters whose turn has come, or that are to say that they live
+    left: Sequence[bytes] = ()  # those that are inside no more, or have missed their turn
 
+
+NOBODY = Told()
 
 Change: TypeAlias = tuple[Room, T, Told]
 
 
 def fits(room: float, rooms: Iterable[float]) -> bool:
-    """May one of this room join those of these?"""
+    """Return whether a caller with this room may join those with these."""
     there = [room, *rooms]
     return len(there) <= min(there)
 
@@ -127,12 +133,12 @@ def admitted(rooms: Iterable[float]) -> int:
     return count
 
 
-def standing(room: Room, token: bytes, now: float) -> bool:
-    """Is this token inside, or called?"""
-    it = _passed(room, now)[0]
-    return any(each.token == token for each in it.inside) or any(
-        each.token == token and each.turn is not None for each in it.queue
-    )
+def find(those: Iterable[M], token: bytes) -> M | None:
+    """Return the one with this token."""
+    for each in those:
+        if each.token == token:
+            return each
+    return None
 
 
 def acquire(
@@ -146,121 +152,157 @@ def acquire(
     least: int = 0,
     holder: str = "",
 ) -> Change[Granted | Busy]:
-    """Enter, or hear who is inside. `least`: the fence of who enters is no less than this."""
+    """Enter, or learn who is inside. `least`: a new fence is no less than this."""
     it, told = _passed(was, now)
-    for mine in it.inside:
-        if mine.token == token:  # its reply was lost
-            again = replace(mine, end=now + lease, lease=lease)
-            return replace(it, inside=_with(it.inside, mine, again)), Granted(fence=mine.fence), told
-    own = next((each for each in it.queue if each.token == token), None)
-    waiting = any(each.due > now for each in it.queue)
-    if own is None and not waiting and fits(room, [each.room for each in it.inside]):
-        after = _entered(it, token, lease, room, now, least, holder)
-        return after, Granted(fence=after.fence), told
-    if own is not None and own.turn is None:  # he may have been passed over, and be the first again
-        it = replace(it, queue=_with(it.queue, own, replace(own, heard=now, due=inf)))
-        it, called = _called(it, now)
-        told = Told([*told.called, *called], told.left)
-        own = next(each for each in it.queue if each.token == token)
-    if own is not None and own.turn is not None:
-        it = replace(it, queue=[each for each in it.queue if each is not own])
-        after = _entered(it, token, lease, own.room, now, least, holder)
-        return after, Granted(fence=after.fence), told
-    if own is None and waits:
-        it = replace(it, queue=[*it.queue, Waiting(token, room, now)])
-    return it, _busy(it, now), told
+    queue = it.queue
+    if it.inside or queue:  # else nobody has to be looked for
+        mine, own = find(it.inside, token), find(queue, token)
+        if mine is not None:  # the reply to an earlier question was lost
+            return _renewed(it, mine, lease, now, holder), Granted(fence=mine.fence), told
+        if own is None:
+            enters = all(each.due <= now for each in queue) and fits(room, [each.room for each in it.inside])
+        else:
+            if own.turn is None:  # it may have been passed over, and be the first again
+                heard = Waiting(token, own.room, now)
+                it = Room(it.inside, [heard if each is own else each for each in queue], it.fence)
+                if own.due < inf:
+                    it, called = _called(it, now)
+                    told = Told([*told.called, *called], told.left)
+                queue, own = it.queue, find(it.queue, token) or heard
+            enters, room, queue = own.turn is not None, own.room, _without(queue, own)
+        if not enters:
+            busy = _busy(it, now)
+            if own is None and not waits:
+                return it, busy, told
+            if own is None:
+                it = Room(it.inside, [*it.queue, Waiting(token, room, now)], it.fence)
+            return it, Queued(busy.token, busy.lease, own=token), told
+    fence = max(it.fence + 1, least)
+    inside = [*it.inside, Inside(token, now + lease, lease, room, fence, holder)]
+    return Room(inside, queue, fence), Granted(fence=fence), told
 
 
-def ahead(room: Room, token: bytes) -> int:
-    """How many wait before this one."""
-    return next((number for number, each in enumerate(room.queue) if each.token == token), 0)
-
-
-def renew(was: Room, token: bytes, lease: float, now: float) -> Change[bool]:
-    """Let it stand for so long from now. False: it is lost."""
+def renew(was: Room, token: bytes, lease: float, now: float, *, holder: str | None = None) -> Change[bool]:
+    """Let the lease last for so long from now. `holder`: whose it is from now on. False: it is lost."""
     it, told = _passed(was, now)
-    for mine in it.inside:
-        if mine.token == token:
-            again = replace(mine, end=now + lease, lease=lease)
-            return replace(it, inside=_with(it.inside, mine, again)), True, told
-    return it, False, told
+    mine = find(it.inside, token)
+    if mine is None:
+        return it, False, told
+    return _renewed(it, mine, lease, now, mine.holder if holder is None else holder), True, told
 
 
 def release(was: Room, token: bytes, now: float) -> Change[bool]:
-    """Leave, or give up the place in the queue. False: it wasn't inside."""
+    """Leave, or give up the place in the queue. False: it was not inside."""
     it, told = _passed(was, now)
-    inside = [each for each in it.inside if each.token != token]
-    queue = [each for each in it.queue if each.token != token]
-    stood = len(inside) < len(it.inside)
-    if not stood and len(queue) == len(it.queue):
-        return it, False, told
-    it, called = _called(replace(it, inside=inside, queue=queue), now)
-    return it, stood, Told([*told.called, *called], [*told.left, token])
+    mine = find(it.inside, token)
+    if mine is not None:
+        it = Room(_without(it.inside, mine), it.queue, it.fence)
+    else:
+        own = find(it.queue, token)
+        if own is None:
+            return it, False, told
+        it = Room(it.inside, _without(it.queue, own), it.fence)
+    called = list[bytes]()
+    if it.queue:
+        it, called = _called(it, now)
+    return it, mine is not None, Told([*told.called, *called], [*told.left, token])
+
+
+def awaited(it: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
+    """Return what a caller that was refused waits for: to be woken by this token, or so many seconds. None: it may ask
+    again at once, since something has happened."""
+    if not isinstance(busy, Queued):
+        mine, own = find(it.inside, busy.token), find(it.queue, busy.token)
+        stands = mine.end > now if mine is not None else own is not None and own.turn is not None
+        return (busy.token, min(max(busy.lease, 0.0), SAFETY)) if stands else None
+    left = min([each.end for each in it.inside] + [each.turn for each in it.queue if each.turn], default=now) - now
+    for ahead, each in enumerate(it.queue):
+        if each.token == busy.own:
+            called = each.turn is not None or each.due < inf
+            return None if called else (busy.own, look_again(ahead, max(left, 0.0), AFTER, SAFETY))
+    return None
 
 
 # -- what time does -----------------------------------------------------------------------------------------------
 
 
 def _passed(was: Room, now: float) -> tuple[Room, Told]:
-    """Those whose time is over have gone. A clock that was set back gives nobody more than he was given."""
-    inside = [
-        each if each.end - now <= each.lease else replace(each, end=now + each.lease)
-        for each in was.inside
-        if each.end > now
-    ]
-    queue, late, soon = [], set(), now + TURN
+    """Drop those whose time is over, and call the next. A clock that was set back lengthens no lease or turn."""
+    it, left = was, list[bytes]()
+    for one in was.inside:
+        if not now < one.end <= now + one.lease:
+            inside = [replace(each, end=min(each.end, now + each.lease)) for each in was.inside if each.end > now]
+            left = [each.token for each in was.inside if each.end <= now]
+            it = Room(inside, was.queue, was.fence)
+            break
+    if not was.queue:
+        return it, Told((), left) if left else NOBODY
+    soon, forgotten = now + TURN, now - FORGOTTEN
     for each in was.queue:
-        if each.heard > now or (each.turn or -inf) > soon or soon < each.due < inf:
-            turn = None if each.turn is None else min(each.turn, soon)
-            each = replace(each, heard=min(each.heard, now), turn=turn, due=each.due if each.due == inf else soon)
-        if each.turn is not None and each.turn <= now:
-            late.add(each.token)
-            each = replace(each, turn=None, due=each.turn)
-        if each.heard + FORGOTTEN > now:
-            queue.append(each)
-    it, called = _called(Room(inside, queue, was.fence), now)
-    if len(inside) == len(was.inside) and len(queue) == len(was.queue) and not late:
-        return it, Told(called)
-    staying = {each.token for each in inside} | {each.token for each in queue} - late
-    before = [each.token for each in was.inside] + [each.token for each in was.queue]
-    return it, Told(called, [token for token in before if token not in staying])
+        turn, due = each.turn, each.due
+        if not forgotten < each.heard <= now or (not now < turn <= soon if turn is not None else soon < due < inf):
+            late = {each.token for each in was.queue if each.heard <= forgotten or _is_late(each, now)}
+            left += [each.token for each in was.queue if each.token in late]
+            queue = [_in_time(each, now) for each in was.queue if each.heard > forgotten]
+            it = Room(it.inside, queue, was.fence)
+            break
+    it, called = _called(it, now)
+    return it, Told(called, left) if called or left else NOBODY
+
+
+def _is_late(each: Waiting, now: float) -> bool:
+    return each.turn is not None and each.turn <= now
+
+
+def _in_time(each: Waiting, now: float) -> Waiting:
+    """Return the waiter as it is by now. One that did not come in its turn is passed over since."""
+    heard, soon = min(each.heard, now), now + TURN
+    if each.turn is None:
+        return Waiting(each.token, each.room, heard, None, each.due if each.due == inf else min(each.due, soon))
+    if each.turn <= now:
+        return Waiting(each.token, each.room, heard, None, each.turn)
+    return Waiting(each.token, each.room, heard, min(each.turn, soon))
 
 
 def _called(it: Room, now: float) -> tuple[Room, list[bytes]]:
-    """Call as many of the first as may be inside together with those who are, or will be; or the first who can't yet
-    be, if nobody knows whether he lives."""
-    queue, called = list(it.queue), []
-    rooms = [each.room for each in it.inside] + [each.room for each in queue if each.turn is not None]
-    for number, each in enumerate(queue):
+    """Call the first waiters, as many as may be inside together with those inside and those called before. If the first
+    of the others has not been heard of lately, call it, too, to learn whether it lives."""
+    queue, called = it.queue, list[bytes]()
+    rooms = [each.room for each in it.inside]
+    rooms += [each.room for each in queue if each.turn is not None]
+    for number, each in enumerate(it.queue):
         if each.turn is not None or each.due <= now:
             continue
-        fit = fits(each.room, rooms)
-        if fit or (each.due == inf and each.heard + SILENCE <= now):
-            queue[number] = replace(each, turn=now + TURN, due=inf) if fit else replace(each, due=now + TURN)
-            called.append(each.token)
+        fit = not rooms or fits(each.room, rooms)
+        if fit:
+            new = Waiting(each.token, each.room, each.heard, now + TURN)
+        elif each.due == inf and each.heard + SILENCE <= now:
+            new = Waiting(each.token, each.room, each.heard, None, now + TURN)
+        else:
+            break
+        queue = [*queue[:number], new, *queue[number + 1 :]]
+        called.append(each.token)
+        rooms.append(each.room)
         if not fit:
             break
-        rooms.append(each.room)
-    return (replace(it, queue=queue), called) if called else (it, called)
-
-
-def _entered(it: Room, token: bytes, lease: float, room: float, now: float, least: int, holder: str) -> Room:
-    fence = max(it.fence + 1, least)
-    return Room([*it.inside, Inside(token, now + lease, lease, room, fence, holder)], it.queue, fence)
+    return (Room(it.inside, queue, it.fence), called) if called else (it, called)
 
 
 def _busy(it: Room, now: float) -> Busy:
-    """One who keeps others out: the first inside to end, or else the first who was called."""
-    if it.inside:
-        first = min(it.inside, key=lambda each: each.end)
-        return Busy(first.token, first.end - now)
-    ends = {each.token: each.turn for each in it.queue if each.turn is not None}
-    token = next(iter(ends))  # or this one would have been let in
-    return Busy(token, ends[token] - now)
+    """One that keeps the caller out: the first of those inside to end, or else the first that was called."""
+    ends = [(each.end, each.token) for each in it.inside]
+    ends = ends or [(each.turn, each.token) for each in it.queue if each.turn is not None][:1]
+    end, token = min(ends)  # if there were none, the caller would have been let in
+    return Busy(token, end - now)
 
 
-def _with(many: Sequence[T], old: T, new: T) -> list[T]:
-    return [new if each is old else each for each in many]
+def _without(those: Sequence[M], one: M) -> Sequence[M]:
+    return [each for each in those if each is not one] if len(those) > 1 else ()
+
+
+def _renewed(it: Room, mine: Inside, lease: float, now: float, holder: str) -> Room:
+    again = replace(mine, end=now + lease, lease=lease, holder=holder)
+    return Room([again if each is mine else each for each in it.inside], it.queue, it.fence)
 
 
 # -- as bytes -----------------------------------------------------------------------------------------------------
@@ -270,15 +312,12 @@ _VERSION = 1
 
 
 def dump(room: Room) -> bytes:
-    """For engines that keep it whole."""
+    """Return the state as bytes, for engines that store it whole."""
     parts = [_HEAD.pack(_VERSION, room.fence, len(room.inside), len(room.queue))]
     for one in room.inside:
         holder = one.holder.encode("utf-8", "replace")
-        parts += [
-            _INSIDE.pack(len(one.token), len(holder), one.end, one.lease, one.room, one.fence),
-            one.token,
-            holder,
-        ]
+        numbers = len(one.token), len(holder), one.end, one.lease, one.room, one.fence
+        parts += [_INSIDE.pack(*numbers), one.token, holder]
     for each in room.queue:
         turn = -inf if each.turn is None else each.turn
         parts += [_WAITING.pack(len(each.token), each.room, each.heard, turn, each.due), each.token]
@@ -286,45 +325,30 @@ def dump(room: Room) -> bytes:
 
 
 def load(raw: bytes) -> Room:
-    """ValueError: it is none of ours."""
+    """Return the state that these bytes hold. ValueError: they are not from `dump`."""
+    data = BytesIO(raw)
+
+    def part(length: int) -> bytes:
+        found = data.read(length)
+        if len(found) < length:
+            raise ValueError("they end too early")
+        return found
+
+    def inside() -> Inside:
+        length, also, end, lease, room, fence = _INSIDE.unpack(data.read(_INSIDE.size))
+        return Inside(part(length), end, lease, room, fence, part(also).decode())
+
+    def waiting() -> Waiting:
+        length, room, heard, turn, due = _WAITING.unpack(data.read(_WAITING.size))
+        return Waiting(part(length), room, heard, None if turn == -inf else turn, due)
+
     try:
-        return _Reader(raw).room()
-    except (StructError, ValueError) as error:
-        raise ValueError(f"these {len(raw)} bytes are no room") from error
-
-
-class _Reader:
-    def __init__(self, raw: bytes) -> None:
-        self._raw, self._at = raw, 0
-
-    def room(self) -> Room:
-        version, fence, inside, queue = self._take(_HEAD)
+        version, fence, holders, waiters = _HEAD.unpack(data.read(_HEAD.size))
         if version != _VERSION:
-            raise ValueError(version)
-        room = Room(self._each(inside, self._inside), self._each(queue, self._waiting), fence)
-        if self._at != len(self._raw):
-            raise ValueError("there is more")
-        return room
-
-    def _each(self, count: int, one: Callable[[], T]) -> list[T]:
-        if count > len(self._raw):
-            raise ValueError(count)
-        return [one() for _ in range(count)]
-
-    def _inside(self) -> Inside:
-        length, also, end, lease, room, fence = self._take(_INSIDE)
-        return Inside(self._bytes(length), end, lease, room, fence, self._bytes(also).decode())
-
-    def _waiting(self) -> Waiting:
-        length, room, heard, turn, due = self._take(_WAITING)
-        return Waiting(self._bytes(length), room, heard, None if turn == -inf else turn, due)
-
-    def _take(self, shape: Struct) -> tuple[int, ...]:
-        start, self._at = self._at, self._at + shape.size
-        return shape.unpack_from(self._raw, start)
-
-    def _bytes(self, length: int) -> bytes:
-        start, self._at = self._at, self._at + length
-        if self._at > len(self._raw):
-            raise ValueError(length)
-        return self._raw[start : self._at]
+            raise ValueError(f"their version is {version}")
+        it = Room([inside() for _ in range(holders)], [waiting() for _ in range(waiters)], fence)
+    except (StructError, ValueError) as error:
+        raise ValueError(f"these {len(raw)} bytes are not the state of a lock: {error}") from error
+    if data.read(1):
+        raise ValueError(f"these {len(raw)} bytes are more than the state of a lock")
+    return it

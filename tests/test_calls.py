@@ -15,8 +15,8 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 MOST = {
     "memory, hit": (0, 0),
-    "memory, miss": (106, 26),
-    "memory, lock": (37, 8),
+    "memory, miss": (91, 24),
+    "memory, lock": (35, 8),
     "redis, hit": (41, 23),
     "redis, miss": (98, 31),
     "redis, lock": (47, 12),

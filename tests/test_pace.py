@@ -9,7 +9,7 @@ import pytest
 
 from stampede import Cache, WaitTimeout
 from stampede.engines import memory
-from stampede.engines.leases import NamedLocks
+from stampede.engines.locks import MemoryLocks
 from stampede.entry import new_id
 from stampede.pace import AT_ONCE, EVERY, FARTHEST, Pace, look_again
 from stampede.ports import Ask
@@ -41,7 +41,7 @@ def test_who_is_far_back_looks_rarely() -> None:
 def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that wakes for no reason would be asked thousands of times a second."""
     cache, asked = Cache("memory://"), []
-    claim, acquire = memory._Verbs.claim, NamedLocks.acquire
+    claim, acquire = memory._Verbs.claim, MemoryLocks.acquire
 
     async def woken(*args: Any) -> None: ...
 
@@ -55,8 +55,8 @@ def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPa
 
     with cache.lock("l"):
         monkeypatch.setattr(memory._Verbs, "claim", claims)
-        monkeypatch.setattr(NamedLocks, "acquire", acquires)
-        for port in (memory._Verbs, NamedLocks):
+        monkeypatch.setattr(MemoryLocks, "acquire", acquires)
+        for port in (memory._Verbs, MemoryLocks):
             monkeypatch.setattr(port, "wait", woken)
         assert cache.engine.blocking.claims is not None
         asyncio.run(cache.engine.blocking.claims.claim(cache._root.prefix + "k", new_id(), Ask(60.0)))

@@ -16,7 +16,6 @@ from typing import Any
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import no_such_process, pid_here, process, try_lock, unlock
-from stampede.engines.leases import NamedLocks
 from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
@@ -49,7 +48,7 @@ class FileEngine(Engine):
         names = self._names = _Names(self.directory)
         names.prepare()
         self._limits = [LimitFiles(self.directory, colour) for colour in (BLOCKING, SUSPENDING)]
-        locks, alocks = NamedLocks(names, BLOCKING), NamedLocks(names, SUSPENDING)
+        locks, alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
         self.blocking = Side(locks=locks, holds=locks, limits=self._limits[0])
         self.suspending = Side(locks=alocks, holds=alocks, limits=self._limits[1])
         self._closing = forks.closing(self, names.close)
@@ -98,6 +97,34 @@ def default_directory() -> Path:
     if not mine:
         raise EngineError(f"{path} is not a directory that only you can use: remove it, or give one of your own")
     return path
+
+
+class _Locks:
+    """`Locks` and `Holds` of one colour. Only `wait` suspends."""
+
+    def __init__(self, names: _Names, colour: Colour) -> None:
+        self._names = names
+        self._colour = colour
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        return self._names.acquire(name, token, lease)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return self._names.renew(name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return self._names.release(name, token)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        await self._names.wait(name, busy, timeout, self._colour)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return self._names.holder(name)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return self._names.held(prefix)
 
 
 # -- one name, one file ------------------------------------------------------------------------------------------
@@ -208,7 +235,7 @@ class _Names:
         except OSError as error:
             raise self._trouble(error) from error
 
-    def acquire(self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1) -> Granted | Busy:
+    def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
         try:
             with self._lock:
                 if self._closed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stampede import decisions
-from stampede.engines.leases import Ending
+from stampede.engines.ending import Ending
 from stampede.errors import EngineClosed
 from stampede.ports import Booked, Rate, Usage
 from stampede.window import NOTHING, SECOND, Window, ends, give_back, micros, penalize, take, used

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from stampede import decisions, forks, record
-from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.leases import Ending, HandedLocks, Names, ring
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
+from stampede.engines.ending import Ending
 from stampede.engines.limits import NamedLimits
-from stampede.engines.line import Queue
+from stampede.engines.locks import LockTable, MemoryLocks
 from stampede.engines.url import anything, integer, options_of, text
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
-from stampede.errors import OptionError, TooLarge
+from stampede.errors import EngineClosed, OptionError, TooLarge
 from stampede.local import Resident, Tier
 from stampede.policy import nearest
 from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Side, Versioned
@@ -54,12 +55,12 @@ class MemoryEngine(Engine):
         self.prompt = not sealed
         shelf: Shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
-        keys, line = _Keys(shelf, clock), Queue(clock)
+        keys, locks = _Keys(shelf, clock), LockTable(clock)
         limits = NamedLimits(clock)
         self.recalls = verbs = _Verbs(keys, BLOCKING)
-        self.blocking = _side(verbs, HandedLocks(line, BLOCKING), limits)
-        self.suspending = _side(_Verbs(keys, SUSPENDING), HandedLocks(line, SUSPENDING), limits)
-        self._parts = keys, line, limits
+        self.blocking = _side(verbs, MemoryLocks(locks, BLOCKING), limits)
+        self.suspending = _side(_Verbs(keys, SUSPENDING), MemoryLocks(locks, SUSPENDING), limits)
+        self._parts = keys, locks, limits
         forks.in_child(self._start_again)
 
     def ping(self) -> float:
@@ -72,13 +73,12 @@ class MemoryEngine(Engine):
         """Let every waiter go, and every value. What is closed stays so: its verbs raise EngineClosed."""
         for part in self._parts:
             part.let_go()
-        self._parts[0].shelf.clear()
 
     def _start_again(self) -> None:
         forks.each(part.start_again for part in self._parts)
 
 
-def _side(verbs: _Verbs, locks: HandedLocks, limits: NamedLimits) -> Side:
+def _side(verbs: _Verbs, locks: MemoryLocks, limits: NamedLimits) -> Side:
     return Side(verbs, verbs, locks, limits, lists=verbs, softens=verbs, shows=verbs, holds=locks, hands=locks)
 
 
@@ -174,17 +174,51 @@ def _is_cachetools(cache: object) -> bool:
 # -- what is decided under one lock -------------------------------------------------------------------------------
 
 
-class _Keys(Names):
-    """The same with values: leases of keys, and what failed computations left."""
+@dataclass(slots=True)
+class _Awaited:
+    """A bell for those that wait for the lease with this token."""
+
+    end: float
+    bell: Bell
+
+
+class _Keys:
+    """The values, leases and failures of keys. Everything is decided under the one lock; bells are rung outside it."""
 
     def __init__(self, shelf: Shelf, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
+        self.clock = clock
         self.shelf = shelf
         self.bumps: dict[str, int] = {}
         self.softer: dict[str, int] = {}
         self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
         self.great_bumps = 0
         self.fading: deque[tuple[float, str]] = deque()
+        self.closed = False
+        self.start_again()
+
+    def start_again(self) -> None:
+        """In a forked child: the leases are the parent's."""
+        self.records: Ending[str, Record] = Ending()  # without what is kept, which is on the shelf
+        self.awaited: Ending[bytes, _Awaited] = Ending()  # by the token of the lease
+
+    def check(self) -> None:
+        """Raise EngineClosed if the engine is closed."""
+        if self.closed:
+            raise EngineClosed("memory")
+
+    def let_go(self) -> None:
+        """Close for good: waiters are woken, and refused."""
+        self.closed = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all keys, and wake all waiters."""
+        with decisions.lock:
+            awaited = self.awaited
+            self.start_again()
+            self.shelf.clear()
+        for each in awaited.values():
+            each.bell.ring()
 
     def change(self, key: str, question: Callable[..., Change[T]], *asked: Any) -> T:
         """The answer, as `record` has it. By then what was made of the key is there, and who waited is woken."""
@@ -202,11 +236,26 @@ class _Keys(Names):
                         # Some value's finalizer has changed the key in the middle of our put: all is decided anew.
                         self.shelf.drop(key)
                         return self.change(key, question, *asked)
-                self.note(key, after, now)
-            hung = self.waited.pop(fallen, None) if fallen is not None else None
-        if hung is not None:
-            hung.bell.ring()
+                if after.lease is None and after.past is None:
+                    self.records.pop(key, None)
+                else:
+                    lasting = after if after.kept is None else Record(None, after.lease, after.past)
+                    self.records.put(key, lasting, now)
+            awaited = self.awaited.pop(fallen, None) if fallen is not None else None
+        if awaited is not None:
+            awaited.bell.ring()
         return answer  # what was there lives until now: its value's finalizer may be anything
+
+    async def wait(self, key: str, busy: Busy, timeout: float, colour: Colour) -> None:
+        """Wait until the lease that `busy` names falls or ends."""
+        with decisions.lock:
+            now, lease = self.clock(), self.records.get(key, NOTHING).lease
+            if lease is None or not record.standing(lease, busy.token, now):
+                return
+            awaited = self.awaited.get(busy.token) or _Awaited(lease.end, Bell())
+            awaited.end = lease.end
+            self.awaited.put(busy.token, awaited, now)
+        await colour.park(awaited.bell, min(timeout, lease.end - now))
 
     def _keep(self, key: str, kept: Keeps | None, older: Resident | None, now: float) -> None:
         if kept is None:
@@ -260,7 +309,7 @@ class _Verbs(Versioned):
         return None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return self._keys.renew(key, token, lease)
+        return self._keys.change(key, record.renew, token, lease)
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         self._keys.check()
@@ -271,8 +320,10 @@ class _Verbs(Versioned):
         with decisions.lock:
             self._keys.check()
             now = self._keys.clock()
-            entry, lease = self._keys.kept(key, now), self._keys.standing(key, now)
-        return Shown(entry, b"") if lease is None else Shown(entry, lease.token, lease.end - now, here())
+            entry, lease = self._keys.kept(key, now), self._keys.records.get(key, NOTHING).lease
+        if lease is None or lease.end <= now:
+            return Shown(entry, b"")
+        return Shown(entry, lease.token, lease.end - now, here())
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         self._keys.check()
@@ -327,7 +378,4 @@ class _Verbs(Versioned):
             self._keys.great_bumps += 1
             self._keys.bumps.clear()
             self._keys.generations = {}
-            self._keys.shelf.clear()
-            self._keys.records.clear()
-            waited, self._keys.waited = self._keys.waited, Ending()
-        ring(waited.values())
+        self._keys.clear()

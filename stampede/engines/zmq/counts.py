@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stampede.engines.leases import Ending
+from stampede.engines.ending import Ending
 from stampede.engines.limits import booked, usage
 from stampede.engines.zmq.machine import Refused
 from stampede.ports import Booked, Rate, Usage
