@@ -171,12 +171,7 @@ def _ticket_of(resident: Resident) -> Ticket:
 
 
 def _holds(resident: Resident) -> bool:
-    try:
-        return resident.stamp is None or (
-            resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp
-        )
-    except ValueError:
-        return False  # the engine has taken its tickets back
+    return resident.stamp is None or (resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp)
 
 
 def _is_due(resident: Resident, now: float) -> bool:

@@ -96,8 +96,7 @@ ALWAYS = Pulse(lambda now: inf)
 class Ticket(NamedTuple):
     """What keeps a local tier in front of a shared engine true: it holds while `stamps[slot] == stamp`.
 
-    An engine samples the stamp before it reads, and gives no ticket where a change may be under way. It may take all
-    that it has given back: `stamps[slot]` is a ValueError then.
+    An engine samples the stamp before it reads, and gives no ticket where a change may be under way.
     """
 
     stamps: Sequence[int]

@@ -21,7 +21,7 @@ from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.disk import DiskEngine, boot
 from stampede.engines.disk.founding import file_of
-from stampede.engines.disk.stamps import MARK, Stamps
+from stampede.engines.disk.stamps import Gate, Stamps
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply
@@ -118,7 +118,7 @@ def test_a_write_in_a_removed_directory_keeps_nobody_waiting(tmp_path: Path) -> 
     removed the directory because of that."""
     with closing(DiskEngine(tmp_path / "cache", timeout=20)) as engine:
         put(engine)
-        frozen = Stamps(next(engine.directory.glob("stamps*")))
+        frozen = Gate(Stamps(next(engine.directory.glob("stamps*"))))
         assert frozen.enter()
         shutil.rmtree(engine.directory)
         began = time.monotonic()
@@ -626,16 +626,3 @@ def test_steps_of_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert abs(found(peer).entry.fresh - 600.0) < 1.0
         peer.close()
     engine.close()
-
-
-def test_stale_mark_is_mended(engine: DiskEngine) -> None:
-    """A writer killed between mark and stamp would switch off the local tiers of that slot for ever."""
-    put(engine)
-    reply = found(engine)
-    assert reply.ticket is not None
-    stamps, slot, stamp, _ = reply.ticket
-    stamps[slot] = MARK  # type: ignore[index]
-    assert found(engine).ticket is None
-    mended = found(engine).ticket
-    assert mended is not None
-    assert mended.stamp not in (MARK, stamp)

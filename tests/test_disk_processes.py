@@ -16,8 +16,8 @@ import pytest
 from disk_world import PATIENCE, Connection, other, others
 
 from stampede.colour import run_blocking
-from stampede.engines import disk, flock
-from stampede.engines.disk import DiskEngine
+from stampede.engines import flock
+from stampede.engines.disk import DiskEngine, rows
 from stampede.engines.disk.rows import bell_of, key_number
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError
@@ -81,7 +81,7 @@ def test_herd_of_tasks(engine: DiskEngine) -> None:
 
 
 def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
-    disk.SAFETY = 2 * PATIENCE  # only who is woken says so in time
+    rows.SAFETY = 2 * PATIENCE  # only who is woken says so in time
     engine = DiskEngine(directory)
     busy = [claim(engine, key=key) for key in keys]
 
@@ -132,7 +132,7 @@ def hold(pipe: Connection, directory: Path, lease: float, key: str = KEY) -> Non
 
 def test_killed_holder(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead holder would block its key until its lease ends."""
-    monkeypatch.setattr(disk, "SAFETY", 2 * PATIENCE)  # nobody looks for himself
+    monkeypatch.setattr(rows, "SAFETY", 2 * PATIENCE)  # nobody looks for himself
     with other(hold, engine.directory, LEASE) as holder:
         assert holder.hear() == "Granted"
         busy = claim(engine)

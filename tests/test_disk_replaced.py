@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import wait_until
 
-from stampede import Cache, watch
-from stampede.engines.disk import database, opened
+from stampede import Cache
+from stampede.engines.disk import database
 from stampede.engines.disk.founding import stamps_of
-from stampede.watch import Watch
 
 
 def zeroed(directory: Path) -> None:
@@ -127,96 +124,17 @@ def test_who_only_hits_sees_that_the_directory_is_gone(
     assert hit_until(hits, "new") < 0.5
 
 
-def test_a_process_that_rests_is_not_woken(
-    tmp_path: Path, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that does nothing would be woken ten times a second for ever; or, where that ends, its next hit would
-    be of a directory that has gone meanwhile."""
-    monkeypatch.setattr(opened, "REST", 0.0)
-    cache = caches(local=True)
-    made = iter(["old", "none"])
-    hits = cache.cached(key="k", ttl=600)(lambda: next(made))
-    assert [hits(), hits()] == ["old", "old"]
-    wait_until(lambda: not opened._watch._due)
-    assert [hits(), hits()] == ["old", "old"]
-    assert opened._watch._due  # it is looked after again
-    wait_until(lambda: not opened._watch._due)
-    monkeypatch.setattr(database, "LOOK", opened.LOOK)
-    time.sleep(opened.LOOK)
-    removed(tmp_path / "cache")
-    caches().cached(key="k", ttl=600)(lambda: "new")()
-    assert hits() == "new"
-
-
-def test_who_does_something_keeps_what_he_has(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy process would read each of its values anew every few seconds."""
-    looks: list[float | None] = []
-    look = opened.Opened.look
-
-    def noted(its: opened.Opened, now: float) -> float | None:
-        again = look(its, now)
-        if its is cache._core.engine._rows.database._opened:
-            looks.append(again)
-        return again
-
-    monkeypatch.setattr(opened.Opened, "look", noted)
-    monkeypatch.setattr(opened, "REST", 0.01)
-    monkeypatch.setattr(opened, "NOTHING", -1.0)  # it does something between any two looks
+def test_of_a_closed_cache_nothing_is_hit(caches: Callable[..., Cache]) -> None:
+    """What is kept of a directory that nobody looks at any more would be served for ever."""
     cache = caches(local=True)
     assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
-    wait_until(lambda: len(looks) >= 3)
-    reads = cache.stats().found
-    assert cache.get_or_compute("k", lambda: 2) == 1
-    assert cache.stats().found == reads
-    assert None not in looks
-
-
-def test_looking_is_not_doing_something(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process with twenty such caches would never be seen to rest: its looks alone take that much time."""
-    monkeypatch.setattr(opened, "LOOK", 3600.0)  # it is looked from here
-    monkeypatch.setattr(opened, "_watch", Watch("stampede-watch-none"))
-    cache = caches(local=True)
-    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
-    its = cache._core.engine._rows.database._opened
-    now = time.monotonic()
-    assert its.look(now)
-    until = time.thread_time() + 3 * opened.NOTHING
-    while time.thread_time() < until:
-        pass
-    assert its.look(now + opened.REST) is None
-
-
-def test_without_a_local_tier_nobody_looks(caches: Callable[..., Cache]) -> None:
-    """Every process with a cache on disk would have a thread that wakes it."""
-    wait_until(lambda: not opened._watch._due)
-    cache = caches()
-    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
-    assert not opened._watch._due
-
-
-def test_of_a_closed_cache_nobody_looks(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that opens and closes caches would look at the directories of all of them."""
-    monkeypatch.setattr(opened, "NOTHING", -1.0)
-    cache = caches(local=True)
-    assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
+    opened = cache._core.engine._rows.database._opened  # type: ignore[attr-defined]
     cache.close()
-    wait_until(lambda: not opened._watch._due)
-
-
-def test_where_nobody_can_look_nothing_is_kept(caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a thread, as in an isolated subinterpreter, hits would be true for ever; and what it was to look at
-    would pile up."""
-    lonely = watch.Watch("none")
-    monkeypatch.setattr(opened, "_watch", lonely)
-    monkeypatch.setattr(watch, "begun", lambda *_: None)
-    cache = caches(local=True)
-    assert [cache.get_or_compute("k", lambda: 1) for _ in range(5)] == [1] * 5
-    assert cache.stats().found == 4
-    assert not lonely._due
+    assert not opened.pulse.holds(time.monotonic())
 
 
 def test_a_forked_child_looks_for_itself(tmp_path: Path, caches: Callable[..., Cache]) -> None:
-    """The thread that looks is its parent's: what a child hits would be true for ever."""
+    """What a child hits would be true for ever."""
     elsewhere = tmp_path / "elsewhere"
     hits = caches(local=True).cached(key="k", ttl=600)(lambda: "new" if elsewhere.exists() else "old")
     assert [hits(), hits()] == ["old", "old"]
@@ -235,23 +153,3 @@ def test_a_forked_child_looks_for_itself(tmp_path: Path, caches: Callable[..., C
     assert os.read(reading, 3) == b"new"
     os.close(reading)
     os.waitpid(child, 0)
-
-
-def test_what_was_taken_back_is_still_served_as_stale(
-    tmp_path: Path, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a rest, a failure of engine and origin at once would find nothing, though nobody has changed the value."""
-    monkeypatch.setattr(opened, "REST", 0.0)
-    cache = caches(local=True)
-    assert [cache.get_or_compute("k", lambda: "old", ttl=600, stale=600) for _ in range(2)] == ["old", "old"]
-    wait_until(lambda: not opened._watch._due)
-    monkeypatch.setattr(sqlite3, "connect", _no_more)
-    for connection in cache.engine._rows.database._opened.idle:  # type: ignore[attr-defined]
-        connection.close()
-    assert cache.get_or_compute("k", _no_more, ttl=600, stale=600) == "old"
-
-
-def _no_more(*_: Any, **__: Any) -> Any:
-    error = sqlite3.OperationalError("no more")
-    error.sqlite_errorname = "SQLITE_IOERR"
-    raise error

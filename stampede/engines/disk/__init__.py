@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from random import uniform
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database
 from stampede.engines.disk.limits import DiskLimits
-from stampede.engines.disk.rows import HANDED, Rows, bell_of, key_number, lock_number
+from stampede.engines.disk.locks import LockRows, number_of
+from stampede.engines.disk.rows import Rows, bell_of, key_number
 from stampede.engines.disk.trouble import Locked
-from stampede.engines.flock import dead
 from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.engines.wake import LOOK
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Reply, Side, Ticket, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Held, Reply, Side, Versioned
+from stampede.room import Queued
 
 __all__ = ["DiskEngine", "from_url"]
 
 T = TypeVar("T")
 
-SAFETY = 1.0
-"""Seconds between two looks of a waiter that nobody woke."""
+Awaited: TypeAlias = tuple[float, Iterable[str]] | None
 
 _LEAST = 1 << 20
 
@@ -66,12 +65,6 @@ class DiskEngine(Engine):
     def close(self) -> None:
         self._closing()
 
-    def follow(self) -> None:
-        self._rows.hit = True
-
-    def stood(self, ticket: Ticket) -> bool:
-        return self._rows.database.stood(ticket)
-
     def ping(self) -> float:
         start = time.perf_counter()
         self._rows.ping()
@@ -85,13 +78,13 @@ class DiskEngine(Engine):
             now = clock()
             sums = "count(*), total(fresh > ?1), total(length(key) + length(value))"
             kept, fresh, size = connection.execute(f"SELECT {sums} FROM entries WHERE keep > ?1", (now,)).fetchone()
-            holders = connection.execute("SELECT holder FROM leases WHERE ends > ?", (now,)).fetchall()
+            holders = [row[0] for row in connection.execute("SELECT holder FROM leases WHERE ends > ?", (now,))]
         return {
             "entries, fresh": int(fresh),
             "entries, stale": kept - int(fresh),
             "bytes of keys and values": int(size),
             "bytes on disk": sum(each.stat().st_size for each in self.directory.iterdir() if each.is_file()),
-            "leases and locks standing": sum(not dead(self.directory / "alive", each) for (each,) in holders),
+            "leases and locks standing": sum(map(self._rows.lives, holders)) + len(LockRows(self._rows).held()),
         }
 
 
@@ -132,14 +125,7 @@ class _Port:
     def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
         self.rows = rows
         self._colour = colour
-        self._beside = run
-
-    async def run(self, write: Callable[..., T], *args: Any, **more: Any) -> T:
-        try:
-            return await self._beside(partial(write, *args, **more))
-        except BaseException:
-            self.rows.database.tidy_up()
-            raise
+        self.run = run
 
     async def read(self, read: Callable[..., T], *args: Any) -> T:
         try:
@@ -147,33 +133,35 @@ class _Port:
         except Locked:
             return await self.run(self.rows.database.patiently, lambda: read(*args))
 
-    async def wait_for(self, number: int, busy: Busy, timeout: float) -> None:
-        """Until the bell, or the lease's end. The bell hangs before the lease is looked at: nothing falls between."""
-        post = self.rows.post
-        bell, told = post.listen(bell_of(number))
+    async def park(
+        self, number: int, timeout: float, awaited: Callable[[str, Busy], Awaited], name: str, busy: Busy
+    ) -> None:
+        """Wait for the bell of this number, or until it is time to look again. It is listened to before `awaited` looks
+        whether there is still a reason to wait: nothing falls between."""
+        post, bell_number = self.rows.post, bell_of(number)
+        bell, told = post.listen(bell_number)
         try:
             await self.read(self.rows.expect, number)
-            awaited = await self.read(self.rows.awaited, number, busy)
-            if awaited is not None:
-                left, holders = awaited
+            found = await self.read(awaited, name, busy)
+            if found is not None:
+                longest, holders = found
                 for holder in holders:
-                    if holder != HANDED and not self.rows.life.is_mine(holder):
+                    if not self.rows.life.is_mine(holder):
                         post.watch(holder, bell)
-                longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
-                await self._colour.park(bell, min(timeout, left, longest))
+                await self._colour.park(bell, min(timeout, longest if told else LOOK))
         finally:
-            post.forget(bell_of(number), bell)
+            post.forget(bell_number, bell)
 
 
 def _written(verb: str) -> Any:
-    async def asked(self: _Port, *terms: Any, **more: Any) -> Any:
-        return await self.run(getattr(self.rows, verb), *terms, **more)
+    async def asked(self: _Keys, *terms: Any, **more: Any) -> Any:
+        return await self.run(partial(getattr(self.rows, verb), *terms, **more))
 
     return asked
 
 
 def _read(verb: str) -> Any:
-    async def asked(self: _Port, *terms: Any) -> Any:
+    async def asked(self: _Keys, *terms: Any) -> Any:
         return await self.read(getattr(self.rows, verb), *terms)
 
     return asked
@@ -197,7 +185,7 @@ class _Keys(_Port, Versioned):
         return await self.run(self.rows.claim, key, token, ask)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        await self.wait_for(key_number(key)[0], busy, timeout)
+        await self.park(key_number(key)[0], timeout, self.rows.awaited, key, busy)
         return None
 
     async def generations(self, scope: str) -> Sequence[str]:
@@ -206,21 +194,38 @@ class _Keys(_Port, Versioned):
 
 
 class _Locks(_Port):
-    """Locks."""
+    """Locks, Holds and Hands."""
 
-    renew, release, hand_over = map(_written, ("renew_lock", "release", "hand_over"))
-    holder, held = map(_read, ("holder", "listed"))
+    def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
+        super().__init__(rows, colour, run)
+        self.its = LockRows(rows)
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
         try:
-            busy = self.rows.held(name, token, waits, room)
+            busy = self.its.refusal(name, token, room)
         except Locked:
             busy = None
         if busy is not None:
             return busy
-        return await self.run(self.rows.acquire, name, token, lease, waits, room)
+        return await self.run(self.its.acquire, name, token, lease, waits, room)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self.run(self.its.renew, name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self.run(self.its.release, name, token)
+
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        return await self.run(self.its.hand_over, name, token, lease)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self.wait_for(lock_number(name)[0], busy, timeout)
+        own = busy.own if isinstance(busy, Queued) else busy.token
+        await self.park(number_of(own), timeout, self.its.awaited, name, busy)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return await self.read(self.its.holder, name)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return await self.read(self.its.held, prefix)

@@ -27,17 +27,10 @@ class DiskLimits(WindowLimits):
         self._beside = beside
 
     async def listed(self) -> list[tuple[str, Usage]]:
-        return await self._run(self._all)
+        return await self._beside(self._all)
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
-        return await self._run(partial(self._written, name.encode("utf-8", "surrogatepass"), change))
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        try:
-            return await self._beside(work)
-        except BaseException:
-            self._database.tidy_up()
-            raise
+        return await self._beside(partial(self._written, name.encode("utf-8", "surrogatepass"), change))
 
     def _written(self, name: bytes, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         with self._database.writing() as write:

@@ -1,10 +1,4 @@
-"""What a directory means at present, and who sees for those who ask nobody that it means something else by now.
-
-Who reads or writes looks himself. Who only hits what his process keeps looks at nothing but the stamps, which outlive
-their file's removal. So while tickets are out a thread of the process looks for all of them, and takes them back when
-the directory is gone. It doesn't wake a process for ever that does nothing: it takes the tickets back then, too, and
-who hits after that reads, and is given another.
-"""
+"""What a directory means at present: its stamps, and links to its database."""
 
 from __future__ import annotations
 
@@ -12,41 +6,68 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 from stampede.engines.disk import boot
-from stampede.engines.disk.stamps import Stamps
-from stampede.watch import Watch
+from stampede.engines.disk.stamps import Gate, Stamps
+from stampede.ports import Pulse
 
-__all__ = ["LOOK", "Opened"]
+__all__ = ["LOOK", "Link", "Opened", "Row"]
+
+Row = tuple[Any, ...]
 
 LOOK = 0.1
-"""Seconds between two looks whether the directory is still the same, for those who read or hit. Writers look each
-time."""
+"""Seconds between two looks whether the directory is still the same, of readers and of hits in a local tier. Writers
+look each time."""
 
-REST = 5.0
-"""Seconds in which a process does nothing, before its tickets are taken back."""
+_IDLE = 16
 
-NOTHING = 0.02
-"""Seconds of the processor's time that are nothing in so long."""
 
-_watch = Watch("stampede-watch-disk")
+class Link:
+    """A connection to the database, for one thread at a time. If that is interrupted, and the last reference to it is
+    lost, its transaction is rolled back."""
+
+    sql: sqlite3.Connection
+
+    def __init__(self) -> None:
+        self.busy = True
+
+    def connect(self, file: Path, patience: float) -> None:
+        there = f"{file.as_uri()}?mode=rw"  # never made by opening it
+        self.sql = sqlite3.connect(there, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+        self.sql.execute("PRAGMA synchronous = NORMAL")  # a power cut loses the last writes, and damages nothing
+        self.sql.execute("PRAGMA journal_size_limit = 16777216")
+        disk = os.statvfs(file)
+        pages = disk.f_blocks * disk.f_frsize >> 16  # the log is emptied at a sixteenth of a small file system
+        self.sql.execute(f"PRAGMA wal_autocheckpoint = {min(pages, 1000) or 1000}")  # 1000: SQLite's default
+        self.sql.execute("PRAGMA busy_timeout = 0")  # from here on we wait by ourselves, in `Database`
+
+    def close(self) -> None:
+        self.busy = False
+        if hasattr(self, "sql"):
+            self.sql.close()
 
 
 class Opened:
-    """The stamps, and connections to the database."""
+    """The stamps and the links of one process to one database."""
 
-    def __init__(self, stamps: Stamps, file: Path) -> None:
+    def __init__(self, stamps: Stamps, file: Path, timeout: float) -> None:
         self.stamps = stamps
         self.file = file
-        self._file_name = str(file)
-        self.idle: list[sqlite3.Connection] = []
         self.looked = boot.clock()
-        self._lent: memoryview | None = None
-        self._lending = threading.RLock()  # a finalizer may hit in the middle of this
-        self.left = False  # for another, or closed: nobody begins anything with it
-        self._moved = 0.0, 0.0  # when the process was last seen to do something, and the processor's time by then
+        self.pulse = Pulse(self._still)  # of the tickets for local tiers
+        self._file_name = str(file)
+        self._timeout = timeout
+        self._left = False
+        self.gates: list[Gate] = []  # that are idle
+        self._idle: list[Link] = []
+        self._links: WeakSet[Link] = WeakSet()
+        self._lock = threading.RLock()  # a finalizer may want a link in the middle of this
 
     @property
     def current(self) -> bool:
@@ -58,63 +79,96 @@ class Opened:
             return False
         return True
 
-    def rested(self) -> sqlite3.Connection | None:
-        """A connection that nobody is using."""
+    def _still(self, now: float) -> float:
+        """Return until when tickets hold: the stamps, which hits look at, outlive the removal of the directory."""
+        if not self._left and self.current:
+            return now + LOOK
+        self.looked = -inf  # the next reader is to see it, too
+        return -inf
+
+    # -- links ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def link(self, *, patiently: bool = False) -> Iterator[Link]:
+        """Lend a link. One that met trouble isn't used again."""
+        link = self.take(patiently=patiently)
         try:
-            return self.idle.pop()
-        except IndexError:
-            return None
+            yield link
+        except BaseException:
+            link.close()
+            raise
+        self.give_back(link)
 
-    # -- tickets --------------------------------------------------------------------------------------------------
+    def take(self, *, patiently: bool = False) -> Link:
+        """Return a link that no other thread has. `patiently`: others may be recovering the log, or be the last to
+        close it. Readers, perhaps in an event loop, leave that to `Database.patiently`."""
+        with self._lock:
+            if self._idle:
+                link = self._idle.pop()
+                link.busy = True
+                return link
+            link = Link()
+            self._links.add(link)
+        try:
+            link.connect(self.file, self._timeout if patiently else 0.0)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
-    def lend(self) -> memoryview | None:
-        """The stamps, for tickets that are looked after. None: there is no thread to be had for that."""
-        lent = self._lent
-        return lent if lent is not None else self._lend()
+    def give_back(self, link: Link) -> None:
+        if self._left or len(self._idle) >= _IDLE:
+            link.close()
+        else:
+            self._idle.append(link)
+        link.busy = False
 
-    def _lend(self) -> memoryview | None:
-        with self._lending:
-            if self._lent is None and not self.left:
-                now = time.monotonic()
-                self._moved = now, -inf
-                if _watch.add(self, now + LOOK):  # before they are lent: it may be interrupted in between
-                    self._lent = memoryview(self.stamps.words)
-            return self._lent
-
-    def look(self, now: float) -> float | None:
-        """Take the tickets back if they are good for nothing any more, or for nobody."""
-        gone = not self.current
-        spent = time.process_time() - time.thread_time()  # which looks, and is not to keep itself at it
-        with self._lending:
-            if self._lent is None:
-                return None
-            since, before = self._moved
-            if spent - before > NOTHING:
-                since = now
-                self._moved = now, spent
-            if not gone and now - since < REST:
-                return now + LOOK
-            if gone:
-                self.looked = -inf  # who reads next is to see it too
-            self._take_back()
-            return None
-
-    def _take_back(self) -> None:
-        lent = self._lent
-        if lent is not None:
-            lent.release()  # what is looked up in it from now on is a ValueError
-            self._lent = None
+    def row(self, sql: str, args: Row) -> Row | None:
+        """Return one row, of one statement."""
+        link = self.take()
+        try:
+            found: list[Row] = link.sql.execute(sql, args).fetchall()
+        except BaseException:
+            link.close()
+            raise
+        self.give_back(link)
+        return found[0] if found else None
 
     def leave(self) -> None:
-        """Void what was lent, and lend no more."""
-        with self._lending:
-            self.left = True
-            self._take_back()
+        """Void what is kept under tickets, and close the links that are idle."""
+        self._left = True
+        self.pulse.until = -inf
+        self._close_idle()
 
-    def start_again(self) -> None:
-        """In a forked child, where nobody looks."""
-        self._lending = threading.RLock()
-        self._take_back()
-        self.idle = []
-        self.looked = -inf
-        self.stamps.start_again()
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.close()
+
+    # -- forks ----------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Close every link, and let no statement begin before the fork is done.
+
+        SQLite's record of who locks what is copied by a fork, and wrong in the child: it believes that it holds the
+        parent's locks, and the parent may then remove the log under its hands. Statements under way are given a second.
+        """
+        deadline = time.monotonic() + 1
+        self._lock.acquire()
+        while any(link.busy for link in list(self._links)) and time.monotonic() < deadline:
+            self._lock.release()
+            time.sleep(0.0005)
+            self._lock.acquire()
+        self._close_idle()
+
+    def after_fork(self) -> None:
+        self._lock.release()
+
+    def start_again(self) -> list[Link]:
+        """In a forked child. Return the links of the parent's other threads: closing them would write."""
+        self._lock = threading.RLock()
+        self._idle, self.gates = [], []  # a gate is the parent's, too
+        self.looked = self.pulse.until = -inf
+        lost, self._links = list(self._links), WeakSet()
+        return lost

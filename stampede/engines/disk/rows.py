@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from sqlite3 import IntegrityError
 from typing import Any, TypeVar
 
-from stampede import forks, record, room
-from stampede.engines.disk import rooms
+from stampede import forks, record
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
-from stampede.engines.disk.trouble import Damaged, Locked
+from stampede.engines.disk.trouble import Locked
 from stampede.engines.flock import Life, dead, pid_here, sweep
 from stampede.engines.wake import Post
-from stampede.engines.whereabouts import here, parts_of
+from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Found, Granted, Held, Reply, Shown, Ticket
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
 from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
-from stampede.room import EMPTY, Room
+from stampede.room import SAFETY
 
-__all__ = ["HANDED", "Rows", "bell_of", "key_number", "lock_number"]
+__all__ = ["Rows", "bell_of", "key_number", "lock_number"]
 
 T = TypeVar("T")
 
@@ -72,12 +70,6 @@ _VERDICTS = """
     FROM verdicts WHERE number = ?
 """
 
-_LOCKS = "SELECT number, name, token, ends, holder, fence FROM leases"
-_ROOMS = "SELECT number, name, state FROM rooms"
-
-HANDED = ""
-"""The holder of a lock that was handed over: it stands with nobody."""
-
 _Name = tuple[int, bytes]
 
 
@@ -89,7 +81,7 @@ def key_number(key: str) -> _Name:
 
 
 def lock_number(name: str) -> _Name:
-    """The same for locks, which share the table of leases."""
+    """The same for locks."""
     raw = name.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=8, person=b"lock").digest(), "little", signed=True), raw
 
@@ -100,7 +92,7 @@ def bell_of(number: int) -> int:
 
 
 class Rows:
-    """One directory's entries, leases and locks, for one process."""
+    """One directory's entries and leases, for one process."""
 
     def __init__(self, database: Database, max_bytes: int) -> None:
         self.database = database
@@ -108,7 +100,6 @@ class Rows:
         self._alive = database.directory / "alive"
         self.life = Life(self._alive)
         self.post = Post(database.directory)
-        self.hit = False  # there are local tiers in front of us
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 
@@ -176,18 +167,15 @@ class Rows:
             if after is not was:
                 self._become(write, number, raw, was, after, now)
         if was.lease is not None and (after.lease is None or after.lease.token != was.lease.token):
-            self._tell(write, number)
+            self.tell(write.opened, number)
         return answer
 
     def _found(self, opened: Opened, number: int, entry: Entry[Any], stamp: int) -> Found:
         stamps = opened.stamps
         stamps.touch(number)
-        slot = stamps.slot(number)
         if stamp == MARK:
-            self.database.mend(opened, slot)
             return Found(entry)
-        words = opened.lend() if self.hit else stamps.words
-        return Found(entry, Ticket(words, slot, stamp) if words is not None else None)
+        return Found(entry, Ticket(stamps.words, stamps.slot(number), stamp, opened.pulse))
 
     def _decide(self, was: Record, token: bytes, ask: Ask, now: float, holder: str = "") -> Change[Reply]:
         """A lease whose holder is dead is none."""
@@ -198,10 +186,11 @@ class Rows:
 
     def _stands(self, lease: Lease, now: float) -> bool:
         """A lease stands until its end, or its holder's."""
-        return lease.end > now and self._lives(lease.holder)
+        return lease.end > now and self.lives(lease.holder)
 
-    def _lives(self, holder: str) -> bool:
-        return holder == HANDED or self.life.is_mine(holder) or not dead(self._alive, holder)
+    def lives(self, holder: str) -> bool:
+        """Whether this process has not ended."""
+        return self.life.is_mine(holder) or not dead(self._alive, holder)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         def ask(was: Record, now: float) -> Change[bool]:
@@ -214,39 +203,26 @@ class Rows:
         return self._change(key_number(key), lambda was, now: record.abandon(was, token, verdict, rest, now), _LEASED)
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        return self._renewed(key_number(key), token, seconds)
+        return self._change(key_number(key), lambda was, now: record.renew(was, token, seconds, now), _LEASED)
 
-    def renew_lock(self, name: str, token: bytes, seconds: float) -> bool:
-        if self._renewed(lock_number(name), token, seconds):
-            return True
-        return self._among(name, lambda was, now: room.renew(was, token, seconds, now))
-
-    def _renewed(self, name: _Name, token: bytes, seconds: float) -> bool:
-        return self._change(name, lambda was, now: record.renew(was, token, seconds, now), _LEASED)
-
-    def _tell(self, write: Write, number: int) -> None:
-        """After the commit: wake who waits for this, in all processes. Mostly nobody does."""
-        if write.opened.stamps.expected(number):
+    def tell(self, opened: Opened, number: int) -> None:
+        """After the commit: wake who waits for this number, in all processes. Mostly nobody does."""
+        if opened.stamps.expected(number):
             self.post.ring(bell_of(number))
 
     def expect(self, number: int) -> None:
-        """Say that somebody waits; before looking whether there is anything to wait for."""
+        """Note that somebody waits for this number; before it is read whether there is still a reason."""
         self.database.opened().stamps.expect(number)
 
-    def awaited(self, number: int, busy: Busy) -> tuple[float, set[str]] | None:
-        """When what was said to be there ends, in seconds, and whose it is. None: something has happened to it."""
-        if isinstance(busy, rooms.Among):
-            state = self._state(number)
-            return (busy.lease, {each.holder for each in rooms.load(state).inside}) if state == busy.seen else None
-        lease, now = self._standing(number)
-        return (lease.end - now, {lease.holder}) if lease is not None and lease.token == busy.token else None
-
-    def _standing(self, number: int) -> tuple[Lease | None, float]:
-        """The lease that stands, as far as reading goes, and now."""
+    def awaited(self, key: str, busy: Busy) -> tuple[float, Iterable[str]] | None:
+        """Return how long a waiter that is not woken waits until it looks again, and the process that has the lease.
+        None: not at all, since that has fallen."""
         now = clock()
-        row = self.database.row(self.database.opened(now), _LEASE, (number,))
+        row = self.database.row(self.database.opened(now), _LEASE, (key_number(key)[0],))
         lease = _lease_of(row) if row is not None else None
-        return (lease if lease is not None and self._stands(lease, now) else None), now
+        if lease is None or lease.token != busy.token or not self._stands(lease, now):
+            return None
+        return min(lease.end - now, SAFETY), {lease.holder}
 
     # -- the store ----------------------------------------------------------------------------------------------
 
@@ -317,7 +293,6 @@ class Rows:
                 sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope IN ('', ?) ORDER BY scope"
                 found = [row[0] for row in connection.execute(sql, (scope,))]
             if now == MARK:
-                self.database.mend(opened, GENERATIONS)
                 return _generation_of(found)
             if len(generations) > 10_000:
                 generations.clear()
@@ -336,132 +311,6 @@ class Rows:
             hard = "".join(row[0].partition("~")[0] for row in write.execute(sql, (scope,)))
             softer = f"{hard}~{os.urandom(4).hex()}"
             write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, softer))
-
-    # -- locks --------------------------------------------------------------------------------------------------
-
-    def acquire(self, name: str, token: bytes, seconds: float, waits: bool = False, its: float = 1) -> Granted | Busy:
-        number, raw = lock_number(name)
-        holder = self.life.name
-        with self.database.writing() as write:
-            now = clock()
-            lease = _lease(write, number)
-            crowd = rooms.room_of(write, number) if lease is None else None
-            if its != 1 or crowd is not None:
-                reply, tells = self._enter(write, number, raw, lease, crowd or EMPTY, token, seconds, waits, its, now)
-            else:
-                tells = False
-                if lease is not None and self._stands(lease, now):
-                    if lease.token != token:
-                        return Busy(lease.token, lease.end - now)
-                    fence = lease.fence
-                else:
-                    fence = _next_fence(write)
-                _put_lease(write, number, raw, Lease(token, now + seconds, fence, holder))
-                reply = Granted(fence=fence)
-        if tells:
-            self._tell(write, number)
-        return reply
-
-    def _enter(
-        self, write: Write, number: int, raw: bytes, lease: Lease | None, was: Room,
-        token: bytes, seconds: float, waits: bool, its: float, now: float,
-    ) -> tuple[Granted | Busy, bool]:  # fmt: skip
-        """The same where there is room for more than one; and whether those who wait are to be told."""
-        holder = self.life.name
-        if lease is not None:
-            was = rooms.of_lease(lease, now) if self._stands(lease, now) else EMPTY
-            _put_lease(write, number, raw, None)
-
-        def asks(was: Room, least: int) -> room.Change[Granted | Busy]:
-            return room.acquire(was, token, seconds, its, now, waits=waits, least=least, holder=holder)
-
-        after, reply, tells = rooms.enter(was, asks, now, self._lives, lambda: _next_fence(write))
-        if isinstance(reply, Granted):
-            after = rooms.with_holder(after, token, holder)
-        state = _put_room(write, number, raw, after)
-        if isinstance(reply, Busy):
-            reply = rooms.Among(reply.token, reply.lease, seen=state)
-        return reply, tells
-
-    def _among(self, name: str, question: Callable[[Room, float], room.Change[bool]]) -> bool:
-        """What becomes of a lock with room for more than one; False, where it is none."""
-        number, raw = lock_number(name)
-        with self.database.writing() as write:
-            was = rooms.room_of(write, number)
-            if was is None:
-                return False
-            after, answer, told = question(was, clock())
-            _put_room(write, number, raw, after)
-        if told.called or told.left:
-            self._tell(write, number)
-        return answer
-
-    def held(self, name: str, token: bytes, waits: bool, its: float) -> Busy | None:
-        """Who has the lock, as far as reading goes."""
-        number = lock_number(name)[0]
-        lease, now = self._standing(number)
-        if lease is not None:
-            takes_a_place = waits and its != 1
-            return None if lease.token == token or takes_a_place else Busy(lease.token, lease.end - now)
-        state = self._state(number) if its != 1 else None
-        return None if state is None else rooms.refusal(state, token, its, waits, now, self._lives)
-
-    def _state(self, number: int) -> bytes | None:
-        row = self.database.row(self.database.opened(clock()), rooms.ROOM, (number,))
-        return None if row is None else row[0]
-
-    def hand_over(self, name: str, token: bytes, seconds: float) -> bool:
-        number, raw = lock_number(name)
-        with self.database.writing() as write:
-            now = clock()
-            lease = _lease(write, number)
-            crowd = rooms.room_of(write, number) if lease is None else None
-            if crowd is not None:
-                after, stands, _ = room.renew(crowd, token, seconds, now)
-                if stands:
-                    _put_room(write, number, raw, rooms.with_holder(after, token, HANDED))
-                return stands
-            if lease is None or lease.token != token or not self._stands(lease, now):
-                return False
-            _put_lease(write, number, raw, Lease(token, now + seconds, lease.fence, HANDED))
-        return True
-
-    def holder(self, name: str) -> list[tuple[bytes, float]]:
-        number = lock_number(name)[0]
-        lease, now = self._standing(number)
-        if lease is not None:
-            return [(lease.token, lease.end - now)]
-        state = self._state(number)
-        return [] if state is None else [(each.token, each.end - now) for each in self._inside(state, now)]
-
-    def _inside(self, state: bytes, now: float) -> list[Lease]:
-        every = [Lease(each.token, each.end, each.fence, each.holder) for each in rooms.load(state).inside]
-        return [each for each in every if self._stands(each, now)]
-
-    def listed(self, prefix: str = "") -> list[Held]:
-        with self.database.reading() as (_, connection):
-            rows, crowds = connection.execute(_LOCKS).fetchall(), connection.execute(_ROOMS).fetchall()
-        now, host, found = clock(), parts_of(here())[0], []
-        every: list[tuple[int, bytes, Lease, int | None]] = [
-            (number, raw, _lease_of(row), None) for number, raw, *row in rows
-        ]
-        for number, raw, state in crowds:
-            waiting = len(rooms.load(state).queue)
-            every += [(number, raw, each, waiting) for each in self._inside(state, now)]
-        for number, raw, lease, waits in every:
-            name = raw.decode("utf-8", "surrogatepass")
-            if lock_number(name)[0] == number and name.startswith(prefix) and self._stands(lease, now):
-                pid, left = pid_here(lease.holder), lease.end - now
-                found.append(Held(name, host, pid, None, lease.fence, None, None, left, True, waits))
-        return found
-
-    def release(self, name: str, token: bytes) -> bool:
-        def ask(was: Record, now: float) -> Change[bool]:
-            return record.abandon(was, token, None, 0.0, now)
-
-        if self._change(lock_number(name), ask, _LEASED):
-            return True
-        return self._among(name, lambda was, now: room.release(was, token, now))
 
     # -- what is kept, and what must go -------------------------------------------------------------------------------
 
@@ -594,31 +443,12 @@ def _past_of(rows: Sequence[Sequence[Any]]) -> Past:
     return Past(verdicts, rest, Verdict(*map(str, text)))
 
 
-def _next_fence(write: Write) -> int:
-    try:
-        last = write.execute("UPDATE fences SET last = last + 1 RETURNING last").fetchall()[0][0]
-    except (IndexError, IntegrityError) as error:
-        raise Damaged("it has lost its fences") from error
-    if type(last) is not int:
-        raise Damaged(f"a fence is {last!r}")
-    return last
-
-
 def _put_lease(write: Write, number: int, raw: bytes, lease: Lease | None) -> None:
     if lease is None:
         write.execute("DELETE FROM leases WHERE number = ?", (number,))
         return
     values = number, raw, lease.token, lease.end, lease.holder, lease.fence
     write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", values)
-
-
-def _put_room(write: Write, number: int, raw: bytes, it: Room) -> bytes:
-    if it.idle:
-        write.execute("DELETE FROM rooms WHERE number = ?", (number,))
-        return b""
-    state = room.dump(it)
-    write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", (number, raw, state, it.end))
-    return state
 
 
 def _put_past(write: Write, number: int, past: Past | None) -> None:

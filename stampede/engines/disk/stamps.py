@@ -1,8 +1,8 @@
 """The stamps: a table in shared memory that tells every process at once that a key's entry has changed.
 
-A slot per key hash. A writer marks the slot inside its transaction and puts a unique stamp there after the commit;
-a reader samples the slot before it reads, and keeps nothing that was read under a mark. The order matters: a stamp
-put before the commit, or sampled after the read, can name an old value for ever.
+There is a slot for each hash of a key. A writer marks the slot inside its transaction, and puts a unique stamp there
+after the commit. A reader samples the slot before it reads, and keeps nothing that it read under a mark. The order
+matters: a stamp put before the commit, or sampled after the read, can name an old value for ever.
 
 Aligned words of 8 bytes are read and written whole by memoryview on every machine that Python 3.11 runs on with 64
 bits; the system calls of a transaction stand between the mark, the commit and the stamp, for machines that reorder.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stampede.engines.flock import shut, try_lock, unlock
 
-__all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable", "unique"]
+__all__ = ["GENERATIONS", "MARK", "SLOTS", "Gate", "Stamps", "Unreadable"]
 
 SLOTS = 1 << 16
 MARK = 1
@@ -37,21 +37,19 @@ class Unreadable(Exception):
     """The file is no table of stamps."""
 
 
-def unique() -> int:
-    """A stamp that no slot ever had."""
-    return int.from_bytes(os.urandom(8), "little") | 2
-
-
 class Stamps:
-    """One mapping of one file of stamps. It outlives the file's removal: tickets point into it."""
+    """One mapping of one file of stamps. It outlives the file's removal, as tickets point into it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = str(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        status = os.fstat(self._fd)
-        if status.st_size != _SIZE:
-            raise Unreadable(f"{path} has {status.st_size} bytes")
-        view = memoryview(mmap.mmap(self._fd, _SIZE))
+        self.path = str(path)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if status.st_size != _SIZE:
+                raise Unreadable(f"{path} has {status.st_size} bytes")
+            view = memoryview(mmap.mmap(fd, _SIZE))
+        finally:
+            os.close(fd)
         self.words = view[: 8 * _WORDS].cast("Q")
         self.used = view[8 * _WORDS : 8 * _WORDS + SLOTS]  # a byte per slot: asked for since eviction came by
         self._awaited = view[8 * _WORDS + SLOTS :]  # a byte per slot: somebody waits, or did when it last changed
@@ -62,7 +60,7 @@ class Stamps:
 
     @staticmethod
     def make(path: Path, incarnation: str) -> None:
-        """A whole new file, every block of it allocated."""
+        """Make a whole new file, every block of it allocated."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             if hasattr(os, "posix_fallocate"):
@@ -75,11 +73,13 @@ class Stamps:
 
     @property
     def current(self) -> bool:
-        """Whether the directory still has this very file. (Its number can't be used again while we have it open.)"""
+        """Whether the directory still has this very file, whose number is not used again while it is mapped."""
         try:
-            status = os.stat(self._path)
+            return self.is_of(os.stat(self.path))
         except OSError:
             return False
+
+    def is_of(self, status: os.stat_result) -> bool:
         return (status.st_dev, status.st_ino) == self._identity
 
     # -- slots --------------------------------------------------------------------------------------------------
@@ -91,13 +91,13 @@ class Stamps:
         self.words[slot] = MARK
 
     def stamp(self, slot: int) -> None:
-        self.words[slot] = unique()
+        self.words[slot] = _unique()
 
     def mark_all(self) -> None:
         self._all(MARK)
 
     def stamp_all(self) -> None:
-        self._all(unique())
+        self._all(_unique())
 
     def _all(self, word: int) -> None:
         self.words[8:] = memoryview(word.to_bytes(8, "little") * SLOTS).cast("Q")
@@ -112,15 +112,15 @@ class Stamps:
     # -- waiters ------------------------------------------------------------------------------------------------
 
     def expect(self, number: int) -> None:
-        """Somebody waits for a change of this key. To be said before looking whether it has changed already."""
+        """Note that somebody waits for this number. To be called before it is read whether there is still a reason."""
         self._awaited[number & (SLOTS - 1)] = 1
 
     def expected(self, number: int) -> bool:
-        """Whether somebody waits, so that a change is worth telling. They say so again if they wait again."""
+        """Return whether somebody waits, once: those that go on waiting call `expect` again."""
         at = number & (SLOTS - 1)
         awaited = bool(self._awaited[at])
         if awaited:
-            self._awaited[at] = 0  # before they are told, or one who comes meanwhile would be forgotten
+            self._awaited[at] = 0  # before they are told, or one that comes meanwhile would be forgotten
         return awaited
 
     # -- the hand of eviction, which goes round the entries by their numbers ----------------------------------------
@@ -133,34 +133,48 @@ class Stamps:
     def hand(self, number: int) -> None:
         self.words[_HAND] = number + (1 << 63)
 
-    # -- the gate -----------------------------------------------------------------------------------------------
+    # -- writers ------------------------------------------------------------------------------------------------
 
     @property
     def writer(self) -> int:
-        """The process that went through the gate last."""
+        """The process that is writing, or 0."""
         return self.words[_WRITER]
 
+    @writer.setter
+    def writer(self, process: int) -> None:
+        self.words[_WRITER] = process
+
+
+class Gate:
+    """An open file of its own, whose lock excludes all other writers, of this process, too.
+
+    The kernel unlocks it when its process ends, and when it is closed with the last reference to this.
+    """
+
+    def __init__(self, stamps: Stamps) -> None:
+        self.fd = -1
+        self.fd = os.open(stamps.path, os.O_RDWR | os.O_CLOEXEC)
+        self.is_current = stamps.is_of(os.fstat(self.fd))
+        self.is_after_death = False  # the last writer ended in the middle of a write
+        self._stamps = stamps
+
     def enter(self) -> bool:
-        """Be the only writer of all processes, if nobody else is. The threads of one process take turns before it."""
-        if self._fd < 0 or not try_lock(self._fd):
+        """Become the only writer. False: there is another one."""
+        if not try_lock(self.fd):
             return False
-        self.words[_WRITER] = os.getpid()
+        self.is_after_death = bool(self._stamps.writer)
+        self._stamps.writer = os.getpid()
         return True
 
     def leave(self) -> None:
-        if self._fd >= 0:
-            unlock(self._fd)
+        """Not only by closing it: a child that was forked meanwhile may have the file open, too."""
+        self._stamps.writer = 0
+        unlock(self.fd)
 
     def __del__(self) -> None:
-        shut(getattr(self, "_fd", -1))  # not sooner: another thread may be in the gate
+        shut(self.fd)
 
-    def start_again(self) -> None:
-        """In a forked child: an open file of its own, as the gate would let both through by the parent's.
 
-        The inherited one is closed without unlocking. If the path has another file by now, `current` tells.
-        """
-        shut(self._fd)
-        try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
+def _unique() -> int:
+    """Return a stamp that no slot ever had."""
+    return int.from_bytes(os.urandom(8), "little") | 2

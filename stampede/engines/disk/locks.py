@@ -1,0 +1,153 @@
+"""Locks in the directory's database: a row for each that is held, with the state that `stampede.room` decides about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from stampede import room
+from stampede.engines.disk.boot import clock
+from stampede.engines.disk.database import Write
+from stampede.engines.disk.rows import Rows, lock_number
+from stampede.engines.disk.trouble import Damaged
+from stampede.engines.flock import pid_here
+from stampede.engines.whereabouts import here, parts_of
+from stampede.ports import Busy, Granted, Held
+from stampede.room import EMPTY, SAFETY, Change, Inside, Room
+
+__all__ = ["LockRows"]
+
+T = TypeVar("T")
+
+HANDED = ""
+"""The holder of a lock that was handed over: no process's end ends it."""
+
+_ROOM = "SELECT state FROM rooms WHERE number = ?"
+_ROOMS = "SELECT number, CAST(name AS BLOB), state FROM rooms"
+
+
+class LockRows:
+    """One directory's locks, for one process."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._database = rows.database
+
+    def refusal(self, name: str, token: bytes, its: float) -> Busy | None:
+        """Return what a caller hears that is refused, if reading tells: most that ask for an exclusive lock."""
+        now, it = clock(), self._room(name)
+        first = it.inside[0] if it.inside and not it.queue else None
+        if first is None or its != 1 or first.room != 1 or first.token == token or not self._stands(first, now):
+            return None
+        return Busy(first.token, first.end - now)
+
+    def acquire(self, name: str, token: bytes, lease: float, waits: bool, its: float) -> Granted | Busy:
+        holder = self._rows.life.name
+
+        def ask(was: Room, now: float, write: Write) -> Change[Granted | Busy]:
+            fence = _last_fence(write) + 1
+            # Nobody queues for a lock that is wanted by exclusive holders only: each hand-over from process to process
+            # takes much longer than to take a lock that is free.
+            queues = waits and (its != 1 or bool(was.queue) or any(each.room != 1 for each in was.inside))
+
+            def asked(was: Room) -> Change[Granted | Busy]:
+                return room.acquire(was, token, lease, its, now, waits=queues, least=fence, holder=holder)
+
+            after, reply, told = asked(was)
+            if isinstance(reply, Busy) and (dead := [each.token for each in was.inside if not self._lives(each)]):
+                living = [each for each in was.inside if each.token not in dead]
+                after, reply, told = asked(Room(living, was.queue, was.fence))
+                told = told._replace(left=[*told.left, *dead])
+            if isinstance(reply, Granted) and reply.fence >= fence:
+                write.execute("UPDATE fences SET last = ?", (reply.fence,))
+            return after, reply, told
+
+        return self._change(name, ask)
+
+    def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return self._change(name, lambda was, now, _: room.renew(was, token, lease, now))
+
+    def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        return self._change(name, lambda was, now, _: room.renew(was, token, lease, now, holder=HANDED))
+
+    def release(self, name: str, token: bytes) -> bool:
+        return self._change(name, lambda was, now, _: room.release(was, token, now))
+
+    def _change(self, name: str, ask: Callable[[Room, float, Write], Change[T]]) -> T:
+        """Return the answer. By then the lock's row has changed, and waiters are woken, in all processes."""
+        number, raw = lock_number(name)
+        with self._database.writing() as write:
+            was = _load(write.execute(_ROOM, (number,)).fetchall())
+            after, answer, told = ask(was, clock(), write)
+            if after.idle and was is not EMPTY:
+                write.execute("DELETE FROM rooms WHERE number = ?", (number,))
+            elif after is not was and not after.idle:
+                values = number, raw, room.dump(after), after.end
+                write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", values)
+        for token in (*told.called, *told.left):
+            self._rows.tell(write.opened, number_of(token))
+        return answer
+
+    def awaited(self, name: str, busy: Busy) -> tuple[float, Iterable[str]] | None:
+        """Return how long a waiter that is not woken waits until it looks again, and the processes that have the lock.
+        None: not at all, since something has happened."""
+        now, it = clock(), self._room(name)
+        awaited = room.awaited(it, busy, now)
+        if awaited is None:
+            return None
+        return min(awaited[1], SAFETY) if busy.token == awaited[0] else awaited[1], {
+            each.holder for each in it.inside
+        } - {HANDED}
+
+    def holder(self, name: str) -> list[tuple[bytes, float]]:
+        now = clock()
+        return [(each.token, each.end - now) for each in self._room(name).inside if self._stands(each, now)]
+
+    def held(self, prefix: str = "") -> list[Held]:
+        with self._database.reading() as (_, connection):
+            locks = {_name(raw): (number, _load([(state,)])) for number, raw, state in connection.execute(_ROOMS)}
+        now, host, found = clock(), parts_of(here())[0], []
+        for name, (number, it) in locks.items():
+            if lock_number(name)[0] == number and name.startswith(prefix):
+                for each in [each for each in it.inside if self._stands(each, now)]:
+                    pid, left, waiting = pid_here(each.holder), each.end - now, len(it.queue)
+                    found.append(Held(name, host, pid, None, each.fence, None, None, left, True, waiting))
+        return found
+
+    def _room(self, name: str) -> Room:
+        """As it was read last. `Locked`: not at this moment."""
+        opened = self._database.opened(clock())
+        row = self._database.row(opened, _ROOM, lock_number(name)[:1])
+        try:
+            return EMPTY if row is None else _load([row])
+        except Damaged as error:
+            raise self._database.trouble(error, opened) from error
+
+    def _stands(self, each: Inside, now: float) -> bool:
+        return each.end > now and self._lives(each)
+
+    def _lives(self, each: Inside) -> bool:
+        return each.holder == HANDED or self._rows.lives(each.holder)
+
+
+def number_of(token: bytes) -> int:
+    """Return the number of the bell by which waiters for this token are woken."""
+    return int.from_bytes(token[:8], "little")
+
+
+def _name(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _load(rows: list[Any]) -> Room:
+    try:
+        return room.load(rows[0][0]) if rows else EMPTY
+    except (ValueError, TypeError) as error:
+        raise Damaged("what it says of a lock is no room") from error
+
+
+def _last_fence(write: Write) -> int:
+    rows = write.execute("SELECT last FROM fences").fetchall()
+    if not rows or type(rows[0][0]) is not int:
+        raise Damaged(f"its fences are {rows!r}")
+    return rows[0][0]
