@@ -22,7 +22,7 @@ from proxy import Proxy
 
 from stampede import Cache, Lock, WaitTimeout, events, try_lock
 from stampede.engines import open_engine
-from stampede.engines.postgres import PostgresEngine, piped
+from stampede.engines.postgres import PostgresEngine, suspending
 from stampede.engines.postgres.connect import of_url
 from stampede.engines.postgres.schema import grants
 from stampede.entry import new_id
@@ -237,7 +237,7 @@ def test_what_is_taken_back_comes_behind_it(
     server: PostgresServer, bouncer: PgBouncer, before: Before, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another connection of the loop would be faster: the key is granted to nobody, and nobody is let in."""
-    monkeypatch.setattr(piped, "BUSY", 0)  # each question has one more made
+    monkeypatch.setattr(suspending, "BUSY", 0)  # each question has one more made
     proxy, ask, token = before(server if way == "direct" else bouncer), Ask(60.0), new_id()
     on_its_way, late = threading.Event(), threading.Event()
 
@@ -247,7 +247,7 @@ def test_what_is_taken_back_comes_behind_it(
 
     async def taken_back(engine: PostgresEngine) -> None:
         claims = engine.suspending.claims
-        while len(engine._all.aline._desks.to(None)._wires) < 2:
+        while sum(pipe.wire is not None for pipe in engine._all.aline._desks.to(None).pipes) < 2:
             await asyncio.gather(*[claims.claim("warm", new_id(), ask) for _ in range(8)])
         proxy.at(token, before=dawdle)
         claim = asyncio.create_task(claims.claim("k", token, ask))

@@ -2,11 +2,12 @@
 
 tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: functions in the database
 schema.py    makes them, and tells those of another release
-connect.py   what is behind a URL: how connections are made
-wire.py      keys' names, arguments and rows
+connect.py   what is behind a URL: how connections are made, by reach.py;  address.py   what a URL says
+talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows
 verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   what is recorded;
              sessions.py   connections that locks are bound to; reports.py   and told of that
-line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour
+line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour: by the pool
+             and the pipe of the kit
 news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
 sweep.py     removes what is over, and what there is no room for
 """

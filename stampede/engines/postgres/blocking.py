@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Sequence
 from math import inf
 
-from psycopg import Connection, Error
+from psycopg import Error
 
 from stampede import forks
 from stampede.engines.kit.pool import Pool
-from stampede.engines.kit.replies import ODD
+from stampede.engines.kit.replies import MORE, ODD, out_of_step
 from stampede.engines.kit.transport import disown_number
-from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
+from stampede.engines.kit.vigil import NOT_TO_OTHERS
 from stampede.engines.postgres.connect import Server
-from stampede.engines.postgres.drive import Ready, drive
-from stampede.engines.postgres.line import Broken, Hung, ServerLine, is_refusal
-from stampede.engines.postgres.talk import READ, Command, Row, Talk, Talking
-from stampede.errors import StampedeError
+from stampede.engines.postgres.line import ServerLine, check_refusal
+from stampede.engines.postgres.reach import LOOK, READ, WRITE, until_ready
+from stampede.engines.postgres.talk import Answer, Command, Talk, encoded
 
 __all__ = ["Blocking"]
 
@@ -30,7 +30,7 @@ class Blocking(ServerLine):
         server.vigil.waiters = lambda before: self._wires.cut(before)
         self._wires: _Wires = _Wires(server)
 
-    async def sent(self, commands: Sequence[Command]) -> list[list[Row]]:
+    async def sent(self, commands: Sequence[Command]) -> list[Answer]:
         return self._wires.ask(commands)
 
     def close(self) -> None:
@@ -42,17 +42,17 @@ class Blocking(ServerLine):
         forks.each(wire.disown for wire in inherited.all)
 
 
-class _Wires(Pool["_Wire", Sequence[Command], list[list[Row]]]):
-    """The rows of each of some commands."""
+class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
+    """The answers to each of some commands."""
 
-    broken, hung = (Broken,), Hung
+    broken, hung = (Error, OSError), TimeoutError
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self._leading = server
 
     def made(self) -> _Wire:
-        return _Wire(self._leading.vigil)
+        return _Wire(self._leading)
 
     def cut(self, before: float) -> None:
         """Cut the connections that have waited for the server since before that moment."""
@@ -60,100 +60,87 @@ class _Wires(Pool["_Wire", Sequence[Command], list[list[Row]]]):
             if wire.since < before:
                 wire.cut = wire.since
 
-    def exchange(self, wire: _Wire, commands: Sequence[Command]) -> list[list[Row]]:
+    def exchange(self, wire: _Wire, commands: Sequence[Command]) -> list[Answer]:
         wire.asking = True
         try:
-            if wire.connection is None:
-                wire.stand(self._leading.connection())
-            rows = wire.rows(commands, self._leading.timeout)
+            answers = wire.answers(commands)
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question
-        except (StampedeError, Error, OSError, *ODD) as error:
-            connected = wire.connection is not None
-            if connected and not wire.lost(error):
-                wire.asking = False  # it has answered
-                raise
-            wire.disconnect()
-            self._leading.hear(error)
-            if isinstance(error, StampedeError):
-                raise
-            raise (Hung if isinstance(error, TimeoutError) else Broken)(error) from error
-        except BaseException:
+        except BaseException as error:
             wire.disconnect()  # its answer would be taken for that to the next question
+            if isinstance(error, ODD):
+                raise out_of_step(error) from error
             raise
         wire.asking = False
-        return rows
+        return answers
 
 
 class _Wire:
     """A connection, or none yet."""
 
-    __slots__ = ("_ready", "_talk", "_vigil", "asking", "connection", "cut", "since")
+    __slots__ = ("_either", "_readable", "_server", "asking", "cut", "since", "stands", "talk")
+    current = True
 
-    def __init__(self, vigil: Vigil) -> None:
-        self._vigil = vigil
-        self.connection: Connection[Row] | None = None
-        self.asking = False
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.talk: Talk | None = None
+        self.asking = self.stands = False
         self.since, self.cut = inf, 0.0  # when it began to wait for what it waits for; that wait is known to be vain
 
-    @property
-    def stands(self) -> bool:
-        return self.connection is not None
+    def _stand(self) -> Talk:
+        talk = self._server.connection()
+        fd = talk.connection.fileno()
+        self._readable, self._either = select.poll(), select.poll()
+        self._readable.register(fd, READ)
+        self._either.register(fd, WRITE)
+        self.talk, self.stands = talk, True
+        return talk
 
-    @property
-    def current(self) -> bool:
-        return True
-
-    def stand(self, connection: Connection[Row]) -> None:
-        """It leads there."""
-        self.connection = connection
-        self._talk = Talk(connection, named=connection.prepare_threshold is not None)
-        self._ready = Ready(connection.fileno())
-
-    def rows(self, commands: Sequence[Command], patience: float) -> list[list[Row]]:
-        its, talk = self.connection, self._talk
-        if its is None:
-            raise ConnectionError("it was closed meanwhile")
-        if its.prepare_threshold is None:  # it is a pooler's, which may lose its place in a pipeline
-            ask = talk.ask if its.isolation_level is None else talk.apart
-            return [rows for command in commands for rows in self._driven(ask(command), patience)]
-        return self._driven(talk.ask(commands[0]) if len(commands) == 1 else talk.ask_all(commands), patience)
-
-    def _driven(self, talking: Talking, patience: float) -> list[list[Row]]:
-        """Return the rows. If nothing moves for `patience` seconds, all threads learn that the server hangs."""
-        self.since = time.monotonic()
+    def answers(self, commands: Sequence[Command]) -> list[Answer]:
+        """Ask these. If nothing moves for as long as an answer may take, all threads learn that the server hangs."""
+        count, answers = len(commands), list[Answer]()
+        asked = [encoded(commands[0])] if count == 1 else list(map(encoded, commands))
+        server, talk = self._server, self.talk or self._stand()
+        patience = server.timeout
         try:
-            rows: list[list[Row]] = drive(talking, self._ready, patience, self._moves, self._look)
+            for each in asked:
+                talk.put(each)
+            unsent = talk.flush()
+            while True:
+                self.since = time.monotonic()
+                poll = self._either if unsent else self._readable
+                if not poll.poll(min(patience, LOOK) * 1000) and not until_ready(poll, patience - LOOK, self._look):
+                    raise TimeoutError(f"it has said nothing for {patience:g} s")
+                server.vigil.heard = time.monotonic()
+                talk.feed()
+                unsent = unsent and talk.flush()
+                while (answer := talk.gets()) is not MORE:
+                    if isinstance(answer, Exception):
+                        check_refusal(server, answer)
+                    answers.append(answer)
+                    if len(answers) == count:
+                        return answers
         except TimeoutError:
-            self._vigil.ends(self.since, patience)
+            server.vigil.ends(self.since, patience)
             raise
         finally:
             self.since = inf
-        return rows
-
-    def _moves(self) -> None:
-        self._vigil.heard = self.since = time.monotonic()
 
     def _look(self) -> None:
         if self.cut == self.since:
             raise TimeoutError(NOT_TO_OTHERS)
 
     def speaks(self) -> bool:
-        """Return whether there is something to read before anything was asked."""
-        return self._ready.wait(READ, 0.0, self._look)
+        """Whether there is something to read before anything was asked."""
+        return bool(self._readable.poll(0))
 
     def disown(self) -> None:
         """In a forked child."""
-        if self.connection is not None:
-            disown_number(self.connection.fileno())
-
-    def lost(self, error: Exception) -> bool:
-        """Is it of no use any more? Who was refused may go on, unless what was refused is what was prepared."""
-        its = self.connection
-        return its is None or its.closed or its.broken or not is_refusal(error) or its.info.transaction_status != 0
+        if self.talk is not None:
+            disown_number(self.talk.connection.fileno())
 
     def disconnect(self) -> None:
-        its, self.connection = self.connection, None
-        self.asking = False
-        if its is not None:
-            its.close()
+        talk, self.talk = self.talk, None
+        self.asking = self.stands = False
+        if talk is not None:
+            talk.connection.close()

@@ -9,23 +9,21 @@ from inspect import getattr_static
 from math import ceil, inf
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, Error, IsolationLevel, OperationalError
+from psycopg import AsyncConnection, Connection, Error, OperationalError
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
-from psycopg.types.numeric import Int4
 
 from stampede.engines.kit.overdue import Overdue
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.postgres import address
-from stampede.engines.postgres.drive import said, said_in_loop
-from stampede.engines.postgres.reach import reached, reached_in_loop
+from stampede.engines.postgres.reach import reached, reached_in_loop, said, said_in_loop
 from stampede.engines.postgres.schema import check_version
-from stampede.engines.postgres.talk import Row
+from stampede.engines.postgres.talk import Command, Row, Talk
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, OptionError
 
 __all__ = ["Server", "of_pool", "of_url"]
 
-MEET = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), stampede.version()"
+MEET: Command = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), stampede.version()", ()
 WHO = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
 STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 UNMADE = InvalidSchemaName, UndefinedFunction
@@ -33,12 +31,11 @@ UNMADE = InvalidSchemaName, UndefinedFunction
 APART = "25000"
 """What our functions say in a transaction that sees only what was there when it began."""
 
-SET_APART = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
-"""To be said to a server; not to a pooler, where it would be set for whoever comes next."""
+SET_APART: Command = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED", ()
 
 UNLOCKED = """SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
     WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f}"""
-"""The same: what waits for another's lock does nothing any more when its caller has long gone."""
+"""What waits for another's lock does nothing any more when its caller has long gone."""
 
 
 class Server:
@@ -54,7 +51,7 @@ class Server:
     pooled = False
     """Behind a pooler, which gives each transaction to whichever connection it has. Known when one was met."""
     apart = False
-    """Some of these begin transactions otherwise than others."""
+    """Its transactions begin otherwise than ours are to."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class Server:
         self.patience: float | None = timeout
         self.overdue = Overdue(timeout)
         self.vigil = Vigil()
-        self._unlocked = UNLOCKED.format(max(450 * timeout, 1))  # who is refused asks once more
+        self._unlocked = UNLOCKED.format(max(450 * timeout, 1)), ()  # who is refused asks once more
         defaults = {"connect_timeout": ceil(timeout), "application_name": "stampede"}
         ours = {"client_encoding": "UTF8"}
         self._conninfo: dict[str, Any] = defaults | dict(conninfo) | ours
@@ -105,24 +102,20 @@ class Server:
         """No connection is made any more."""
         self.closed = True
 
-    def connection(self) -> Connection[Row]:
+    def connection(self) -> Talk:
         """A new one of the blocking colour."""
         self.check()
         made = self._reached(self._conninfo)
         try:
-            apart = self._met(made, *said(made, MEET, self.timeout))
-            if apart and self.pooled:
-                made.isolation_level = IsolationLevel.READ_COMMITTED
-            elif apart:
-                said(made, SET_APART, self.timeout)
-            if not self.pooled:
-                said(made, self._unlocked, self.timeout)
+            first = Talk(made, pooled=True)  # for all that is known yet
+            talk = self._met(made, *said(first, MEET, self.timeout))
+            for each in self._first(talk):
+                said(first, each, self.timeout)
         except BaseException as error:
             made.close()
-            if isinstance(error, Exception):
-                self._unmet(error)
+            self._unmet(error)
             raise
-        return made
+        return talk
 
     def _reached(self, conninfo: Mapping[str, Any]) -> Connection[Row]:
         began = time.monotonic()
@@ -137,24 +130,20 @@ class Server:
             self.vigil.ends(began, self.timeout)
             raise
 
-    async def suspending_connection(self) -> AsyncConnection[Row]:
+    async def suspending_connection(self) -> Talk:
         """A new one of the running event loop."""
         self.check()
         made = await reached_in_loop(self._conninfo, self.timeout)
         try:
-            apart = self._met(made, *await said_in_loop(made, MEET, self.timeout))
-            if apart and self.pooled:
-                await made.set_isolation_level(IsolationLevel.READ_COMMITTED)
-            elif apart:
-                await said_in_loop(made, SET_APART, self.timeout)
-            if not self.pooled:
-                await said_in_loop(made, self._unlocked, self.timeout)
+            first = Talk(made, pooled=True)  # for all that is known yet
+            talk = self._met(made, *await said_in_loop(first, MEET, self.timeout))
+            for each in self._first(talk):
+                await said_in_loop(first, each, self.timeout)
         except BaseException as error:
             await made.close()
-            if isinstance(error, Exception):
-                self._unmet(error)
+            self._unmet(error)
             raise
-        return made
+        return talk
 
     @property
     def direct(self) -> dict[str, Any]:
@@ -195,22 +184,28 @@ class Server:
         """Or all that we hold would be anybody's: where keys are kept, nobody knows that connection."""
         if self._direct is None:
             return
-        with self.connection() as asked, self.overdue.asking(asked):
-            (lives,) = asked.execute("SELECT stampede.lives($1, $2)", (Int4(pid), started)).fetchone() or (False,)
+        asked = self.connection()
+        try:
+            ((lives,),) = said(asked, ("SELECT stampede.lives($1, $2)", (pid, started)), self.timeout)
+        finally:
+            asked.connection.close()
         if not lives:
             raise OperationalError("listen= leads to another server than the rest of the URL does")
 
-    def _met(self, made: Connection[Row] | AsyncConnection[Row], row: Row) -> bool:
-        """Look at what it is. True: its transactions are to be set apart from what the database's others are."""
+    def _met(self, made: Any, row: Row) -> Talk:
+        """Look at what it is, and say how it is talked to."""
         pid, isolation, version = row
         check_version(version, self.name, self.init)
         self.pooled = pid != made.info.backend_pid  # a pooler makes a number up for each of its clients
-        if not self.pooled:
-            made.prepare_threshold = 0
+        self.apart = self.apart or isolation != "read committed"
         made._pool = None  # as one of a pool's: the end of the program closes it, without complaint
-        return self.apart or isolation != "read committed"
+        return Talk(made, pooled=self.pooled, apart=self.apart)
 
-    def _unmet(self, error: Exception) -> None:
+    def _first(self, talk: Talk) -> list[Command]:
+        """What is said to a server before all else; not to a pooler, where it would be set for whoever comes next."""
+        return [] if talk.pooled else [SET_APART, self._unlocked] if self.apart else [self._unlocked]
+
+    def _unmet(self, error: BaseException) -> None:
         """EngineError, with what is to be done, if it is that there are no tables."""
         if isinstance(error, UNMADE):
             check_version(None, self.name, self.init)

@@ -9,10 +9,10 @@ from typing import Protocol
 from psycopg import Error
 
 from stampede.engines.postgres.connect import APART, Server
-from stampede.engines.postgres.talk import Command, Row
+from stampede.engines.postgres.talk import Answer, Command, Row
 from stampede.errors import EngineError, TooLarge
 
-__all__ = ["Broken", "Command", "Hung", "Line", "ServerLine", "is_refusal"]
+__all__ = ["Command", "Line", "ServerLine", "check_refusal", "is_refusal", "trouble"]
 
 _REFUSES = {"25006": "it writes nothing (a standby, or default_transaction_read_only)", "53100": "its disk is full"}
 """What a server says that answers, and takes nothing new."""
@@ -51,11 +51,11 @@ class ServerLine(ABC):
         self._server = server
 
     @abstractmethod
-    async def sent(self, commands: Sequence[Command]) -> list[list[Row]]:
-        """The rows of each, or whatever psycopg raises."""
+    async def sent(self, commands: Sequence[Command]) -> list[Answer]:
+        """The answer to each. It raises whatever psycopg does if they don't come."""
 
     async def ask(self, command: Command) -> list[Row]:
-        return (await self.ask_all([command]))[0]
+        return (await self.ask_all((command,)))[0]
 
     async def ask_all(self, commands: Sequence[Command]) -> list[list[Row]]:
         if self._server.closed:
@@ -63,28 +63,25 @@ class ServerLine(ABC):
         if not commands:
             return []
         try:
-            try:
-                return await self.sent(commands)
-            except Error as error:
-                if error.sqlstate not in _IN_THE_WAY:
-                    raise
-            return await self.sent(commands)  # what was done of it is done again, and changes nothing
-        except (Broken, Error, OSError) as error:
+            rows = _all_rows(await self.sent(commands))
+            if rows is None:  # what was done of it is done again, and changes nothing
+                rows = _all_rows(await self.sent(commands), last=True)
+        except (Error, OSError) as error:
             self._server.check()  # then the connection was closed under our hands
-            why = error.why if isinstance(error, Broken) else error
-            raise trouble(self._server, why) from why
+            raise trouble(self._server, error) from error
+        return rows or []
 
 
-class Broken(Exception):
-    """The connection is of no use any more."""
-
-    def __init__(self, why: Exception) -> None:
-        super().__init__(str(why))
-        self.why = why
-
-
-class Hung(Broken):
-    """There was no answer in time."""
+def _all_rows(answers: Sequence[Answer], *, last: bool = False) -> list[list[Row]] | None:
+    """The rows of each, or raise the first refusal. None: ask once more."""
+    found: list[list[Row]] = []
+    for answer in answers:
+        if isinstance(answer, Exception):
+            if isinstance(answer, Error) and answer.sqlstate in _IN_THE_WAY and not last:
+                return None
+            raise answer
+        found.append(answer)
+    return found
 
 
 def trouble(server: Server, error: Exception) -> EngineError | TooLarge:
@@ -111,6 +108,13 @@ def is_refusal(error: Exception) -> bool:
     if error.diag.severity_nonlocalized in ("FATAL", "PANIC"):  # as it ends what is idle in a transaction
         return False
     return code != "0A000" or error.diag.source_function != "RevalidateCachedQuery"  # prepared for what has changed
+
+
+def check_refusal(server: Server, answer: Answer) -> None:
+    """Raise what says that this connection is of no use any more."""
+    if isinstance(answer, Exception) and not is_refusal(answer):
+        server.hear(answer)
+        raise answer
 
 
 def _is_standbys(error: Exception) -> bool:

@@ -74,7 +74,7 @@ class PostgresLocks:
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
         its = names(name, b"lock")
-        if self._bound:
+        if self._bound and self._news.home_backend is None:
             await self._news.at_home(self._colour)
         home = "" if self._news.mute else self._news.home
         arrival = self._arrivals.get(token) if waits else None

@@ -1,25 +1,43 @@
-"""Connecting, in the time that there is for it: libpq's own limit is 2 seconds at least."""
+"""Connecting, and what is said first: in the time that there is for it, as libpq's own limit is 2 seconds at least."""
 
 from __future__ import annotations
 
 import asyncio
+import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, OperationalError, RawCursor
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
-from stampede.engines.postgres.drive import Hook, Ready
-from stampede.engines.postgres.talk import READ, WRITE, Row
+from stampede.engines.kit.replies import MORE
+from stampede.engines.postgres.talk import Answer, Command, Row, Talk, encoded
 
-__all__ = ["reached", "reached_in_loop"]
+__all__ = ["LOOK", "READ", "WRITE", "Look", "reached", "reached_in_loop", "said", "said_in_loop", "until_ready"]
+
+Look = Callable[[], object]
+"""Called now and then by a thread that waits. It raises if the wait is in vain."""
+
+LOOK = 0.05
+"""Seconds between two looks."""
 
 LATE = "it has let nobody in for {:g} s"
+READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 
 
-def reached(conninfo: Mapping[str, Any], seconds: float, look: Hook) -> Connection[Row]:
+def until_ready(poll: select.poll, seconds: float, look: Look) -> bool:
+    """Wait until a connection is ready. False: it takes longer."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        look()
+        if poll.poll(1000 * min(left, LOOK)):
+            return True
+    return bool(poll.poll(0))
+
+
+def reached(conninfo: Mapping[str, Any], seconds: float, look: Look) -> Connection[Row]:
     """A blocking connection, in autocommit, which prepares nothing by itself. Of several hosts each has its time, by
     psycopg's own measure."""
     if _are_many(conninfo):
@@ -35,14 +53,15 @@ def reached(conninfo: Mapping[str, Any], seconds: float, look: Hook) -> Connecti
             return made
         if status == PollingStatus.FAILED:
             break
-        wanted = READ if status == PollingStatus.READING else WRITE
-        if not Ready(its.socket).wait(wanted, max(end - time.monotonic(), 0.0), look):
+        poll = select.poll()  # libpq may have another socket by now
+        poll.register(its.socket, select.POLLIN if status == PollingStatus.READING else select.POLLOUT)
+        if not until_ready(poll, max(end - time.monotonic(), 0.0), look):
             raise TimeoutError(LATE.format(seconds))
     raise OperationalError(f"connection failed: {its.get_error_message()}")
 
 
 async def reached_in_loop(conninfo: Mapping[str, Any], seconds: float) -> AsyncConnection[Row]:
-    """The same of the running event loop."""
+    """A connection of the running event loop, which is the same otherwise."""
     try:
         async with asyncio.timeout(None if _are_many(conninfo) else seconds):
             return await AsyncConnection.connect(
@@ -54,3 +73,41 @@ async def reached_in_loop(conninfo: Mapping[str, Any], seconds: float) -> AsyncC
 
 def _are_many(conninfo: Mapping[str, Any]) -> bool:
     return any("," in str(conninfo.get(each) or "") for each in ("host", "hostaddr"))
+
+
+def said(talk: Talk, command: Command, seconds: float) -> list[Row]:
+    """The rows of a command, over a connection that nobody else has yet."""
+    talk.put(encoded(command))
+    end, poll, fd = time.monotonic() + seconds, select.poll(), talk.connection.fileno()
+    while (answer := talk.gets()) is MORE:
+        poll.register(fd, WRITE if talk.flush() else READ)
+        if not until_ready(poll, end - time.monotonic(), lambda: None):
+            raise TimeoutError(f"it has said nothing for {seconds:g} s")
+        talk.feed()
+    return _rows(answer)
+
+
+async def said_in_loop(talk: Talk, command: Command, seconds: float) -> list[Row]:
+    """The same, in the running event loop."""
+    talk.put(encoded(command))
+    loop, fd, ready = asyncio.get_running_loop(), talk.connection.fileno(), asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        async with asyncio.timeout(seconds):
+            while (answer := talk.gets()) is MORE:
+                if talk.flush():
+                    loop.add_writer(fd, ready.set)
+                ready.clear()
+                await ready.wait()
+                loop.remove_writer(fd)
+                talk.feed()
+    finally:
+        loop.remove_reader(fd)
+        loop.remove_writer(fd)
+    return _rows(answer)
+
+
+def _rows(answer: Answer) -> list[Row]:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
