@@ -16,7 +16,7 @@ from stampede.engines.redis.inside import left_over, refusal, socket_of
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, packer, parser
-from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
 
 __all__ = ["Blocking"]
 
@@ -89,13 +89,14 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
             elif wire.speaks():
                 raise wire.why_it_speaks()
             wire.send(b"".join(map(self._pack, commands)))
-            replies_of = wire.parser
+            its, plain = wire.parser, OF_COMMANDS
             for command in commands:
-                while (reply := replies_of.gets()) is MORE:
-                    replies_of.feed(wire.received())
-                self._scripts.check(command, reply)
+                while (reply := its.gets()) is MORE:
+                    its.feed(wire.received())
+                if type(reply) not in plain.get(command[0], ()):  # else a hit is told with one step less
+                    self._scripts.check(command, reply)
                 replies.append(reply)
-            if replies_of.has_data():
+            if its.has_data():
                 raise OutOfStep("it has said more than it was asked for")
         except RecursionError:
             raise  # hanging up would get stuck half way, too: it is done before the next question

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from stampede.engines.kit.replies import OutOfStep
 from stampede.ports import Hears
 
-__all__ = ["Command", "Script", "Scripts", "is_damage", "is_passing"]
+__all__ = ["OF_COMMANDS", "Command", "Script", "Scripts", "is_damage", "is_passing"]
 
 _CALLS = (b"EVALSHA", b"EVAL")
 _COUNTS = [b"%d" % number for number in range(11)]
@@ -29,13 +29,14 @@ _KINDS: dict[str, frozenset[Any] | None] = {
 """Of which types the parts of a reply to a script are; a reply of others is out of step. All other scripts answer with
 a number."""
 
-_OF_COMMANDS = {
+OF_COMMANDS = {
     b"GET": frozenset([bytes, _NONE]),
     b"GETEX": frozenset([bytes, _NONE]),
     b"PTTL": frozenset([int]),
     b"ASKING": frozenset([bytes]),
     b"CLIENT": frozenset([bytes]),
 }
+"""The same of plain commands."""
 
 Command: TypeAlias = tuple[bytes, ...]
 """A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.with_text` is the same
@@ -71,7 +72,7 @@ class Scripts:
         lease = (folder / "lease.lua").read_bytes()
         self.sharded = sharded
         self._by_hash: dict[bytes, Script] = {}
-        self._kinds: dict[bytes, frozenset[Any] | None] = {**_OF_COMMANDS}  # and by a script's hash, and by its text
+        self._kinds: dict[bytes, frozenset[Any] | None] = {**OF_COMMANDS}  # and by a script's hash, and by its text
 
         def load(name: str, *, before: bytes = entry, first: Sequence[bytes] = ()) -> Script:
             source = before + (folder / f"{name}.lua").read_bytes().replace(b"\n-- lease\n", b"\n" + lease)
