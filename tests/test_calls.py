@@ -17,7 +17,7 @@ MOST = {
     "memory, hit": (0, 0),
     "memory, miss": (91, 24),
     "memory, lock": (35, 8),
-    "redis, hit": (41, 23),
+    "redis, hit": (40, 22),
     "redis, miss": (98, 31),
     "redis, lock": (47, 12),
     "postgres, hit": (50, 25),

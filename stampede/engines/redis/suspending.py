@@ -14,7 +14,7 @@ from stampede.engines.redis.inside import refusal, streams_of, take_streams
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import packer, parser
-from stampede.engines.redis.scripts import Command, Scripts
+from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
 
 __all__ = ["Suspending"]
 
@@ -97,7 +97,9 @@ class _Pipe(Pipe):
         return b"".join([self._pack(command) for question in questions for command in question.asked])
 
     def check(self, question: Question, reply: Any) -> None:
-        self._scripts.check(question.asked[len(question.replies)], reply)
+        command = question.asked[len(question.replies)]
+        if type(reply) not in OF_COMMANDS.get(command[0], ()):  # else a hit is told with one step less
+            self._scripts.check(command, reply)
 
     def before(self, wire: Any) -> Question | None:
         """Have the server tell that connection of changes in what is read by this one from here on."""
