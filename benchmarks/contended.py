@@ -97,7 +97,6 @@ WAYS: dict[tuple[str, str], Callable[[str], Callable[[], Enter]]] = {
 
 def member(pipe: Any, urls: dict[str, str]) -> None:
     """Does what it is told to: (way, threads, seconds), (what, engine, visits of a thread each), or None."""
-    sys.path.append("tests")
     made: dict[Any, Callable[[], Enter]] = {}
     while (order := pipe.recv()) is not None:
         place, name, threads, seconds, visits = order
