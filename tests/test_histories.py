@@ -22,7 +22,6 @@ from servers import SteppedServer, shared_redis
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.boot import clock
 from stampede.engines.memcached import MemcachedEngine
-from stampede.engines.memcached.holds import is_alias
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.engines.postgres import PostgresEngine
@@ -133,13 +132,10 @@ class TestRedisAsTimePasses(HistoriesSuite):
 
 class TestMemcached(HistoriesSuite):
     def make_engine(self) -> Engine:
-        return MemcachedEngine(shared_memcached().address, sign=0)
+        return MemcachedEngine(shared_memcached().address)
 
     def make_peer(self, engine: Engine) -> Engine:
-        return MemcachedEngine(shared_memcached().address, sign=0)
-
-    def is_token(self, told: bytes, token: bytes) -> bool:
-        return told == token or is_alias(told)
+        return MemcachedEngine(shared_memcached().address)
 
 
 class TestMemcachedAsync(TestMemcached):

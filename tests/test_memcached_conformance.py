@@ -35,19 +35,19 @@ class HastyServer(MemcachedServer):
 hasty = cache(HastyServer)
 
 
-class Signed:
+class OnMemcached:
     short = 1.0  # its clock ticks in seconds
     server = staticmethod(shared_memcached)
 
     def make_engine(self) -> Engine:
         self.server().empty()
-        return MemcachedEngine(self.server().address, sign=0)
+        return MemcachedEngine(self.server().address)
 
     def make_peer(self, engine: Engine) -> Engine:
-        return MemcachedEngine(self.server().address, sign=0)
+        return MemcachedEngine(self.server().address)
 
 
-class InHaste(Signed, Suite):
+class InHaste(OnMemcached, Suite):
     """What ends, ends by the server's clock, whoever asks: here it needn't take as long."""
 
     server = staticmethod(hasty)
@@ -60,7 +60,7 @@ class TestMemcached(InHaste, ClaimsSuite):
     slack = 0.7
 
 
-class TestMemcachedStore(Signed, StoreSuite):
+class TestMemcachedStore(OnMemcached, StoreSuite):
     pass
 
 
@@ -91,37 +91,3 @@ class TestMemcachedAsync(TestMemcached):
     test_a_lease_that_has_ended_is_not_shown = None
     test_one_of_many_is_granted_what_ended = test_fill_over_what_has_ended_meanwhile = None
     test_a_lost_lease_is_not_renewed = None
-
-
-class TestMemcachedBare(ClaimsSuite):
-    """The same of leases without their holder's name on them, as those of short computations are."""
-
-    short = 1.0
-    slack = 0.7
-
-    # Another engine can't tell whose they are, so that only their winner ends them:
-    test_one_lease_at_a_time = test_fill_without_a_lease_is_refused = None
-    test_abandoning_another_token_is_harmless = test_a_lost_lease_is_not_renewed = None
-    test_a_herd_is_woken = None
-    # and a refresh is taken for its signature: waiters wait for it instead.
-    test_force_wakes = None
-    # The rest waits for ends, which are seconds here and the same as above.
-    test_a_lease_ends = test_a_value_ends = test_kept_has_an_end_too = test_a_rest_ends = None
-    test_a_lease_that_has_ended_is_not_shown = None
-    test_one_of_many_is_granted_what_ended = test_fill_over_what_has_ended_meanwhile = None
-    test_fill_after_the_lease_is_refused = test_fill_after_an_end_nobody_noticed_is_refused = None
-    test_renew_moves_the_end = test_renew_counts_from_now = test_wait_is_over_with_the_lease = None
-
-    def make_engine(self) -> Engine:
-        server = shared_memcached()
-        server.empty()
-        engine = MemcachedEngine(server.address, sign=60)
-        engine._witnesses._come(engine._servers.all[0])  # as an event loop's first lease has it done
-        return engine
-
-    def make_peer(self, engine: Engine) -> Engine:
-        return MemcachedEngine(shared_memcached().address, sign=60)
-
-
-class TestMemcachedBareAsync(TestMemcachedBare):
-    suspending = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,16 +15,16 @@ import pytest
 pytest.importorskip("pymemcache")
 
 from faces import Face
-from herd import until, until_async
+from herd import until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 
 from stampede.colour import run_blocking
 from stampede.engines.memcached import MemcachedEngine, items
-from stampede.engines.memcached.blocking import Connection as BlockingConnection
+from stampede.engines.memcached.blocking import BlockingLine
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Found, Granted
+from stampede.ports import Ask, Asked, Busy, Found, Granted
 
 LONG = 60.0
 
@@ -88,6 +87,7 @@ def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
     proxy.at(b"s:k", answered=500, times=2)  # it is asked for again, once
     with pytest.raises(EngineError):
         run_blocking(engine.blocking.store.get(["k"]))
+    run_blocking(engine.blocking.store.get(["k"]))  # over a connection that stands it is
     proxy.at(b"s:k", answered=500)
     (entry,) = run_blocking(engine.blocking.store.get(["k"]))
     assert entry is not None and len(entry.value) == 1000
@@ -106,104 +106,38 @@ def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, proxy: Proxy, colour: str) -> None:
-    """A value would be stored that is said not to be, or the other way round; a signed lease be lost with a packet."""
+    """A value would be stored that is said not to be; or the key be blocked behind one attempt to give it back."""
     runner = asyncio.Runner() if colour == "async" else None
     had: Callable[[Any], Any] = run_blocking if runner is None else runner.run
-    near = MemcachedEngine(server.address)
-    for sign in (LONG, 0.0):
-        engine = MemcachedEngine(at(proxy), sign=sign)
-        claims: Any = engine.blocking.claims if runner is None else engine.suspending.claims
-        had(claims.claim("warm", new_id(), Ask(LONG)))
-        end = time.monotonic() + 10
-        while runner is not None and sign and not engine._witnesses._there:
-            assert time.monotonic() < end
-            runner.run(asyncio.sleep(0.005))
-        cuts = [("answered", byte) for byte in range(10)] + [("sent", byte) for byte in range(0, 108, 9)]
-        for where, byte in cuts:
-            key, token = f"{sign:.0f}-{where}-{byte}", new_id()
-            assert isinstance(had(claims.claim(key, token, Ask(LONG))), Granted)
-            proxy.at(b"ms s:%b " % key.encode(), **{where: byte})  # type: ignore[arg-type]
-            stored = had(claims.fill(key, token, some()))
-            (entry,) = run_blocking(near.blocking.store.get([key]))
-            assert stored == (entry is not None)
-            assert stored or (sign and where == "sent"), key
-            late = had(claims.fill(key, token, some(b"again")))
-            (then,) = run_blocking(near.blocking.store.get([key]))
-            assert (then and then.id) == (entry and entry.id)
-            assert not late
-        engine.close()
-    assert proxy.met == 2 * len(cuts)
+    near, engine = MemcachedEngine(server.address), MemcachedEngine(at(proxy))
+    claims: Any = engine.blocking.claims if runner is None else engine.suspending.claims
+    cuts = [("answered", byte) for byte in range(6)] + [("sent", byte) for byte in range(0, 90, 9)]
+    for where, byte in cuts:
+        key, token, entry = f"{where}-{byte}", new_id(), some()
+        assert isinstance(had(claims.claim(key, token, Ask(LONG))), Granted)
+        proxy.at(b"ms s:%b " % key.encode(), **{where: byte})  # type: ignore[arg-type]
+        with pytest.raises(EngineError):
+            had(claims.fill(key, token, entry))
+        reply = run_blocking(near.blocking.claims.claim(key, new_id(), Ask(LONG)))
+        if where == "answered":
+            assert isinstance(reply, Found) and reply.entry.id == entry.id
+            assert had(claims.fill(key, token, entry))  # it is stored already
+            assert not had(claims.fill(key, token, some(b"again")))
+        else:
+            assert isinstance(reply, Busy)
+            assert had(claims.abandon(key, token))
+            assert isinstance(run_blocking(near.blocking.claims.claim(key, new_id(), Ask(LONG))), Granted)
+    assert proxy.met == len(cuts)
+    engine.close()
     near.close()
     if runner is not None:
         runner.close()
 
 
-def test_a_lease_won_over_a_new_connection_is_a_good_one(proxy: Proxy) -> None:
-    """What is computed after a hiccup of the network would not be stored."""
-    engine = MemcachedEngine(at(proxy), sign=LONG)
-
-    proxy.at(b"mg s:k ", sent=0)
-
-    async def scenario() -> None:
-        for key in ("warm", "k"):
-            token = new_id()
-            assert isinstance(await engine.suspending.claims.claim(key, token, Ask(LONG)), Granted)
-            assert await engine.suspending.claims.fill(key, token, some())
-            await until_async(lambda: engine._witnesses._there)
-
-    asyncio.run(scenario())
-    assert proxy.met == 1
-    token = new_id()
-    proxy.at(b"mg s:k2 ", sent=0)
-    assert isinstance(run_blocking(engine.blocking.claims.claim("k2", token, Ask(LONG))), Granted)
-    assert run_blocking(engine.blocking.claims.fill("k2", token, some()))
-    engine.close()
-
-
-def test_a_witness_that_comes_too_late_is_none(proxy: Proxy) -> None:
-    """One that has connected since the lease was asked for may know another server than the one that granted it."""
-    engine = MemcachedEngine(at(proxy), sign=LONG)
-    server = engine._servers.all[0]
-
-    async def scenario() -> None:
-        await engine.suspending.store.get(["warm"])
-        proxy.at(b"mg s:k ", before=lambda: engine._witnesses._come(server))
-        token = new_id()
-        assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
-        assert engine._witnesses._there
-        hold = engine._owned.get(b"s:k", token)
-        assert hold is not None and hold.signed
-
-    asyncio.run(scenario())
-    engine.close()
-
-
-def test_a_loop_waits_for_no_signature(server: MemcachedServer) -> None:
-    """All tasks of a loop would stand still while a thread waits for the server's reply."""
-    engine = MemcachedEngine(server.address, sign=LONG)
-
-    async def scenario() -> None:
-        for key in ("warm", "k"):
-            token = new_id()
-            assert isinstance(await engine.suspending.claims.claim(key, token, Ask(LONG)), Granted)
-            await until_async(lambda: engine._witnesses._there)
-        hold = engine._owned.get(b"s:k", token)
-        assert hold is not None and hold.witness is not None
-        hold.lock.acquire()  # as the signer does meanwhile
-        release = threading.Timer(2.0, hold.lock.release)
-        release.start()
-        assert await engine.suspending.claims.fill("k", token, some())
-        assert release.is_alive()
-        release.cancel()
-
-    asyncio.run(scenario())
-    engine.close()
-
-
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedServer, step: str) -> None:
     """A renewal under way would prolong the value, or put the lease back over it; or make its fill a lost lease."""
-    engine, token = MemcachedEngine(at(proxy), sign=LONG), new_id()
+    engine, token = MemcachedEngine(at(proxy)), new_id()
     for number in range(2):  # the second time over what is kept already
         entry, filled = some(b"%d" % number, 20.0), []
         assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG, force=True))), Granted)
@@ -223,10 +157,10 @@ def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedSe
 
 def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: MemcachedServer) -> None:
     """Promise 4: what was set, after all that the late value was computed from, would be overwritten."""
-    engine, near, token = MemcachedEngine(at(proxy), sign=LONG), MemcachedEngine(server.address), new_id()
+    engine, near, token = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id()
     assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
     assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
-    engine._owned.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
+    engine._numbers.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
     new = some(b"new")
     proxy.at(b"ms s:k", before=lambda: run_blocking(near.blocking.store.set("k", new)))
     assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
@@ -286,7 +220,7 @@ def test_a_lock_of_a_server_that_is_a_new_one(own_server: MemcachedServer) -> No
 
 def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
     """Every connection that a firewall has forgotten would be an error of somebody's call."""
-    engine = MemcachedEngine(at(proxy), sign=0)
+    engine = MemcachedEngine(at(proxy))
     tokens = {key: new_id() for key in ("fill", "renew", "abandon", "async")}
     for key, token in tokens.items():
         assert isinstance(run_blocking(engine.blocking.claims.claim(key, token, Ask(LONG))), Granted)
@@ -473,10 +407,10 @@ SMALL = "-m", "1", "-I", "512k"
 
 
 def test_a_full_server_forgets_and_lies_not() -> None:
-    """Under memory pressure stubs are evicted too: a value of another key, or of an older lease, would come back."""
+    """Under memory pressure leases are evicted too: a value of another key, or of an older lease, would come back."""
     server = MemcachedServer(*SMALL)
     try:
-        engine = MemcachedEngine(server.address, sign=0)
+        engine = MemcachedEngine(server.address)
         generator = random.Random(4)
         stored: dict[str, bytes] = {}
         found = lost = 0
@@ -502,11 +436,11 @@ def test_a_full_server_forgets_and_lies_not() -> None:
         server.close()
 
 
-def test_a_stub_is_evicted_too() -> None:
+def test_a_lease_is_evicted_too() -> None:
     """Under memory pressure the late value of a lease that is gone would overwrite the next one's."""
     server = MemcachedServer(*SMALL)
     try:
-        engine, other = MemcachedEngine(server.address, sign=LONG), MemcachedEngine(server.address, sign=LONG)
+        engine, other = MemcachedEngine(server.address), MemcachedEngine(server.address)
         token, next_token = new_id(), new_id()
         assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
         for start in itertools.count(0, 1000):
@@ -527,11 +461,11 @@ def test_a_stub_is_evicted_too() -> None:
 
 def test_an_evicted_lease_is_lost(server: MemcachedServer) -> None:
     """Its late value would overwrite what the next holder has computed."""
-    engine = MemcachedEngine(server.address, sign=LONG)
-    for signed in (False, True):
+    engine = MemcachedEngine(server.address)
+    for renewed in (False, True):
         token, next_token = new_id(), new_id()
         assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
-        if signed:
+        if renewed:
             assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
         server.say(b"md s:k\r\n")
         assert isinstance(run_blocking(engine.blocking.claims.claim("k", next_token, Ask(LONG))), Granted)
@@ -571,20 +505,19 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
     replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert all(isinstance(reply, Found) for reply in replies)
     sent: list[int] = []
-    send = BlockingConnection.replies
+    told = BlockingLine.told
 
-    def counted(self: Any, commands: bytes, count: int, *, twice: bool) -> Any:
-        if commands != b"mn\r\n":  # a witness's first word
-            sent.append(count)
-        return send(self, commands, count, twice=twice)
+    def counted(self: Any, server: Any, commands: bytes, count: int, since: float | None) -> Any:
+        sent.append(count)
+        return told(self, server, commands, count, since)
 
-    monkeypatch.setattr(BlockingConnection, "replies", counted)
+    monkeypatch.setattr(BlockingLine, "told", counted)
     tokens = [new_id() for _ in keys]
     new = [Asked("claim", (f"new {key}", token, Ask(LONG))) for key, token in zip(keys, tokens, strict=True)]
     assert all(isinstance(reply, Granted) for reply in two.many.ask_many(new))
     fills = [Asked("fill", (f"new {key}", token, some())) for key, token in zip(keys, tokens, strict=True)]
     assert two.many.ask_many(fills) == [True] * len(keys)
-    assert len(sent) == 9  # three times to each server; and twice, when there are witnesses
+    assert len(sent) == 6  # twice to each server
     monkeypatch.undo()
     for key in keys:
         run_blocking(two.blocking.store.invalidate(f"new {key}"))

@@ -127,6 +127,9 @@ def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes,
     asked.run("set", "k", 1)
     once = [reply]
     proxy.alter = lambda data: once.pop() if once else data
+    assert asked.run("get", "k") == 1  # it was asked again, over another connection
+    assert not once
+    proxy.alter = lambda data: reply
     asked.run("get", "k")
     assert asked.down and asked.count(events.EngineDown) == 1
 

@@ -20,7 +20,6 @@ TRIED: dict[str, str] = {
     "the computation outlasts its lease, or hangs": """
         conformance::test_renew_moves_the_end
         keeper::test_renewal_ends_after_max_hold
-        memcached::test_a_blocked_loop_keeps_its_leases
         memcached::test_three_leases_long_is_never_robbed
         postgres_processes::test_a_renewed_lease_is_bound_to_the_connection_that_is_there
         processes::test_a_blocked_loop_keeps_its_lease
@@ -31,7 +30,6 @@ TRIED: dict[str, str] = {
         cached::test_stale_is_served_when_the_computation_fails
         conformance::test_a_rest_ends
         conformance::test_verdict_answers_those_who_waited
-        memcached::test_waiters_before_the_signature_hear_the_verdict
         postgres_locks::test_failed_computations_are_recorded_where_that_is_wanted
         processes::test_a_failure_is_told_to_waiters_elsewhere
     """,
@@ -74,7 +72,7 @@ TRIED: dict[str, str] = {
         docs_servers::test_what_is_evicted_first
         faults::test_an_engine_in_trouble_is_no_outage
         memcached_faults::test_a_full_server_forgets_and_lies_not
-        memcached_faults::test_a_stub_is_evicted_too
+        memcached_faults::test_a_lease_is_evicted_too
         outage::test_what_a_full_engine_refuses_is_kept_for_a_moment_only
         postgres_faults::test_a_full_disk_refuses_and_hits_go_on
         postgres_sweep::test_it_is_as_large_as_it_may_be
@@ -116,7 +114,7 @@ TRIED: dict[str, str] = {
     "a connection breaks, or a reply is lost": """
         faults::test_a_cut_at_every_step
         faults::test_half_a_reply_and_silence
-        memcached::test_a_lost_reply_locks_out_for_a_moment_only
+        memcached::test_a_lease_outlives_its_connection
         memcached_faults::test_a_fill_cut_at_every_byte_says_what_it_did
         outage::test_a_claim_whose_reply_is_lost_locks_nobody_out
         postgres_faults::test_a_restart_is_nobodys_error

@@ -84,10 +84,6 @@ class Pipe(ABC):
         """What is to be asked before all else that this turn asks."""
         return None
 
-    def unheard(self, question: Question) -> None:
-        """The replies are there, and who asked is gone."""
-        return
-
     def left(self, wire: Wire, *, ours: bool) -> None:
         """Nothing is asked on it any more. `ours`: we close it, so this says nothing of the server."""
         return
@@ -156,8 +152,6 @@ class Pipe(ABC):
             future = question.future
             if not future.done():
                 future.set_result(None)
-            else:
-                self.unheard(question)
             flying.popleft()  # not before: until it is answered, it is asked again on another connection
 
     # -- the connection ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stampede.errors import EngineError
 __all__ = ["Once", "Pool", "Pooled", "is_once"]
 
 A = TypeVar("A")
-Q = TypeVar("Q", bound=Sequence[Any])
+Q = TypeVar("Q")
 W = TypeVar("W", bound="Pooled")
 
 
@@ -92,15 +92,15 @@ class Pool(ABC, Generic[W, Q, A]):
     def exchange(self, wire: W, question: Q) -> A:
         """The answer, over this one, which is connected first if it isn't."""
 
-    def ask(self, question: Q) -> A:
+    def ask(self, question: Q, *, once: bool = False) -> A:
         """Return the answer. A connection may have broken while it was idle: then the question is asked once more.
         Where the server takes no new connection (it has too many, or another password by now), it is asked over one
-        that the server has taken before."""
+        that the server has taken before. `once`: it must not be sent twice."""
         try:
             wire = self._idle.pop() or self._new()
         except IndexError:
             wire = self._wait() or self._new()
-        once, taken = type(question[0]) is Once, True
+        taken = True
         try:
             if wire.asking or not wire.current or (once and wire.stands and wire.speaks()):
                 wire.disconnect()
@@ -127,7 +127,11 @@ class Pool(ABC, Generic[W, Q, A]):
             wire, taken = connected, True
             return self.exchange(wire, question)
         finally:
-            if taken:
+            if taken and wire.stands and not self._server.closed:
+                self._idle.append(wire)
+                if self._waiting:  # asked behind: one that begins to wait now finds it
+                    self._tell()
+            elif taken:
                 self._give_back(wire)
 
     def close(self) -> None:
@@ -189,15 +193,15 @@ class Pool(ABC, Generic[W, Q, A]):
         return None
 
     def _give_back(self, wire: W) -> None:
+        """One that is broken; the last to be taken, as the server may take no new ones."""
         if self._server.closed:
             wire.disconnect()  # or it stays: it may have been connected just after all were
-        if wire.stands:
-            self._idle.append(wire)
-        else:
-            self._idle.insert(0, wire)  # the last to be taken: the server may take no new ones
-        if self._waiting:  # asked behind: one that begins to wait now finds it
-            with self._returned:
-                self._returned.notify_all() if self._choosing else self._returned.notify()
+        self._idle.insert(0, wire)
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._returned:
+            self._returned.notify_all() if self._choosing else self._returned.notify()
 
 
 def _leads(wire: Pooled) -> bool:

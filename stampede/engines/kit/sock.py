@@ -44,16 +44,16 @@ class Sock:
     def stand(self, sock: Any, patience: float | None) -> None:
         """Use this socket, on which each piece may take `patience` seconds."""
         sock.settimeout(patience)
-        self._watch = None if hasattr(sock, "pending") else watch_of(sock)  # TLS sends what is no reply, too
-        self.sock = sock
-        self.stands = True
+        self._watch = None
+        if not hasattr(sock, "pending"):  # TLS sends what is no reply, too
+            self._watch = select.poll()
+            self._watch.register(sock, select.POLLIN)
+        self.sock, self.stands = sock, True
 
-    def speaks(self, watch: select.poll | None = None) -> bool:
+    def speaks(self) -> bool:
         """Whether there is something to read before anything was asked: its end, or a reply too many, which would be
-        taken for the one to the next question. Who hasn't taken the connection looks with a `watch` of his own."""
-        if self._watch is None:
-            return bool(self.sock.pending())
-        return bool((watch or self._watch).poll(0))
+        taken for the one to the next question."""
+        return bool(self.sock.pending() if self._watch is None else self._watch.poll(0))
 
     def why_it_speaks(self) -> ConnectionError:
         """Return what to raise for `speaks`: the server has closed the connection, or has said too much."""
@@ -87,13 +87,6 @@ class Sock:
     def is_cut(self) -> bool:
         """Whether that was done, and in this very wait."""
         return self._cut == self.since
-
-
-def watch_of(sock: Any) -> select.poll:
-    """What looks at a socket, for one thread at a time."""
-    watch = select.poll()
-    watch.register(sock, select.POLLIN)
-    return watch
 
 
 def cut_all(socks: Iterable[Sock], before: float) -> None:

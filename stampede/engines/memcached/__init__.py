@@ -13,13 +13,11 @@ from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.gathering import Together
 from stampede.engines.memcached.generations import KnownGenerations
-from stampede.engines.memcached.holds import OwnLeases, Signer
 from stampede.engines.memcached.limits import MemcachedLimits, Seen
 from stampede.engines.memcached.locks import MemcachedLocks
-from stampede.engines.memcached.servers import Servers
+from stampede.engines.memcached.servers import Server, Servers
 from stampede.engines.memcached.suspending import SuspendingLine
-from stampede.engines.memcached.verbs import Keys
-from stampede.engines.memcached.witnesses import Witnesses
+from stampede.engines.memcached.verbs import Keys, Numbers
 from stampede.engines.url import anything, flag, number, options_of, parts_of, safe_url
 from stampede.errors import OptionError
 from stampede.ports import Engine, Side
@@ -47,30 +45,25 @@ class MemcachedEngine(Engine):
       function's number is down, each process goes on with one of its own, and shares that function's values with none.
     - Values above the server's item limit (`-I`) are returned and not kept.
     - Other programs' plain `get` sees our items with the client flags 1470758913 (a header of 50 bytes, then the
-      value) or 1470758914 (a lease, perhaps with a value), and stubs of no bytes and flags 0: none is a value for them.
+      value) or 1470758914 (a lease, perhaps with a value): none is a value for them.
 
-    `sign` is the number of seconds after which a lease is given its holder's name, which costs one more command; a
-    computation that is shorter has none. For those of event loops and batches one more connection per server stands by.
-    Other options go to pymemcache's `Client`, `tls_context` too.
+    Options go to pymemcache's `Client`, `tls_context` too.
     """
 
     scheme = "memcached"
     fenced = True
     looks = True
 
-    def __init__(self, *servers: str, sign: float = 0.2, **options: Any) -> None:
+    def __init__(self, *servers: str, **options: Any) -> None:
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
-        self._owned, generations, costs = OwnLeases(), KnownGenerations(), Costs[bytes]()
-        common = self._owned, generations, costs
-        self._signer = Signer(sign, Keys(self._line, *common, BLOCKING).sign)
-        self._witnesses = Witnesses(self._line, self._signer)
-        alone, together = (self._signer.keep, self._witnesses.add) if sign > 0 else (None, None)
-        self.recalls = keys = Keys(self._line, *common, BLOCKING, alone)
-        self.many = Together(self._line, *common, together)
-        akeys = Keys(self._aline, *common, SUSPENDING, together)
-        locks = MemcachedLocks(self._line, self._owned, BLOCKING)
-        alocks = MemcachedLocks(self._aline, self._owned, SUSPENDING)
+        self._numbers = Numbers(lambda number: number.end < time.monotonic())
+        known = self._numbers, KnownGenerations(), Costs[bytes]()
+        self.recalls = keys = Keys(self._line, *known, BLOCKING)
+        akeys = Keys(self._aline, *known, SUSPENDING)
+        self.many = Together(self._line, lambda line: Keys(line, *known, BLOCKING))
+        locks = MemcachedLocks(self._line, self._numbers, BLOCKING)
+        alocks = MemcachedLocks(self._aline, self._numbers, SUSPENDING)
         seen: Seen = {}
         limits, alimits = MemcachedLimits(self._line, BLOCKING, seen), MemcachedLimits(self._aline, SUSPENDING, seen)
         self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
@@ -81,25 +74,18 @@ class MemcachedEngine(Engine):
         """Seconds of one round trip to the slowest of the servers."""
         return max(self._ping(name) for name in self._servers.all)
 
-    def _ping(self, server: Any) -> float:
+    def _ping(self, server: Server) -> float:
         start = time.perf_counter()
-        link = self._line.connection(server)
-        try:
-            run_blocking(link.ask(b"mn\r\n"))
-        finally:
-            self._line.give(link)
+        run_blocking(self._line.ask(server, b"mn\r\n"))
         return time.perf_counter() - start
 
     def close(self) -> None:
         self._servers.close()
-        self._signer.close()
-        self._witnesses.close()
         self._line.close()
         self._aline.close()
 
     def _start_again(self) -> None:
-        parts = self._signer, self._witnesses, self._line, self._aline
-        forks.each([self._owned.clear, *(part.start_again for part in parts)])
+        forks.each([self._numbers.clear, self._line.start_again, self._aline.start_again])
 
 
 def from_url(url: str, **options: Any) -> MemcachedEngine:
@@ -108,9 +94,7 @@ def from_url(url: str, **options: Any) -> MemcachedEngine:
 
 
 def check_url(url: str) -> None:
-    options = options_of(url, {}, _KINDS)
-    options.pop("sign", None)
-    Servers(_servers_of(url), options)
+    Servers(_servers_of(url), options_of(url, {}, _KINDS))
 
 
 def _servers_of(url: str) -> Sequence[str]:
@@ -122,6 +106,6 @@ def _servers_of(url: str) -> Sequence[str]:
 
 
 _KINDS = {
-    "sign": number, "connect_timeout": number, "timeout": number, "no_delay": flag,
+    "connect_timeout": number, "timeout": number, "no_delay": flag,
     "socket_keepalive": anything, "tls_context": anything, "socket_module": anything,
 }  # fmt: skip

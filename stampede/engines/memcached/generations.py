@@ -9,15 +9,14 @@ from typing import TypeAlias
 
 from stampede.engines.generations import MOST, NOTED, Beliefs, hard_part, names_of, new_generation
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import TRIES, Line, Link, taken
-from stampede.engines.memcached.servers import Server
+from stampede.engines.memcached.servers import TRIES, Line, Server
 from stampede.errors import EngineError
 from stampede.ports import Store
 
 __all__ = ["Generations", "KnownGenerations"]
 
 
-_Change: TypeAlias = Callable[[Link, bytes], Awaitable[bool]]
+_Change: TypeAlias = Callable[[Line, Server, bytes], Awaitable[bool]]
 
 
 class KnownGenerations(Beliefs):
@@ -62,18 +61,18 @@ class Generations(Store):
     async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
         """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
         names = [_ALL, _scope_name(scope)]
+        server = self._line.servers.of(names[1])
         asked = b"".join(map(meta.look, [*names, *(map(_note, names) if noted else ())]))
-        async with taken(self._line, names[1]) as link:
-            for _ in range(TRIES):
-                whole, own, *ended = await link.ask(asked, 4 if noted else 2, twice=True)
-                missing = [name for name, reply in zip(names, (whole, own), strict=True) if reply.code != b"VA"]
-                if not missing:
-                    wholes, owns = [_text(whole)], [_text(own)]
-                    for some, note in zip((wholes, owns), ended, strict=False):
-                        some += _text(note).split()
-                    return names_of(wholes, owns)
-                additions = [meta.add(name, *_body(new_generation())) for name in missing]
-                await link.ask(b"".join(additions), len(additions), twice=True)
+        for _ in range(TRIES):
+            (whole, own, *ended), _ = await self._line.ask(server, asked, 4 if noted else 2)
+            missing = [name for name, reply in zip(names, (whole, own), strict=True) if reply.code != b"VA"]
+            if not missing:
+                wholes, owns = [_text(whole)], [_text(own)]
+                for some, note in zip((wholes, owns), ended, strict=False):
+                    some += _text(note).split()
+                return names_of(wholes, owns)
+            additions = [meta.add(name, *_body(new_generation())) for name in missing]
+            await self._line.ask(server, b"".join(additions), len(additions))
         raise EngineError("the server forgets generations as soon as they are stored")
 
     async def soften(self, scope: str) -> None:
@@ -98,37 +97,35 @@ class Generations(Store):
             self._generations.clear()
 
     async def _changed_on(self, server: Server, name: bytes, change: _Change) -> None:
-        link = await self._line.reach(server)
-        try:
-            for _ in range(TRIES):
-                if await change(link, name):
-                    return
-            raise EngineError("others begin generations faster than this one can")
-        finally:
-            self._line.give(link)
+        for _ in range(TRIES):
+            if await change(self._line, server, name):
+                return
+        raise EngineError("others begin generations faster than this one can")
 
 
-async def _softened(link: Link, name: bytes) -> bool:
-    (old,) = await link.ask(meta.look(name), twice=True)
-    return await _put(link, name, f"{hard_part(_text(old)) or new_generation()}~{new_generation()}", old)
+async def _softened(line: Line, server: Server, name: bytes) -> bool:
+    (old,), at = await line.ask(server, meta.look(name))
+    soft = f"{hard_part(_text(old)) or new_generation()}~{new_generation()}"
+    return await _put(line, server, name, soft, old, at)
 
 
-async def _bumped(link: Link, name: bytes) -> bool:
+async def _bumped(line: Line, server: Server, name: bytes) -> bool:
     note = _note(name)
-    old, ended = await link.ask(meta.look(name) + meta.look(note), 2, twice=True)
+    (old, ended), at = await line.ask(server, meta.look(name) + meta.look(note), 2)
     if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
         last = hard_part(_text(old))
         ids = [last, *[id for id in _text(ended).split() if id != last]]
-        if not await _put(link, note, " ".join(ids[:MOST]), ended, ceil(NOTED)):
+        if not await _put(line, server, note, " ".join(ids[:MOST]), ended, at, ceil(NOTED)):
             return False
-    return await _put(link, name, new_generation(), old)
+    return await _put(line, server, name, new_generation(), old, at)
 
 
-async def _put(link: Link, name: bytes, text: str, seen: meta.Reply, ttl: int = 0) -> bool:
+async def _put(line: Line, server: Server, name: bytes, text: str, seen: meta.Reply, at: float, ttl: int = 0) -> bool:
     """Whether it is there, in the place of what was seen."""
     body = _body(text, ttl)
     command = meta.put(name, *body, seen.cas) if seen.code == b"VA" else meta.add(name, *body)
-    return (await link.ask(command))[0].code == b"HD"
+    (reply,), _ = await line.ask(server, command, since=at)
+    return reply.code == b"HD"
 
 
 def _body(text: str, ttl: int = 0) -> items.Body:

@@ -1,9 +1,8 @@
 """What an item of the server holds: the record of a key. Pure.
 
-Three kinds, told apart by the client flags: a bare stub that a claim's vivify has left (no flags, no bytes), an entry
-(`PLAIN`), and an entry or nothing with a lease or a past (`STATE`). All times are told from the item's own end, which
-the server counts in whole seconds: what is 2.4 s long ends with the third tick of its clock. In a record that was read
-here they are seconds from now, so that now is 0.
+Two kinds, told apart by the client flags: an entry (`PLAIN`), and a lease or a past, perhaps with an entry (`STATE`).
+All times are told from the item's own end, which the server counts in whole seconds: what is 2.4 s long ends with the
+third tick of its clock. In a record that was read here they are seconds from now, so that now is 0.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from stampede import record
 from stampede.engines.memcached.meta import MONTH, Reply
 from stampede.engines.naming import name_of
 from stampede.engines.story import heard, told
+from stampede.engines.whereabouts import here
 from stampede.entry import GRACE, UNREADABLE, Entry
 from stampede.ports import Ask, Busy, Failed, Found
 from stampede.record import NOTHING, Kept, Lease, Past, Record
@@ -26,6 +26,7 @@ __all__ = [
     "Body",
     "answer",
     "bare",
+    "leased",
     "left_of",
     "name_of",
     "plain",
@@ -81,6 +82,12 @@ def standing(lease: float) -> int:
     return min(max(ceil(lease), 1) + 1, MONTH)
 
 
+def leased(token: bytes, seconds: int) -> Body:
+    """A lease of this process, and nothing else."""
+    holder = _called(token, here())
+    return Body(_LEASE.pack(len(holder), 0.0, 0) + holder, STATE, seconds)
+
+
 def write(it: Record) -> Body:
     """An item with a lease or a past; without both it is plain."""
     entry = None if it.kept is None else record.left(it.kept, 0.0)
@@ -93,12 +100,14 @@ def write(it: Record) -> Body:
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
     cramped = entry is not None and len(entry.value) > _LARGE
     story = told(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
-    holder = lease.token
-    if lease.holder and len(holder) == _TOKEN:
-        holder += b"@" + lease.holder.encode("utf-8", "replace")
+    holder = _called(lease.token, lease.holder)
     head = _LEASE.pack(len(holder), ttl - lease.end, len(story))
     rest = b"" if entry is None else _packed(entry, ttl)
     return Body(head + holder + story + rest, STATE, ttl)
+
+
+def _called(token: bytes, holder: str) -> bytes:
+    return token + b"@" + holder.encode("utf-8", "replace") if holder and len(token) == _TOKEN else token
 
 
 def _packed(entry: Entry[bytes], ttl: int) -> bytes:

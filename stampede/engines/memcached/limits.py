@@ -9,19 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from random import random
+from typing import TypeAlias
 
 from stampede.colour import Bell, Colour
 from stampede.engines.limits import T, WindowLimits
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.holds import TRIES, Line, taken
 from stampede.engines.memcached.meta import Reply
+from stampede.engines.memcached.servers import TRIES, Line, Server
 from stampede.errors import EngineError
 from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["MemcachedLimits", "Seen"]
 
-Seen = dict[bytes, tuple[bytes | None, Window]]
-"""What was there last, and its number."""
+_Known: TypeAlias = tuple[bytes | None, Window, float]
+"""An item's number, what was in it, and a moment before it was asked for."""
+
+Seen: TypeAlias = dict[bytes, _Known]
 
 FLAGS = b"1470758915"
 REMEMBERED = 1000
@@ -39,29 +42,35 @@ class MemcachedLimits(WindowLimits):
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         its = items.name_of(name, b"w")
+        server, look = self._line.servers.of(its), meta.look(its)
         known = self._seen.pop(its, None)
-        async with taken(self._line, its) as link:
-            for tried in range(TRIES):
-                sure = known is None or tried > 0
-                cas, window = known or _seen((await link.ask(meta.look(its), twice=True))[0])
-                after, answer = change(window, int(time.time() * SECOND))
-                if after is window and not sure:  # a refusal is one of what is there now
-                    known = _seen((await link.ask(meta.look(its), twice=True))[0])
-                    continue
-                if after is window:
-                    return answer
-                body, ttl = bytes_of(after), min(ends(after) // SECOND + 3, meta.MONTH)
-                swap = meta.add(its, body, FLAGS, ttl) if cas is None else meta.put(its, body, FLAGS, ttl, cas)
-                stored, there = await link.ask(swap + meta.look(its), 2)
-                if stored.code == b"HD":
-                    if len(self._seen) < REMEMBERED:
-                        self._seen[its] = stored.cas, after
-                    return answer
-                known = _seen(there)
-                if tried > CALM:
-                    await self._colour.park(Bell(), random() * 0.002 * min(tried, 10))
+        for tried in range(TRIES):
+            sure = known is None or tried > 0
+            if known is None:
+                known = await self._looked(server, look)
+            cas, window, at = known
+            after, answer = change(window, int(time.time() * SECOND))
+            if after is window and not sure:  # a refusal is one of what is there now
+                known = await self._looked(server, look)
+                continue
+            if after is window:
+                return answer
+            body, ttl = bytes_of(after), min(ends(after) // SECOND + 3, meta.MONTH)
+            swap = meta.add(its, body, FLAGS, ttl) if cas is None else meta.put(its, body, FLAGS, ttl, cas)
+            (stored, there), sent = await self._line.ask(server, swap + look, 2, since=at)
+            if stored.code == b"HD":
+                if len(self._seen) < REMEMBERED:
+                    self._seen[its] = stored.cas, after, sent
+                return answer
+            known = _seen(there, sent) if there is not meta.OTHER else None
+            if tried > CALM:
+                await self._colour.park(Bell(), random() * 0.002 * min(tried, 10))
         raise EngineError(f"others start in {name!r} faster than it can be asked for")
 
+    async def _looked(self, server: Server, look: bytes) -> _Known:
+        (reply,), at = await self._line.ask(server, look)
+        return _seen(reply, at)
 
-def _seen(reply: Reply) -> tuple[bytes | None, Window]:
-    return (reply.cas, window_of(reply.value)) if reply.code == b"VA" else (None, NOTHING)
+
+def _seen(reply: Reply, at: float) -> _Known:
+    return (reply.cas, window_of(reply.value), at) if reply.code == b"VA" else (None, NOTHING, at)

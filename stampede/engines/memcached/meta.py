@@ -5,43 +5,34 @@ Replies are read by length: a value may hold `\\r\\n`, `END`, or what looks like
 
 from __future__ import annotations
 
-from stampede.errors import EngineError
+from typing import Any
 
-__all__ = ["LOOK", "MONTH", "Reply", "add", "check", "claim", "delete", "look", "parse", "put"]
+from stampede.engines.kit.replies import MORE, OutOfStep
+
+__all__ = ["MONTH", "OTHER", "Parser", "Reply", "add", "check", "delete", "look", "put"]
 
 MONTH = 30 * 86_400
 """The longest relative time: a larger number would be taken for a date."""
-
-VIVID = 3
-"""Seconds that a stub stands which a claim has left. At least one less: memcached's clock ticks in seconds."""
-
-CLAIM = b" t c f v N%d\r\n" % VIVID
-LOOK = b" t c f v\r\n"
 
 
 class Reply:
     """One reply. `code`: VA (a value), HD (done), EN or NF (nothing there), EX (another CAS), NS (not stored)."""
 
-    __slots__ = ("cas", "code", "flags", "left", "text", "value", "won")
+    # Of the class until they are set: most replies have few of these.
+    value = cas = flags = b""
+    left = -1  # seconds that the item has left, -1: no end
+    text = b""  # of an error
 
     def __init__(self, code: bytes) -> None:
         self.code = code
-        self.value = b""
-        self.left = -1  # seconds that the item has left, -1: no end
-        self.cas = b""
-        self.flags = b""
-        self.won = False
-        self.text = b""  # of an error
 
 
-def claim(name: bytes) -> bytes:
-    """What is there; a stub is put where nothing is, and its winner told so."""
-    return b"mg " + name + CLAIM
+OTHER = Reply(b"EX")
 
 
 def look(name: bytes) -> bytes:
-    """What is there, and nothing changes."""
-    return b"mg " + name + LOOK
+    """What is there; nothing is changed."""
+    return b"mg " + name + b" t c f v\r\n"
 
 
 def put(name: bytes, body: bytes, flags: bytes, ttl: int, cas: bytes | None = None) -> bytes:
@@ -61,13 +52,13 @@ def delete(name: bytes, cas: bytes | None = None) -> bytes:
 
 
 def check(commands: bytes, reply: Reply) -> None:
-    """EngineError if that can't be the reply to the first of these commands. (A refusal can, to any.)"""
+    """Raise OutOfStep if that can't be the reply to the first of these commands. (A refusal can, to any.)"""
     answers = _ANSWERS.get(commands[:2])
     if answers is None or reply.text:
         return
     numbered = answers.get(reply.code)
     if numbered is None or (numbered and not reply.cas.isdigit()):
-        raise EngineError(f"memcached's reply is out of step: {reply.code!r} to {commands[:2]!r}")
+        raise OutOfStep(f"memcached's reply is out of step: {reply.code!r} to {commands[:2]!r}")
 
 
 _ANSWERS = {
@@ -79,51 +70,78 @@ _ANSWERS = {
 """By command, as they are written above: the codes of its replies, and which of these tell the item's number."""
 
 
-def parse(buffer: bytes | bytearray, at: int = 0) -> tuple[Reply, int] | None:
-    """The reply that begins at `at`, and where the next one does. None: it has not arrived as a whole."""
-    end = buffer.find(b"\r\n", at)
-    if end < 0:
-        if len(buffer) - at > 8192:
-            raise EngineError("this is no memcached server: it sends lines without an end")
-        return None
-    line = buffer[at:end]
-    words = (line if type(line) is bytes else bytes(line)).split()
-    code = words[0] if words else b""
-    reply = Reply(code)
-    first = 1
-    after = end + 2
-    if code == b"VA":
-        start, first = after, 2
-        after = start + int(words[1]) + 2
-        if len(buffer) < after:
-            return None
-        value = buffer[start : after - 2]
-        reply.value = value if type(value) is bytes else bytes(value)
-        if not buffer.startswith(b"\r\n", after - 2):
-            raise EngineError("memcached's reply is out of step")
-    elif code not in _SHORT:
-        if code not in _ERRORS:
-            raise EngineError(f"this is no memcached server: it says {bytes(buffer[at:end][:80])!r}")
-        reply.text = bytes(buffer[at:end])
-        return reply, after
-    if len(words) == 5 and code == b"VA":  # as a rule: in the order of the question
-        _, _, left, cas, flags = words
-        if left[0] == _T and cas[0] == _C and flags[0] == _F:
-            reply.left, reply.cas, reply.flags = int(left[1:]), cas[1:], flags[1:]
-            return reply, after
-    for word in words[first:]:
-        kind = word[0]
-        if kind == _T:
-            reply.left = int(word[1:])
-        elif kind == _C:
-            reply.cas = word[1:]
-        elif kind == _F:
-            reply.flags = word[1:]
-        elif kind == _W:
-            reply.won = True
-    return reply, after
+class Parser:
+    """The replies of one connection, for both colours."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self) -> None:
+        self.data: bytes | bytearray = b""
+        self.at = 0  # where the next reply begins
+
+    def feed(self, data: bytes | memoryview) -> None:
+        if self.at == len(self.data):
+            self.data = bytes(data)
+        else:
+            if isinstance(self.data, bytes):
+                self.data = bytearray(self.data)  # or each piece of a large value would copy all that came before
+            del self.data[: self.at]
+            self.data += data
+        self.at = 0
+
+    def gets(self) -> Any:
+        """The next reply; MORE if it has not arrived as a whole."""
+        data, at = self.data, self.at
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            if len(data) - at > 8192:
+                raise OutOfStep("this is no memcached server: it sends lines without an end")
+            return MORE
+        words = bytes(data[at:end]).split()
+        code = words[0] if words else b""
+        reply = Reply(code)
+        del words[:1]
+        after = end + 2
+        if code == b"VA":
+            start = after
+            after = start + int(words.pop(0)) + 2
+            if len(data) < after:
+                return MORE
+            reply.value = bytes(data[start : after - 2])
+            if not data.startswith(b"\r\n", after - 2):
+                raise OutOfStep("memcached's reply is out of step")
+        elif code not in _SHORT:
+            after = self._long(reply, data, at, after)
+            if not after:
+                return MORE
+            words = []
+        for word in words:
+            kind = word[0]
+            if kind == _T:
+                reply.left = int(word[1:])
+            elif kind == _C:
+                reply.cas = word[1:]
+            elif kind == _F:
+                reply.flags = word[1:]
+        self.at = after
+        return reply
+
+    def _long(self, reply: Reply, data: bytes | bytearray, at: int, after: int) -> int:
+        """A refusal, or what is said in the older protocol. Return its end; 0: it has not come yet."""
+        if reply.code == b"STAT":  # many lines, for one question
+            after = data.find(b"\r\nEND\r\n", at) + 7
+            reply.value = bytes(data[at:after])
+            return after if after >= 7 else 0
+        line = bytes(data[at : after - 2])
+        if reply.code == b"VERSION":
+            reply.value = line.removeprefix(b"VERSION ")
+        elif reply.code in _ERRORS:
+            reply.text = line
+        else:
+            raise OutOfStep(f"this is no memcached server: it says {line[:80]!r}")
+        return after
 
 
-_T, _C, _F, _W = b"tcfW"
+_T, _C, _F = b"tcf"
 _SHORT = frozenset([b"HD", b"EN", b"NF", b"EX", b"NS", b"MN"])
 _ERRORS = frozenset([b"ERROR", b"CLIENT_ERROR", b"SERVER_ERROR"])

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stampede.breaker import Breaker
 from stampede.colour import Bell
@@ -20,7 +20,10 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 if TYPE_CHECKING:
     from pymemcache.client.base import Client
 
-__all__ = ["NoRoom", "Server", "Servers", "Unasked", "checked", "refusal", "trouble"]
+__all__ = ["TRIES", "Line", "NoRoom", "Server", "Servers", "checked", "refusal", "trouble"]
+
+TRIES = 100
+"""How often a change is tried again because another client was faster."""
 
 OLDEST = (1, 6, 13)
 
@@ -31,10 +34,14 @@ _DEFAULTS: dict[str, Any] = {"connect_timeout": 0.5, "timeout": 1.0, "no_delay":
 class Server:
     """One server, as the ways to connect to it."""
 
+    max_connections = 50  # of the blocking colour
+    timeout = 20.0  # seconds for which a thread waits for one of them
+
     def __init__(self, address: tuple[str, int] | str, options: Mapping[str, Any]) -> None:
         self.address = address
         self.name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else address
         self.options = _DEFAULTS | dict(options)
+        self.patience: float | None = self.options["timeout"]  # seconds that a reply may take
         self.others: list[Server] = []  # of its ring
         self.breaker = Breaker()
         self.vigil = Vigil()
@@ -45,9 +52,6 @@ class Server:
         """EngineError if it was down a moment ago. A server alone is asked always: its cache knows when to."""
         if self.others and not self.breaker.allow(time.monotonic()):
             raise trouble(self, ConnectionError("it was down a moment ago"))
-
-    def failed(self) -> None:
-        self.breaker.failed(time.monotonic())
 
     def client(self) -> Client:
         """A connection of pymemcache, not yet connected."""
@@ -83,7 +87,7 @@ class Servers:
 
     @contextmanager
     def pausing(self) -> Iterator[Bell]:
-        """A bell for one who pauses between two looks: it rings when the engine is closed."""
+        """A bell for a waiter that pauses between two looks: it rings when the engine is closed."""
         bell = Bell()
         self._pausing.add(bell)
         try:
@@ -106,14 +110,12 @@ class Servers:
     def of(self, name: bytes) -> Server:
         return self._only or self._by_name[self._ring.get_node(name)]
 
-    def groups(self, names: Sequence[bytes]) -> list[list[int]]:
+    def groups(self, names: Sequence[bytes]) -> dict[Server, list[int]]:
         """The positions of names, by server."""
-        if self._only is not None:
-            return [list(range(len(names)))] if names else []
         groups: defaultdict[Server, list[int]] = defaultdict(list)
         for at, name in enumerate(names):
             groups[self.of(name)].append(at)
-        return list(groups.values())
+        return groups
 
 
 def _score(text: str, seed: int) -> int:
@@ -121,16 +123,30 @@ def _score(text: str, seed: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") + seed
 
 
+class Line(Protocol):
+    """How one colour asks."""
+
+    servers: Servers
+
+    async def ask(
+        self, server: Server, commands: bytes, count: int = 1, since: float | None = None
+    ) -> tuple[list[Reply], float]:
+        """The replies, in order, of what goes out together, and a moment before it was sent. EngineError if there are
+        none, or a refusal. It may be sent again, over a new connection, where the old one turns out to be closed.
+
+        `since`: a CAS number is in it, which was asked for at that moment. Numbers begin anew with a server. So it is
+        sent once, over a connection that has stood since then, and so leads to the server that gave the number. If
+        there is none, all replies are OTHER, as if the number were another one.
+        """
+        ...
+
+
 def checked(server: Server, version: bytes) -> None:
     """EngineError from a server that has no meta protocol."""
     found = tuple(int(part) for part in re.findall(rb"\d+", version)[:3])
     if found < OLDEST:
-        told, needed = version.decode("ascii", "replace").removeprefix("VERSION "), ".".join(map(str, OLDEST))
+        told, needed = version.decode("ascii", "replace"), ".".join(map(str, OLDEST))
         raise EngineError(f"{server.name} is memcached {told}: stampede needs {needed} or newer (its meta protocol)")
-
-
-class Unasked(ConnectionResetError):
-    """The connection was closed before anything was sent."""
 
 
 def trouble(server: Server, error: BaseException) -> EngineError:
@@ -145,14 +161,12 @@ def trouble(server: Server, error: BaseException) -> EngineError:
 
 
 class NoRoom(EngineError):
-    """It answers, and takes no more: of what it has, others may ask for."""
+    """The server answers, but takes no more: what it has can be asked for."""
 
     partial = refused = True
 
 
 def refusal(server: Server, reply: Reply) -> EngineError:
     """The server's own words: "large" is an item above its limit, "out of memory" one for which it finds no room."""
-    told = reply.text.decode("utf-8", "replace")
-    if b"large" in reply.text or b"out of memory" in reply.text:
-        return NoRoom(f"{server.name}: {told}")
-    return EngineError(f"{server.name}: {told}")
+    told = f"{server.name}: {reply.text.decode('utf-8', 'replace')}"
+    return NoRoom(told) if b"large" in reply.text or b"out of memory" in reply.text else EngineError(told)

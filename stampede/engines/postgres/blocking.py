@@ -10,7 +10,7 @@ from math import inf
 from psycopg import Error
 
 from stampede import forks
-from stampede.engines.kit.pool import Pool
+from stampede.engines.kit.pool import Pool, is_once
 from stampede.engines.kit.replies import MORE, ODD, out_of_step
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import NOT_TO_OTHERS
@@ -31,7 +31,7 @@ class Blocking(ServerLine):
         self._wires: _Wires = _Wires(server)
 
     async def sent(self, commands: Sequence[Command]) -> list[Answer]:
-        return self._wires.ask(commands)
+        return self._wires.ask(commands, once=is_once(commands))
 
     def close(self) -> None:
         self._wires.close()

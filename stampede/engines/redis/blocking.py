@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from stampede.engines.kit.pool import Pool
+from stampede.engines.kit.pool import Once, Pool
 from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
@@ -38,7 +38,7 @@ class Blocking(ServerLine):
         if not 0 < len(commands) <= AT_ONCE:
             return await self._in_parts(commands)
         try:
-            replies, told = self._wires.ask(commands)
+            replies, told = self._wires.ask(commands, once=type(commands[0]) is Once)
             for reply in replies:
                 if isinstance(reply, Exception):
                     return await self._refused(commands, replies, told, large=large)
@@ -52,7 +52,7 @@ class Blocking(ServerLine):
         return [reply for replies, _ in parts for reply in replies], tellers.pop() if len(tellers) == 1 else 0
 
     async def _sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
-        return self._wires.ask(commands)
+        return self._wires.ask(commands, once=type(commands[0]) is Once)
 
     def close(self) -> None:
         self._wires.close()
