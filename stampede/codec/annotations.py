@@ -13,7 +13,7 @@ from types import NoneType, SimpleNamespace
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
 from stampede.codec.packages import is_row, package_of, related
-from stampede.codec.values import STANDARD
+from stampede.codec.values import LOWER
 from stampede.definitions import annotations_of
 from stampede.keys.models import field_names, is_pydantic
 from stampede.keys.names import inmost_of
@@ -33,7 +33,7 @@ _UNIONS = (typing.Union, types.UnionType)
 _PLAIN_ORIGINS = (*_UNIONS, list, dict, tuple, set, frozenset)
 _TEXT = (str, ForwardRef)
 BUILTIN = {NoneType, bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset, object}
-BUILTIN |= {shape.type for shape in STANDARD}
+BUILTIN |= LOWER.keys()
 
 
 def returns_of(function: Callable[..., Any]) -> Any:

@@ -17,7 +17,7 @@ from django.db.models.base import Model, ModelState
 from django.db.models.fields.files import FieldFile
 from django.utils import functional
 
-from stampede.codec.values import Shape, expect
+from stampede.codec.values import Shape, expect, lost
 from stampede.errors import CodecError
 
 __all__ = ["related", "row_shape"]
@@ -46,25 +46,29 @@ class _Facts:
         """Another one when the model has other fields: what was stored before has no value for them."""
         return crc32(",".join(sorted(self.fields)).encode())
 
+    def _relations(self) -> Iterator[tuple[Any, str]]:
+        """The fields that lead to other rows, each with the name of its attribute."""
+        for field in self._kind._meta.get_fields():
+            if field.is_relation:
+                yield field, field.get_accessor_name() if field.auto_created and not field.concrete else field.name
+
     @cached_property
     def several(self) -> dict[str, tuple[str, Any]]:
         """By the names under which prefetched objects are kept, the managers' names, and what the objects are."""
         found = {}
-        for field in self._kind._meta.get_fields():
+        for field, name in self._relations():
             if field.one_to_many or field.many_to_many:
-                name = field.get_accessor_name() if field.auto_created and not field.concrete else field.name
                 found[field.name] = found[name] = name, field.related_model
         return found
 
     @cached_property
     def single(self) -> dict[str, Any]:
-        """By the names under which selected objects are kept, what they are."""
-        found = {}
-        for field in self._kind._meta.get_fields():
-            if field.is_relation and not (field.one_to_many or field.many_to_many):
-                name = field.get_accessor_name() if field.auto_created and not field.concrete else field.name
-                found[name] = field.related_model or Model  # of any, where a row itself says of which
-        return found
+        """By the names under which selected objects are kept, what they are: any model, where a row says which."""
+        return {
+            name: field.related_model or Model
+            for field, name in self._relations()
+            if not (field.one_to_many or field.many_to_many)
+        }
 
     @cached_property
     def identity(self) -> frozenset[str]:
@@ -90,7 +94,7 @@ def row_shape(kind: Any, tag: str) -> Shape:
             elif facts.may_be_beside(name):
                 beside[name] = _one_way(each, value)
             elif not name.startswith("_") and not isinstance(getattr(kind, name), _LAZY):
-                raise CodecError(f"a {kind.__qualname__} has an attribute {name!r} that would be lost")
+                raise lost(kind.__qualname__, [name])
         selected = {name: _one_way(each, value) for name, each in state.fields_cache.items()}
         prefetched = {
             name: _one_way([*each], value) for name, each in held.get("_prefetched_objects_cache", {}).items()

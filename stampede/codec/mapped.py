@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapper, make_transient_to_detached
 from sqlalchemy.orm.attributes import set_committed_value
 
 from stampede.codec.alike import lazy
-from stampede.codec.values import Shape, expect
+from stampede.codec.values import Shape, expect, lost
 from stampede.errors import CodecError
 
 __all__ = ["Facts", "plain", "related", "row_shape", "several"]
@@ -141,9 +141,8 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
             f"a {name} of a session that is still open can't be stored, nor shared: put @detached (of "
             "stampede.contrib.sqlalchemy) below @cached, or close the session before you return it"
         )
-    more = sorted(each for each in {*held} - facts.known if not each.startswith("_"))
-    if more:
-        raise CodecError(f"a {name} has an attribute {more[0]!r} that is no column and would be lost")
+    if more := [each for each in {*held} - facts.known if not each.startswith("_")]:
+        raise lost(name, more)
 
 
 def _led_to(value: Any, name: str, there: Any) -> Any:

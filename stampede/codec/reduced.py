@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -47,18 +47,14 @@ def reduced_shape(kind: type, tag: str, trusted: Sequence[str]) -> Shape:
         call, args, state, items, pairs = (*reduced, None, None, None)[:5]
         how, args = _named(call, args)
         parts = how, tuple(args), state, None if items is None else [*items], None if pairs is None else [*pairs]
-        _try_to_make(*parts)
-        return tag, *parts
-
-    def _try_to_make(*parts: Any) -> None:
-        """Or who reads it finds out, after each time it has been computed."""
-        try:
+        try:  # or who reads it finds out, after each time it has been computed
             rebuild(*parts)
-        except Exception as error:  # of the class's own code
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise CodecError(
                 f"a {tag} can't be made again of what its __reduce__ says ({why}): return plain values, or a dataclass"
             ) from error
+        return tag, *parts
 
     def _named(call: Any, args: Any) -> tuple[str, Any]:
         if call is copyreg.__newobj__ and args[0] is kind:  # type: ignore[attr-defined]
@@ -78,17 +74,14 @@ def reduced_shape(kind: type, tag: str, trusted: Sequence[str]) -> Shape:
             f"(trust=[{kind.__qualname__}, {module}]), or use codec='pickle' with a signing_key"
         )
 
-    def caller(how: str) -> Callable[..., Any]:
+    def caller(how: str) -> Any:
         if how == "call":
             return kind
         if how.startswith(".") and isinstance(vars(kind).get(how[1:]), classmethod):
-            made: Callable[..., Any] = getattr(kind, how[1:])
-            return made
+            return getattr(kind, how[1:])
         module, _, qualname = how.partition(":")
-        if not qualname or not within(module, trusted):
-            raise CodecError(f"bytes that call what {tag} doesn't")
-        made = _found(module, qualname)
-        if getattr(made, "__module__", None) != module:  # what the module has only imported
+        made = _found(module, qualname) if qualname and within(module, trusted) else None
+        if getattr(made, "__module__", None) != module:  # nor what the module has only imported
             raise CodecError(f"bytes that call what {tag} doesn't")
         return made
 

@@ -28,7 +28,7 @@ from typing import Any
 from stampede.codec.depth import deep_pickle
 from stampede.codec.packages import rebuilder, shape_for
 from stampede.codec.remedies import foreign
-from stampede.codec.values import STANDARD, Lower, Raise, Shape
+from stampede.codec.values import LOWER, REBUILD, Lower, Raise, Shape
 from stampede.errors import CodecError
 from stampede.threads import on_stack
 
@@ -69,8 +69,8 @@ class Sealed:
     def __init__(self, shapes: Sequence[Shape] = (), fingerprint: int = 0, found: Trusted | None = None) -> None:
         self.fingerprint = fingerprint
         self._found = found
-        self._lower: dict[type, Lower] = {shape.type: shape.lower for shape in (*STANDARD, *shapes)}
-        self._rebuild: dict[str, Raise] = {shape.tag: shape.rebuild for shape in (*STANDARD, *shapes)}
+        self._lower: dict[type, Lower] = LOWER | {shape.type: shape.lower for shape in shapes}
+        self._rebuild: dict[str, Raise] = REBUILD | {shape.tag: shape.rebuild for shape in shapes}
 
     def dump(self, value: Any, raised: bool) -> bytes:
         out = BytesIO()

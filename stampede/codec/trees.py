@@ -15,13 +15,10 @@ from pickle import PickleBuffer
 from typing import Any
 
 from stampede.codec.packages import rebuilder, shape_for
-from stampede.codec.values import STANDARD
+from stampede.codec.values import LOWER, REBUILD
 from stampede.errors import CodecError
 
 __all__ = ["tree_of", "value_of", "without_scalars"]
-
-_LOWER = {shape.type: shape.lower for shape in STANDARD}
-_REBUILD = {shape.tag: shape.rebuild for shape in STANDARD}
 
 
 def tree_of(value: Any, *, json: bool = False) -> Any:
@@ -45,7 +42,7 @@ def tree_of(value: Any, *, json: bool = False) -> Any:
     if kind is dict:
         return {"dict": [tree_of(each, json=json) for each in chain.from_iterable(value.items())]}
     shape = shape_for(kind)
-    lower = _LOWER.get(kind) if shape is None else shape.lower
+    lower = LOWER.get(kind) if shape is None else shape.lower
     if lower is None:
         raise CodecError(f"a {kind.__qualname__} in it can't be stored by this codec: use codec='sealed'")
     tag, *args = lower(value)
@@ -73,7 +70,7 @@ def value_of(tree: Any) -> Any:
         return list(inside)
     if tag == "dict":
         return dict(zip(inside[::2], inside[1::2], strict=True))
-    rebuild = _REBUILD.get(tag) or rebuilder(tag)
+    rebuild = REBUILD.get(tag) or rebuilder(tag)
     return rebuild(*inside)
 
 

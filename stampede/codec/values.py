@@ -211,3 +211,5 @@ STANDARD: tuple[Shape, ...] = (
     tagged("defaultdict", defaultdict, _defaultdict, _make_defaultdict),
     tagged("deque", deque, lambda v: (v.maxlen, *v), _make_deque),
 )
+LOWER = {shape.type: shape.lower for shape in STANDARD}
+REBUILD = {shape.tag: shape.rebuild for shape in STANDARD}
