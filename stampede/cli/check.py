@@ -12,7 +12,7 @@ from stampede.cache import Cache
 from stampede.cli.address import settings_of
 from stampede.cli.show import say
 from stampede.engines import safe_url
-from stampede.errors import StampedeError
+from stampede.errors import OptionError, StampedeError
 from stampede.registry import Registry
 from stampede.settings import CacheSettings, Settings
 
@@ -59,7 +59,7 @@ def _wrong(settings: Settings) -> str | None:
     """Why the observers can't be had, if so: the program's first call would raise it."""
     try:
         Registry(settings, discovers=False).observers  # noqa: B018
-    except Exception as error:  # of the program's own modules
+    except OptionError as error:
         return f"[observers] can't be used: {error}"
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from weakref import WeakValueDictionary
 
 from dogpile.cache.api import (
@@ -17,7 +17,6 @@ from dogpile.cache.api import (
     CachedValue,
     CantDeserializeException,
     Deserializer,
-    SerializedReturnType,
     Serializer,
 )
 
@@ -147,18 +146,11 @@ class StampedeBackend(BytesBackend):
         except CodecError as refusal:  # too large
             self._refuse([*kept], str(refusal), strict=self._strict or not computed)
 
-    # (BytesBackend has them apart, and so they are the same.)
-    def get_serialized(self, key: str) -> SerializedReturnType:
-        return cast(SerializedReturnType, self.get(key))
-
-    def get_serialized_multi(self, keys: Iterable[str]) -> Sequence[SerializedReturnType]:
-        return cast(Sequence[SerializedReturnType], self.get_multi(keys))
-
-    def set_serialized(self, key: str, value: bytes) -> None:
-        self.set_multi({key: value})
-
-    def set_serialized_multi(self, mapping: Mapping[str, bytes]) -> None:
-        self.set_multi(mapping)
+    # BytesBackend has them apart.
+    get_serialized: Any = get
+    get_serialized_multi: Any = get_multi
+    set_serialized: Any = set
+    set_serialized_multi: Any = set_multi
 
     def delete(self, key: str) -> None:
         self.delete_multi([key])
