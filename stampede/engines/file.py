@@ -7,6 +7,7 @@ import stat
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.flock import no_such_process, pid_here, process, try_lock, unlock
+from stampede.engines.flock import no_such_process, pid_here, process, shut, try_lock, unlock
 from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, Post
@@ -165,47 +166,35 @@ _LENGTH = 256
 
 
 class _Held:
-    """A lock that this process has, or is about to take."""
+    """A lock that this process has. The kernel unlocks it when this is closed with the last reference to it."""
 
-    __slots__ = ("_fds", "locked", "path", "record")
-
-    def __init__(self, path: Path, record: _Record) -> None:
+    def __init__(self, path: str, fence: int, token: bytes) -> None:
         self.path = path
-        self.record = record
-        self.locked = False
-        self._fds: list[int] = []  # at most one
-
-    def open(self) -> None:
-        """In one step of the interpreter, as `close`: what interrupts us can't lose a descriptor between two."""
-        self._fds.extend(map(os.open, [self.path], [_FLAGS], [0o600]))
+        self.record = _Record(fence, token, 0.0, process())
+        self.fd = -1
+        self.fd = os.open(path, _FLAGS, 0o600)
 
     @property
-    def fd(self) -> int:
-        return self._fds[0]
+    def is_in_place(self) -> bool:
+        """Whether it locks the file that others would lock."""
+        return _same(self.fd, self.path)
 
     @property
     def stands(self) -> bool:
-        """Not at its end, and still locking the file that others would lock."""
-        return bool(self._fds) and self.record.ends > time.monotonic() and _same(self.fd, self.path)
+        return self.record.ends > time.monotonic() and self.is_in_place
 
     def free(self) -> None:
-        """Let others have it. Again, where that was interrupted."""
-        for fd in self._fds[:1]:
-            if self.locked:
-                try:
-                    _Record(self.record.fence).write(fd)
-                except OSError:
-                    pass  # else a full disk: the lock goes all the same
-            unlock(fd)  # not only closed: a child being started may have the file open until it is
+        """Let others have it. Not only by closing it: a child being started may have the file open, too."""
+        with suppress(OSError):  # a full disk: the lock goes all the same
+            _Record(self.record.fence).write(self.fd)
+        unlock(self.fd)
         self.close()
 
     def close(self) -> None:
-        """Close the file, once: its number may be another's by the time of a second try."""
-        try:
-            while self._fds:
-                any(map(os.close, map(self._fds.pop, [0])))
-        except OSError:
-            pass
+        fd, self.fd = self.fd, -1
+        shut(fd)
+
+    __del__ = close
 
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -215,8 +204,8 @@ class _Names:
     """The locks of one directory, for one process."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.post = Post(directory)
+        self._directory, self._folder = directory, str(directory)
+        self.post = Post(directory, one_by_one=True)
         self._closed = False
         self._begin()
 
@@ -255,27 +244,19 @@ class _Names:
     def _take(self, name: str, token: bytes) -> _Held | Busy:
         path, _ = self._file(name)
         while True:
-            held = _Held(path, _Record(0, token, 0.0, process()))
             try:
-                self._open(held)
-                self._held[name, token] = held  # before it is locked: who is interrupted has to find it
-                if not try_lock(held.fd):
-                    return _busy(_Record.read(held.fd))
-                if _same(held.fd, path):
-                    fence = _Record.read(held.fd).fence + 1
-                    held.record.fence = max(fence, int(time.time() * 1000))  # grows also where files were lost
-                    held.locked = True
-                    return held
-            finally:  # else somebody removed the file before we had it: others lock another one
-                if not held.locked:
-                    self._drop(name, token)
-
-    def _open(self, held: _Held) -> None:
-        try:
-            held.open()
-        except FileNotFoundError:
-            self.prepare()
-            held.open()
+                held = _Held(path, 0, token)
+            except FileNotFoundError:
+                self.prepare()
+                held = _Held(path, 0, token)
+            if not try_lock(held.fd):
+                return _busy(_Record.read(held.fd))
+            if held.is_in_place:
+                fence = _Record.read(held.fd).fence + 1
+                held.record.fence = max(fence, int(time.time() * 1000))  # grows also where files were lost
+                self._held[name, token] = held
+                return held
+            held.close()  # somebody removed the file before we had it: others lock another one
 
     def _extend(self, held: _Held, lease: float, name: str = "") -> None:
         """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
@@ -306,10 +287,9 @@ class _Names:
         return stood
 
     def _drop(self, name: str, token: bytes) -> None:
-        held = self._held.get((name, token))
+        held = self._held.pop((name, token), None)
         if held is not None:
             held.free()
-            self._held.pop((name, token), None)
 
     def _end_in_time(self) -> None:
         """End what isn't renewed: nobody else can."""
@@ -364,10 +344,10 @@ class _Names:
         finally:
             self.post.forget(number, bell)
 
-    def _file(self, name: str) -> tuple[Path, int]:
+    def _file(self, name: str) -> tuple[str, int]:
         """The file of a name, and the number that its bells go by."""
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        return self._directory / f"{digest.hex()}.lock", int.from_bytes(digest[:8], "little", signed=True)
+        return f"{self._folder}/{digest.hex()}.lock", int.from_bytes(digest[:8], "little", signed=True)
 
     def _trouble(self, error: OSError) -> EngineError:
         return EngineError(f"can't lock in {self._directory}: {error}: give a directory that can be made and written")
@@ -395,7 +375,7 @@ def _busy(record: _Record) -> Busy:
     return Busy(record.token, max(record.ends - time.monotonic(), LOOK) if record.token else LOOK)
 
 
-def _record_of(path: Path) -> _Record:
+def _record_of(path: str | Path) -> _Record:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -416,7 +396,7 @@ def _name_in(path: Path) -> str:
         return ""
 
 
-def _same(fd: int, path: Path) -> bool:
+def _same(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from stampede.colour import Bell
 from stampede.engines.flock import dead, pid_here, shut
@@ -35,17 +36,22 @@ _FULL = 1 << 16
 
 
 class Post:
-    """Rings bells by number, here and in every other process of the directory."""
+    """Rings bells by number, here and in every other process of the directory.
 
-    def __init__(self, directory: Path) -> None:
+    `one_by_one`: one bell in each process, that of the waiter that has waited longest; only one of them can have what
+    has come free, so all others would be woken in vain.
+    """
+
+    def __init__(self, directory: Path, *, one_by_one: bool = False) -> None:
+        self._one_by_one = one_by_one
         self._wake = directory / "wake"
         self._alive = directory / "alive"
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
-        self._bells: defaultdict[int, set[Bell]] = defaultdict(set)
-        self._watched: defaultdict[str, set[Bell]] = defaultdict(set)
+        self._bells: defaultdict[int, dict[Bell, None]] = defaultdict(dict)  # in the order in which they came
+        self._watched: defaultdict[str, dict[Bell, None]] = defaultdict(dict)
         self._handles: dict[str, int] = {}  # what becomes readable when a watched process ends
         self._pipe: tuple[Path, int, int] | None = None
         self._thread: threading.Thread | None = None
@@ -56,13 +62,13 @@ class Post:
         """A bell for what changes from now on. False: there is no pipe here, so look again every now and then."""
         bell = Bell()
         with self._lock:
-            self._bells[number].add(bell)
+            self._bells[number][bell] = None
             return bell, self._open()
 
     def watch(self, holder: str, bell: Bell) -> None:
         """Have the bell rung also at the death of that process."""
         with self._lock:
-            self._watched[holder].add(bell)
+            self._watched[holder][bell] = None
             if holder not in self._handles:
                 handle = _handle(holder)
                 if handle is not None:
@@ -71,12 +77,14 @@ class Post:
 
     def forget(self, number: int, bell: Bell) -> None:
         with self._lock:
-            for table, name in [(self._bells, number), *((self._watched, holder) for holder in list(self._watched))]:
-                bells = table.get(name)  # type: ignore[attr-defined]
+            tables: list[tuple[Any, Any]] = [(self._bells, number)]
+            tables += [(self._watched, holder) for holder in list(self._watched)]
+            for table, name in tables:
+                bells = table.get(name)
                 if bells is not None:
-                    bells.discard(bell)
+                    bells.pop(bell, None)
                     if not bells:
-                        del table[name]  # type: ignore[attr-defined]
+                        del table[name]
 
     # -- waking -------------------------------------------------------------------------------------------------
 
@@ -95,15 +103,19 @@ class Post:
     def _ring_here(self, number: int) -> None:
         if self._bells:
             with self._lock:
-                bells = self._bells.pop(number, ())
+                bells = list(self._bells.pop(number, ()))
+                if self._one_by_one and bells[1:]:
+                    self._bells[number] = dict.fromkeys(bells[1:])
+                    bells = bells[:1]
             for bell in bells:
                 bell.ring()
 
     def _ring_all(self) -> None:
         with self._lock:
-            numbers = list(self._bells)
-        for number in numbers:
-            self._ring_here(number)
+            bells = [bell for each in self._bells.values() for bell in each]
+            self._bells.clear()
+        for bell in bells:
+            bell.ring()
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
