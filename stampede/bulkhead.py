@@ -125,7 +125,7 @@ class Bulkhead(Lock):
             return await super()._taken(way, wait)
         end, crowd = monotonic() + wait, self._crowd(way)
         with crowd.joined() as me:
-            if not await crowd.turn(me, way.colour, wait):
+            if not await crowd.turn(me, wait):
                 holding = Holding(way.access, self.name, None)
                 holding.over, holding.refusal = True, Busy(b"", 0.0)
                 return holding

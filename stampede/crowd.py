@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary, ref
 
 from stampede import decisions, forks
-from stampede.colour import Bell, Colour, Loop, running_loop
+from stampede.colour import BLOCKING, SUSPENDING, Bell, Loop, running_loop
 from stampede.errors import EngineError
 from stampede.outcome import own_copy
 
@@ -64,6 +64,7 @@ class Crowd(Generic[T]):
     def __init__(self, lease: float, loop: Loop | None = None) -> None:
         self.look = min(LOOK, lease / 2)
         self._loop = None if loop is None else ref(loop)
+        self._colour = BLOCKING if loop is None else SUSPENDING
         self._begin()
         forks.in_child(self._begin)
 
@@ -87,13 +88,13 @@ class Crowd(Generic[T]):
         finally:
             self.leave(me, error)
 
-    async def turn(self, me: Waiter[T], colour: Colour, wait: float) -> bool:
+    async def turn(self, me: Waiter[T], wait: float) -> bool:
         """Wait until this caller may ask, or was handed a place. False: neither, within `wait` seconds."""
         end = monotonic() + wait
         while not self._called(me, now := monotonic()):
             if now >= end:
                 return False
-            await colour.park(me.bell, min(end - now, self.look))
+            await self._colour.park(me.bell, min(end - now, self.look))
         if me.error is not None:
             raise own_copy(me.error) from me.error
         return True

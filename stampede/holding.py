@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from inspect import iscoroutine
 from math import inf
@@ -326,20 +326,12 @@ class Holding:
         lasts = seconds("seconds", more)
         if not lasts < inf:
             raise OptionError(f"seconds is {more!r}: give a finite number")
-        hold = self._held_now()
-        await self._alone(way, hold)
-        asked = monotonic()
+        hold, asked = self._held_now(), monotonic()
         lasts = max(lasts, hold.lease, hold.ends - asked)
-        try:
-            stands = await way.colour.shielded(way.locks.renew(self.key, self.token, lasts))
-            if stands:
-                hold.ends = hold.least = asked + lasts
-        finally:
-            hold.again(monotonic() + hold.lease / 3)
-        if not stands:
+        if not await self._alone(way, hold, partial(way.locks.renew, self.key, self.token, lasts)):
             hold.lose()
-        if hold.lost:
             raise self._loss()
+        hold.ends = hold.least = asked + lasts
 
     async def _detached(self, way: Way, stands: Seconds) -> bytes:
         lasts = None if stands is None else seconds("seconds", stands)
@@ -353,25 +345,24 @@ class Holding:
         hands = its.side(way.colour).hands
         if hands is None:
             raise OptionError(f"a lock of {its.scheme}:// ends with its holder, and can't be handed over")
-        await self._alone(way, hold)
-        try:
-            handed = hands.hand_over(self.key, self.token, hold.lease if lasts is None else lasts)
-            kept = await way.colour.shielded(handed)
-        except BaseException:
-            hold.again(monotonic())
-            raise
+        lasts = hold.lease if lasts is None else lasts
+        kept = await self._alone(way, hold, partial(hands.hand_over, self.key, self.token, lasts))
         hold.end()
-        if not kept or hold.lost:
+        if not kept:
             hold.lose()
             raise self._loss()
         self.over = True
         return self.token
 
-    async def _alone(self, way: Way, hold: Hold) -> None:
-        """Wait for the end of a renewal that is under way: sent before, it may come to the engine behind what is sent
-        next, and undo that."""
+    async def _alone(self, way: Way, hold: Hold, question: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        """Ask with no renewal under way, which could come to the engine behind the question, and undo it. False: the
+        lock is lost."""
         while not hold.begin():
             await way.colour.park(Bell(), 0.005)
+        try:
+            return await way.colour.shielded(question()) and not hold.lost
+        finally:
+            hold.again(monotonic() + hold.lease / 3)
 
     def _held_now(self) -> Hold:
         if self.hold is None or not self.held:

@@ -14,6 +14,7 @@ from time import monotonic
 from types import TracebackType
 from typing import NoReturn
 
+from stampede import decisions
 from stampede.colour import Bell, run_blocking
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.holding import Access, Holding, Hook, Way, naming
@@ -273,24 +274,18 @@ class Lock:
 
     def _kept(self, holding: Holding) -> Holding:
         """Remember what `acquire()` gives, for `release()`."""
-        for each in list(self._acquired):
-            if not each.stands:  # released by its holding
-                self._forget(each)
-        if holding.stands:
-            self._acquired.append(holding)
+        with decisions.lock:
+            self._acquired = [each for each in (*self._acquired, holding) if each.stands]
         return holding
 
     def _first(self) -> Holding:
         """What was acquired first: so what was lost is told first, and takes nothing from the next holder."""
-        for each in list(self._acquired):
-            self._forget(each)
-            if each.stands:
-                return each
-        raise LockLost(f"the lock {self.name!r} is not held through this object: released, or never acquired")
-
-    def _forget(self, holding: Holding) -> None:
-        with suppress(ValueError):  # another thread has
-            self._acquired.remove(holding)
+        with decisions.lock:
+            standing = [each for each in self._acquired if each.stands]
+            self._acquired = standing[1:]
+        if not standing:
+            raise LockLost(f"the lock {self.name!r} is not held through this object: released, or never acquired")
+        return standing[0]
 
     def _entered(self, holding: Holding) -> Holding:
         if holding.refusal is not None:

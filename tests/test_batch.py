@@ -472,7 +472,7 @@ def test_many_gives_what_calls_would(
 
 def idle() -> None:
     """There is a place beside the caller: without one it computes by itself."""
-    until(lambda: not _refreshers._taken)
+    until(lambda: not _refreshers.taken)
 
 
 def ended(call: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from servers import wait_until
 
 from stampede import Bulkhead, Cache, EngineError, LockTimeout, crowd
-from stampede.colour import BLOCKING, run_blocking
+from stampede.colour import run_blocking
 from stampede.crowd import ASKERS, LOOK, Crowd, Waiter
 
 ENGINES = ["disk", "file", "redis", pytest.param("postgres", marks=pytest.mark.postgres)]
@@ -205,7 +205,7 @@ def full() -> Iterator[tuple[Crowd[Place], list[Waiter[Place]]]]:
 
 
 def called(its: Crowd[Place], me: Waiter[Place]) -> bool:
-    return run_blocking(its.turn(me, BLOCKING, 0.0))
+    return run_blocking(its.turn(me, 0.0))
 
 
 Full = tuple[Crowd[Place], list[Waiter[Place]]]

@@ -403,7 +403,7 @@ def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
         place = workers.reserve()
         assert place is not None
         workers.run(place, done.set)
-        waiting = weakref.ref(workers._crew._jobs[0].__self__)
+        waiting = weakref.ref(workers._crew._jobs[0])
         pid = os.fork()
         if pid == 0:
             os._exit(0 if waiting() is not None else 1)

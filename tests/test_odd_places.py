@@ -105,7 +105,7 @@ AT_EXIT = """
     def last():
         go.set()
         deadline = time.monotonic() + 5
-        while _refreshers._taken and time.monotonic() < deadline:
+        while _refreshers.taken and time.monotonic() < deadline:
             time.sleep(0.001)  # until the refresh has landed, by whatever way
 
     import asyncio
