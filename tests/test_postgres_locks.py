@@ -260,8 +260,8 @@ def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresS
         if os.fork() == 0:
             lock = Cache(sys.argv[1]).lock("l", wait=60)
             print("there", flush=True) if number == 7 else None
-            with lock:
-                lock.release()
+            with lock as held:
+                held.release()
             for _ in range(3):
                 with lock:
                     pass
@@ -271,18 +271,20 @@ def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresS
     print("done", flush=True)
     """
     mine = open_().lock("l")
-    with mine, process(server.postgres_url, herd) as others:
+    with mine as held, process(server.postgres_url, herd) as others:
         waiting(server, 8)
         arrived = server.ask("SELECT token FROM stampede.waiting ORDER BY arrival")
         assert len(arrived) == 8
-        mine.release()
+        held.release()
         assert others.stdout is not None
         assert others.stdout.readline() == "done\n"
-    held = record(server, "process", "taken", "released", "problem")
-    assert len(held) == 1 + 8 * 4
-    assert {problem for *_, problem in held} == {""}
-    assert all(released <= taken for (_, _, released, _), (_, taken, _, _) in pairwise(held))
-    assert len({process for process, *_ in held[1:9]}) == 8, "somebody was inside twice before another one was at all"
+    holders = record(server, "process", "taken", "released", "problem")
+    assert len(holders) == 1 + 8 * 4
+    assert {problem for *_, problem in holders} == {""}
+    assert all(released <= taken for (_, _, released, _), (_, taken, _, _) in pairwise(holders))
+    assert len({process for process, *_ in holders[1:9]}) == 8, (
+        "somebody was inside twice before another one was at all"
+    )
 
 
 @both

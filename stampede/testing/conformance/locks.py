@@ -409,14 +409,21 @@ class LocksSuite(Suite):
     async def test_what_was_given_back_is_of_no_use(self) -> None:
         """Who goes on with it would have, or end, what is somebody else's by now."""
         lock = Lock("l", self.engine, lease=LONG, wait=0)
-        assert await self.taken(lock)
-        old = there(lock.token)
+        holding = await lock.aacquire() if self.suspending else lock.acquire()
+        assert holding
+        old = holding.token
         assert await self.given_back(lock)
         token = await self.held()
         for port in (self.locks, self.far_locks):
             assert not await port.renew("l", old, LONG)
             assert await port.release("l", old) is False
         assert (lock.held, lock.token, lock.remaining) == (False, None, 0)
+        for verb in ("extend", "detach"):
+            try:
+                await getattr(holding, f"a{verb}")(LONG) if self.suspending else getattr(holding, verb)(LONG)
+            except LockLost:
+                continue
+            raise AssertionError(f"{verb} has done something")
         assert not await self.given_back(lock)
         assert not await self.taken(lock)
         assert await self.locks.release("l", token) is True
