@@ -1,17 +1,17 @@
 """The Redis engine: values and leases on a Redis (6.2 or later) or Valkey server, decided by scripts, told by pushes.
 
 lua/         a script for each verb: whatever must be one step
-scripts.py   calls them by their hashes
+scripts.py   calls them by their hashes, and knows what a reply may look like
 wire.py      keys' names, arguments and replies
 verbs.py     Claims and Store, written once over a `Line`;  locks.py, limits.py   Locks and Limits, likewise
 commands.py  the verbs that change a key, as they are sent
-ends.py      what a look needn't ask twice
-line.py      what is asked is answered, mended or told as trouble;  blocking.py, suspending.py   in each colour
+line.py      what is asked is answered, asked again or told as trouble;  blocking.py, suspending.py   in each colour
 news.py      subscriptions, and what keeps tickets true;  readers.py   the ends of connections that nobody looks at
 clients.py   what is behind a URL: how connections to a server are made
 shard.py     one server's ports;  sentinel.py   the server that sentinels name
-cluster.py   many shards, each a master.py;  routed.py   the ports over them
-resp.py      replies from bytes
+cluster.py   many shards, one for each master;  routed.py   the ports over them
+resp.py      commands as bytes, and replies from bytes
+inside.py    what is used of redis-py that is its own: the socket, the streams and the parser of a connection
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Keys(Versioned):
         self._large.add(its.entry)
 
     async def _read(self, asked: Sequence[Asked]) -> list[Any]:
-        """What each look has found; and of each claim the answer, with its ticket. All in one round trip."""
+        """What each look, or claim, has found. All in one round trip."""
         news = self._news
         news.follow()
         commands: list[Command] = []
@@ -210,7 +210,7 @@ class Keys(Versioned):
         for (verb, _), (its, stamp, known, start) in zip(asked, places, strict=True):
             ticket = news.ticket(its.slot, stamp) if sure else None
             if verb == "claim":
-                answers.append((replies[start], ticket))
+                answers.append(_reply_or_refusal(replies[start], ticket))
             else:
                 entry = self._seen(its, known, replies[start:], at) if at >= self._blind else None
                 answers.append(None if entry is None else Found(entry, ticket))
@@ -255,7 +255,7 @@ class Keys(Versioned):
                 if asked[number].verb in _CHANGES:
                     self._news.void(names(asked[number].args[0]).slot)
         for number, reply in zip(reads, replies, strict=True):
-            answers[number] = _reply_or_refusal(*reply) if asked[number].verb == "claim" else reply
+            answers[number] = reply
         for number, answer in zip(others, done, strict=True):
             answers[number] = bool(answer)
         return answers
