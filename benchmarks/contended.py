@@ -83,6 +83,8 @@ def kazoo(url: str) -> Callable[[], Enter]:
 
 
 WAYS: dict[tuple[str, str], Callable[[str], Callable[[], Enter]]] = {
+    ("disk", "stampede"): ours,
+    ("file", "stampede"): ours,
     ("etcd", "stampede"): ours,
     ("etcd", "etcd3gw, again after 10 ms"): lambda url: etcd3gw(url, 0.010),
     ("etcd", "etcd3gw, again after 100 ms"): lambda url: etcd3gw(url, 0.100),

@@ -19,7 +19,7 @@ from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.flock import no_such_process, pid_here, process, shut, try_lock, unlock
 from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
-from stampede.engines.wake import LOOK, Post
+from stampede.engines.wake import LOOK, SINGLE, Post
 from stampede.engines.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Busy, Engine, Granted, Held, Side
@@ -205,7 +205,7 @@ class _Names:
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._folder = directory, str(directory)
-        self.post = Post(directory, one_by_one=True)
+        self.post = Post(directory)
         self._closed = False
         self._begin()
 
@@ -347,7 +347,7 @@ class _Names:
     def _file(self, name: str) -> tuple[str, int]:
         """The file of a name, and the number that its bells go by."""
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        return f"{self._folder}/{digest.hex()}.lock", int.from_bytes(digest[:8], "little", signed=True)
+        return f"{self._folder}/{digest.hex()}.lock", SINGLE + int.from_bytes(digest[:7], "little")
 
     def _trouble(self, error: OSError) -> EngineError:
         return EngineError(f"can't lock in {self._directory}: {error}: give a directory that can be made and written")

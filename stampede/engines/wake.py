@@ -22,13 +22,16 @@ from stampede.colour import Bell
 from stampede.engines.flock import dead, pid_here, shut
 from stampede.threads import begun
 
-__all__ = ["LOOK", "Post"]
+__all__ = ["LOOK", "SINGLE", "Post"]
 
 LOOK = 0.025
 """Seconds between two looks where the kernel tells nothing by itself."""
 
 LINGER = 5.0
 """Seconds that the pipe stays after the last waiter: the next herd finds it there."""
+
+SINGLE = 1 << 16
+"""The numbers from here on are those of locks."""
 
 _WORD = 8
 _NOTHING = bytes(_WORD)
@@ -38,12 +41,11 @@ _FULL = 1 << 16
 class Post:
     """Rings bells by number, here and in every other process of the directory.
 
-    `one_by_one`: one bell in each process, that of the waiter that has waited longest; only one of them can have what
-    has come free, so all others would be woken in vain.
+    Of a number from `SINGLE` on, it rings one bell in each process, that of the waiter that has waited longest: only
+    one of them can have the lock that has come free.
     """
 
-    def __init__(self, directory: Path, *, one_by_one: bool = False) -> None:
-        self._one_by_one = one_by_one
+    def __init__(self, directory: Path) -> None:
         self._wake = directory / "wake"
         self._alive = directory / "alive"
         self._begin()
@@ -75,7 +77,8 @@ class Post:
                     self._handles[holder] = handle
                 self._poke()
 
-    def forget(self, number: int, bell: Bell) -> None:
+    def forget(self, number: int, bell: Bell) -> bool:
+        """Return whether others in this process wait for the same number."""
         with self._lock:
             tables: list[tuple[Any, Any]] = [(self._bells, number)]
             tables += [(self._watched, holder) for holder in list(self._watched)]
@@ -85,6 +88,7 @@ class Post:
                     bells.pop(bell, None)
                     if not bells:
                         del table[name]
+            return number in self._bells
 
     # -- waking -------------------------------------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ class Post:
         if self._bells:
             with self._lock:
                 bells = list(self._bells.pop(number, ()))
-                if self._one_by_one and bells[1:]:
+                if number >= SINGLE and bells[1:]:
                     self._bells[number] = dict.fromkeys(bells[1:])
                     bells = bells[:1]
             for bell in bells:

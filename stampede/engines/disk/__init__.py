@@ -14,8 +14,8 @@ from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database
 from stampede.engines.disk.limits import DiskLimits
-from stampede.engines.disk.locks import LockRows, number_of
-from stampede.engines.disk.rows import Rows, bell_of, key_number
+from stampede.engines.disk.locks import LockRows, lock_bell, number_of
+from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
 from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
@@ -134,11 +134,17 @@ class _Port:
             return await self.run(self.rows.database.patiently, lambda: read(*args))
 
     async def park(
-        self, number: int, timeout: float, awaited: Callable[[str, Busy], Awaited], name: str, busy: Busy
+        self,
+        number: int,
+        bell_number: int,
+        timeout: float,
+        awaited: Callable[[str, Busy], Awaited],
+        name: str,
+        busy: Busy,
     ) -> None:
         """Wait for the bell of this number, or until it is time to look again. It is listened to before `awaited` looks
         whether there is still a reason to wait: nothing falls between."""
-        post, bell_number = self.rows.post, bell_of(number)
+        post = self.rows.post
         bell, told = post.listen(bell_number)
         try:
             await self.read(self.rows.expect, number)
@@ -150,7 +156,8 @@ class _Port:
                         post.watch(holder, bell)
                 await self._colour.park(bell, min(timeout, longest if told else LOOK))
         finally:
-            post.forget(bell_number, bell)
+            if post.forget(bell_number, bell):
+                await self.read(self.rows.expect, number)  # for those that go on waiting
 
 
 def _written(verb: str) -> Any:
@@ -185,7 +192,8 @@ class _Keys(_Port, Versioned):
         return await self.run(self.rows.claim, key, token, ask)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        await self.park(key_number(key)[0], timeout, self.rows.awaited, key, busy)
+        number = key_number(key)[0]
+        await self.park(number, bell_of(number), timeout, self.rows.awaited, key, busy)
         return None
 
     async def generations(self, scope: str) -> Sequence[str]:
@@ -221,8 +229,8 @@ class _Locks(_Port):
         return await self.run(self.its.hand_over, name, token, lease)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        own = busy.own if isinstance(busy, Queued) else busy.token
-        await self.park(number_of(own), timeout, self.its.awaited, name, busy)
+        number = number_of(busy.own) if isinstance(busy, Queued) else lock_number(name)[0]
+        await self.park(number, lock_bell(number), timeout, self.its.awaited, name, busy)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
         return await self.read(self.its.holder, name)

@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 from stampede import room
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Write
-from stampede.engines.disk.rows import Rows, lock_number
+from stampede.engines.disk.rows import Rows, bell_of, lock_number
 from stampede.engines.disk.trouble import Damaged
 from stampede.engines.flock import pid_here
+from stampede.engines.wake import SINGLE
 from stampede.engines.whereabouts import here, parts_of
 from stampede.ports import Busy, Granted, Held
 from stampede.room import EMPTY, SAFETY, Change, Inside, Room
 
-__all__ = ["LockRows"]
+__all__ = ["LockRows", "lock_bell", "number_of"]
 
 T = TypeVar("T")
 
@@ -84,8 +85,8 @@ class LockRows:
             elif after is not was and not after.idle:
                 values = number, raw, room.dump(after), after.end
                 write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", values)
-        for token in (*told.called, *told.left):
-            self._rows.tell(write.opened, number_of(token))
+        for each in [*map(number_of, told.called), *([number] if told.left else [])]:
+            self._rows.tell(write.opened, each, lock_bell(each))
         return answer
 
     def awaited(self, name: str, busy: Busy) -> tuple[float, Iterable[str]] | None:
@@ -131,8 +132,13 @@ class LockRows:
 
 
 def number_of(token: bytes) -> int:
-    """Return the number of the bell by which waiters for this token are woken."""
+    """Return the number by which a waiter in a queue is woken. One without a place is woken by that of the lock."""
     return int.from_bytes(token[:8], "little")
+
+
+def lock_bell(number: int) -> int:
+    """Return the number of the bell that rings for this number of a lock or of a token."""
+    return SINGLE + bell_of(number)
 
 
 def _name(raw: bytes) -> str:

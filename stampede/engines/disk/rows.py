@@ -167,7 +167,7 @@ class Rows:
             if after is not was:
                 self._become(write, number, raw, was, after, now)
         if was.lease is not None and (after.lease is None or after.lease.token != was.lease.token):
-            self.tell(write.opened, number)
+            self.tell(write.opened, number, bell_of(number))
         return answer
 
     def _found(self, opened: Opened, number: int, entry: Entry[Any], stamp: int) -> Found:
@@ -205,10 +205,10 @@ class Rows:
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
         return self._change(key_number(key), lambda was, now: record.renew(was, token, seconds, now), _LEASED)
 
-    def tell(self, opened: Opened, number: int) -> None:
+    def tell(self, opened: Opened, number: int, bell: int) -> None:
         """After the commit: wake who waits for this number, in all processes. Mostly nobody does."""
         if opened.stamps.expected(number):
-            self.post.ring(bell_of(number))
+            self.post.ring(bell)
 
     def expect(self, number: int) -> None:
         """Note that somebody waits for this number; before it is read whether there is still a reason."""
