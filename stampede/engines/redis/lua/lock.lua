@@ -6,7 +6,7 @@
 -- `queued`, whether some may wait. It outlives those inside, so that fences go on growing.
 -- KEYS[2], the queue: a sorted set of tokens, by the microsecond of their arrival.
 -- KEYS[3], of each who waits, packed: its arrival, when it asked last (in ms), its room, and where its process listens.
--- One that was called has left the queue, and its arrival is still here: if it misses its turn it is the first again.
+-- One that was called, or passed over, has left the queue, and its arrival is still here: if it asks again it is the first.
 local TURN, LATELY, SILENCE, FENCED = 200, 300, 40000, 10000
 
 local time = redis.call('TIME')
@@ -79,24 +79,25 @@ local function call_next(its, channel)
       its.queued = nil
       return
     end
-    local note, ears = redis.call('HGET', KEYS[3], first), 0
+    local note, lives, may = redis.call('HGET', KEYS[3], first), false, false
     if note then
       local _, asked, room, home = cmsgpack.unpack(note)
-      local may = fits(its, room)
+      local since = math.abs(now - asked)
+      may = fits(its, room)
       if may then
-        ears = redis.pcall('PUBLISH', channel .. home, first)
+        local ears = redis.pcall('PUBLISH', channel .. home, first)
+        lives = type(ears) == 'number' and ears > 0 or since < LATELY
       else
-        ears = redis.pcall('PUBSUB', 'NUMSUB', channel .. home)[2]
-      end
-      local listens = type(ears) == 'number' and ears > 0
-      if math.abs(now - asked) < (listens and (may and math.huge or SILENCE) or LATELY) then
-        if may then
-          its.turn, its.till = first, now + TURN
-          redis.call('ZREM', KEYS[2], first)
-        end
-        return
+        local ears = redis.pcall('PUBSUB', 'NUMSUB', channel .. home)[2] or 1
+        lives = since < (ears > 0 and SILENCE or LATELY)
       end
     end
-    leave(first)
+    if lives and not may then
+      return
+    end
+    redis.call('ZREM', KEYS[2], first)
+    if lives then
+      its.turn, its.till = first, now + TURN
+    end
   end
 end
