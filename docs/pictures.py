@@ -56,7 +56,7 @@ ROOMS = [
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",
-        "record room window adaptive ports policy early odds pace breaker events entry errors",
+        "record room window adaptive ports policy early pace breaker events entry errors",
     ),
 ]  # fmt: skip
 """From top to bottom."""

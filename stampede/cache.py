@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from logging import DEBUG
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -39,7 +38,6 @@ from stampede.local import Resident, Tier
 from stampede.lock import Lock, defaults
 from stampede.many_faces import CachedHere, ManyOptions
 from stampede.metrics import Counters, Observers, Stats, log_events, watch
-from stampede.metrics.log import DAILY, log
 from stampede.namesakes import Namesakes
 from stampede.outage import Outage
 from stampede.outcome import landed
@@ -129,12 +127,12 @@ class Cache:
             locks = open_engine(settings.locks)
         if locks is not None:
             self.engine = Paired(self.engine, locks)
-        self._listened_to = len(self.observers) > 2
+        self.counters.all_are_heard = len(self.observers) > 2
         self._core = Core(
             self.engine,
             self._front(settings),
             self._outage(settings),
-            self._note,
+            partial(self.counters.note, self.observers.emit),
             caps.Origins(settings.origins, self.engine),
         )
         self._trust = tuple(_imported(name) for name in settings.trust)
@@ -144,13 +142,6 @@ class Cache:
         self.namesakes = Namesakes()
         self._errands = Errands(2)
         watch(self)
-
-    def _note(self, kind: type[events.Event], scope: str, key: str, *what: Any) -> None:
-        """Tell all observers. An event of which nobody else wants to hear is counted without being made."""
-        if self._listened_to or kind not in DAILY or log.isEnabledFor(DEBUG):
-            self.observers.emit(kind(scope, key, *what))
-        else:
-            self.counters.count(kind, scope, *what)
 
     def _front(self, settings: CacheSettings) -> Front:
         """The memory engine's own tier, or the one asked for in front of a shared engine."""

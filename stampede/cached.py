@@ -316,7 +316,11 @@ class Cached(Verbs):
                 scope, key, found = self._look(args, kwargs, block)
                 if found is not None:
                     return found.value
-                return landed(run_blocking(self.fetch(scope, key, args, kwargs, once=block)), scope.policy)
+                landing = run_blocking(self.fetch(scope, key, args, kwargs, once=block))
+                entry = landing.entry
+                if landing.error is None and entry is not None and not entry.raised:  # as `landed`, and a call less
+                    return entry.value
+                return landed(landing, scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
@@ -352,7 +356,7 @@ class Cached(Verbs):
             return scope, key, None
         found = scope.at_hand(key) if block is None else scope.at_hand_of(block, key)
         if isinstance(found, Resident) and self.hot.looks:
-            self._take_home(scope, found, args, kwargs)
+            self._take_home(scope, args, kwargs, found)
         return scope, key, found
 
     def other_than(self, closed: Home | None, scope: ScopeSide | None) -> Home:
@@ -376,15 +380,16 @@ class Cached(Verbs):
         force: bool = False,
         once: Block | None = None,
     ) -> Any:
-        caller = None if scope.core.front.tier is None else _Caller(self, scope, args, kwargs)
+        tier = scope.core.front.tier
+        home = None if tier is None else functools.partial(self._take_home, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
         origin = functools.partial(self.origin, *args, **kwargs)
-        return scope.fetch(key, origin, policy, force=force, home=caller, once=once)
+        return scope.fetch(key, origin, policy, force=force, home=home, once=once)
 
-    def _take_home(self, scope: ScopeSide, resident: Resident, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take_home(self, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any], resident: Resident) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
         tier = scope.core.front.tier
-        if tier is None or switch.thrown or resident.lives_in(self.hot.fast):
+        if tier is None or switch.thrown or (resident.homes and resident.lives_in(self.hot.fast)):
             return
         fast = self.hot.key(args, kwargs)
         if fast is not None:
@@ -406,21 +411,6 @@ class Cached(Verbs):
             setattr(wrapper, verb, getattr(self, verb))
         wrapper.cache = LateCache(self)
         return wrapper
-
-
-class _Caller:
-    """One call's arguments: where its resident may live."""
-
-    __slots__ = ("_args", "_cached", "_kwargs", "_scope")
-
-    def __init__(self, cached: Cached, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._cached = cached
-        self._scope = scope
-        self._args = args
-        self._kwargs = kwargs
-
-    def take_home(self, resident: Resident) -> None:
-        self._cached._take_home(self._scope, resident, self._args, self._kwargs)
 
 
 class LateCache:

@@ -6,21 +6,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from math import inf
-from os import getpid
+from os import getpid, urandom
 from typing import Any, Protocol
 from weakref import ref
 
 from stampede import events
 from stampede.colour import Colour, Loop
-from stampede.entry import Entry, new_id
+from stampede.entry import Entry
 from stampede.flight import Flight, Flights
-from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.pace import Pace
 from stampede.policy import Policy
 from stampede.ports import Ask, Claims, Found
 
-__all__ = ["Call", "Gate", "Gates", "Held", "Once", "Place", "Resources", "Spawn"]
+__all__ = ["STEP", "Call", "Gate", "Gates", "Held", "Odds", "Once", "Place", "Resources", "Spawn"]
 
 
 class Held(Protocol):
@@ -79,6 +78,8 @@ class Gates(Protocol):
 class Trial(Protocol):
     """Whether a value could be stored where others can have it, too."""
 
+    over: bool  # it was asked already
+
     def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None: ...
 
 
@@ -103,6 +104,28 @@ class Spawn(Protocol):
         """Have the work done there; if it is cancelled before its first step, `unborn` is called. How to cancel it, if
         that can be done. `waits`: for a while, so that it is still a part of what he computes himself."""
         ...
+
+
+STEP = 1 / 16
+"""Weight of the newest call in the share of hits: about as many calls make it."""
+
+
+class Odds:
+    """Whether a function's next call is likely to find its value: then it looks before it claims.
+
+    A look saves the engine most of a hit's work, and is a round trip too many where there is nothing to be seen.
+    """
+
+    __slots__ = ("good", "share")
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+        self.good = share > 0.5
+
+    def saw(self, hit: bool) -> None:
+        """What a first question has come to. (Two threads at once may count as one.)"""
+        self.share += STEP * (hit - self.share)
+        self.good = self.share > 0.5
 
 
 class Marks(Protocol):
@@ -213,7 +236,7 @@ class Call:
 
     def names_token(self) -> None:
         """Choose the token of the lease that is going to be claimed."""
-        resources, token = self.resources, new_id()
+        resources, token = self.resources, urandom(8)  # a `new_id`, and a call less
         self.token, self.pid = resources.id_of(token) if resources.marks.mark else token, getpid()
 
     def anew(self) -> bool:

@@ -218,13 +218,13 @@ class Trial:
     def __init__(self, scope: str, codec: Coder) -> None:
         self._scope = scope
         self._codec = codec
-        self._over = False
+        self.over = False
 
     def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None:
         """CodecError if not, where that is to be an error."""
-        if self._over and not strict:
+        if self.over and not strict:
             return
-        self._over = True
+        self.over = True
         try:
             self._codec.encode(key, entry)
         except CodecError as refusal:

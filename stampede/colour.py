@@ -216,7 +216,7 @@ class _Blocking:
             value = function()
         except StopIteration as end:
             raise Stopped(end) from end
-        return lasting(value)
+        return value if type(value) in _LASTING else lasting(value)  # a call less, mostly
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()

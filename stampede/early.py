@@ -14,7 +14,7 @@ from typing import Any
 
 from stampede.entry import Entry
 
-__all__ = ["draw", "due", "lead", "may_be_due", "observe"]
+__all__ = ["draw", "due", "lead", "observe"]
 
 SPREAD = 0.1  # of the cost, for beta 1
 HEIGHT = 3.5  # deviations from the typical cost up to the margin: the 99.9 % quantile is 3.1, the rest is our own error
@@ -43,11 +43,6 @@ def lead(entry: Entry[Any], draw: float) -> float:
 def due(entry: Entry[Any], draw: float) -> bool:
     """It is time to refresh it."""
     return entry.fresh <= lead(entry, draw)
-
-
-def may_be_due(entry: Entry[Any]) -> bool:
-    """Whether there is a draw with which it would be."""
-    return entry.fresh <= entry.ttl / 2
 
 
 def observe(previous: Entry[Any] | None, cost: float) -> tuple[float, float]:

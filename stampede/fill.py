@@ -32,6 +32,7 @@ async def fill(call: Call) -> Landing:
     flights, flight = call.resources.flights, call.flight
     landing: Landing | None = None
     answer: Landing | Granted | Busy | Failed | None = None
+    anew = call.anew if call.force or call.once is not None else None
     inside = flights.computing(call.key) if flight is None else None
     if inside is not None:
         return await from_inside(call, inside)
@@ -39,13 +40,13 @@ async def fill(call: Call) -> Landing:
         while landing is None:
             # 1. Join the key's flight, or lead it: of all callers in this process, one asks the engine.
             if flight is None:
-                flight, leading = flights.join(call.key, call.loop, anew=call.anew, leader=call)
+                flight, leading = flights.join(call.key, call.loop, anew=anew, leader=call)
                 if not leading:
                     landing, flight = await follow(call, flight), None
                     continue
             try:
                 # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
-                if call.ask is None:
+                if call.ask is None and call.resources.look is not None:
                     answer = await look(call)
                 while answer is None:
                     answer = await claim(call)
@@ -140,10 +141,10 @@ def patience_with(call: Call, offered: Landing) -> float:
 async def look(call: Call) -> Landing | None:
     """Return what is there and good, by a plain read: a hit needs no decision. None: claim."""
     resources = call.resources
-    seen = call.seen.id if call.seen is not None else None
-    ask = call.ask = Ask(call.policy.lease, seen=seen, force=call.force)
-    if resources.look is None or not resources.odds.good or ask.force or seen is not None:
+    assert resources.look is not None
+    if not resources.odds.good or call.force or call.seen is not None:
         return None
+    ask = call.ask = Ask(call.policy.lease)
     at = resources.clock()
     found = await resources.look(call.key)
     if found is None:
@@ -152,7 +153,7 @@ async def look(call: Call) -> Landing | None:
     if resources.marks.mark and resources.is_over(entry):
         ask.seen = entry.id
         return None
-    if early.may_be_due(entry) and early.due(entry, draw(call, ask)):
+    if entry.fresh <= entry.ttl / 2 and early.due(entry, draw(call, ask)):  # never before half of ttl
         return None
     resources.odds.saw(True)
     resources.note(events.Found, resources.scope, call.label, entry.cost)
@@ -172,11 +173,13 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
     If its outcome is unknown, it may have been granted: our own lease must not lock us out.
     """
     resources, ask, first = call.resources, call.ask, call.asked == -inf
-    assert ask is not None
+    if ask is None:
+        seen = call.seen.id if call.seen is not None else None
+        ask = call.ask = Ask(call.policy.lease, seen=seen, force=call.force)
     if first:
         if not call.token:
             call.names_token()
-        if ask.draw is None:
+        if resources.draws and ask.draw is None:
             draw(call, ask)
     call.asked = at = resources.clock()
     try:

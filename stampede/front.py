@@ -39,16 +39,14 @@ class Front:
     ) -> None:
         self.tier = tier
         self._stood = stood  # the engine's, of tickets that ended with it
-        self._shared = shared  # the tier stands before an engine, and isn't the engine's own
+        self.shared = shared  # the tier stands before an engine, and isn't the engine's own
         self._believed = believed  # for how many seconds what nobody tells of is true; None: all changes are told
         self._stamps = array("Q", bytes(8 * _SLOTS))
         self._next = itertools.count(1)  # no stamp comes twice, so that changing one takes no lock to inherit locked
 
-    def sample(self, key: str) -> Ticket | None:
-        """A ticket that this process's next change of the key voids; to be taken before the engine is asked. None: the
-        engine's own residents need none."""
-        if not self._shared:
-            return None
+    def sample(self, key: str) -> Ticket:
+        """Return a ticket that this process's next change of the key voids. Take it before the engine is asked; the
+        residents of the engine's own tier need none."""
         slot = hash(key) % _SLOTS
         return Ticket(self._stamps, slot, self._stamps[slot])
 
@@ -95,7 +93,12 @@ class Front:
         if tier is None or entry is None or entry.raised:
             return None
         resident = tier.get(key)
-        if resident is None or resident.entry.id != entry.id or not _holds(resident) or self._is_over(resident):
+        if (
+            resident is None
+            or resident.entry.id != entry.id
+            or (resident.stamp is not None and not _holds(resident))
+            or (self.shared and resident.fresh <= _clock())  # believed for as long as it may be: a new one begins
+        ):
             resident = self._resident(key, scope, entry, landing, sample)
             if resident is None:
                 return None
@@ -117,7 +120,7 @@ class Front:
     def _resident(
         self, key: str, scope: str, entry: Entry[Any], landing: Landing, sample: Ticket | None
     ) -> Resident | None:
-        if not self._shared or landing.at == 0.0 or entry.fresh <= 0:
+        if not self.shared or landing.at == 0.0 or entry.fresh <= 0:
             return None
         ticket, believed = landing.ticket, self._believed()
         if ticket is None:
@@ -132,14 +135,10 @@ class Front:
         fresh += landing.at
         return Resident(key, scope, entry, 0.0, fresh, landing.at + keep, ticket)
 
-    def _is_over(self, resident: Resident) -> bool:
-        """It was believed for as long as it may be: the engine has confirmed it, and a new one begins."""
-        return self._shared and resident.fresh <= _clock()
-
     def drop(self, key: str) -> None:
         """This process changes the key: what it keeps, and what it is about to keep, is true no more."""
         self._stamps[hash(key) % _SLOTS] = next(self._next)
-        if self._shared and self.tier is not None:
+        if self.shared and self.tier is not None:
             self.tier.drop(key)
 
     def bury(self, key: str) -> None:
@@ -158,7 +157,7 @@ class Front:
 
     def soften_all(self, scope: str | None = None) -> None:
         """All of a function, or all, is stale by now: what is kept here for no engine stays."""
-        if self._shared or self.tier is None:
+        if self.shared or self.tier is None:
             self.drop_all(scope)
         else:
             self.tier.rouse(scope)

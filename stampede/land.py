@@ -79,8 +79,9 @@ async def store(
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.resources.clock()
     try:
-        if call.resources.trial is not None:
-            call.resources.trial(call.key, entry, strict=call.policy.strict)
+        trial = call.resources.trial
+        if trial is not None and (call.policy.strict or not trial.over):
+            trial(call.key, entry, strict=call.policy.strict)
         stored = await call.resources.colour.shielded(call.resources.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
         landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)

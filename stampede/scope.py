@@ -6,11 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
 from stampede import early, events, greenlets
-from stampede.call import Call, Once, Resources
+from stampede.call import Call, Odds, Once, Resources
 from stampede.coded import Beside, CodedClaims, CodedStore, Coder, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
 from stampede.core import Core
@@ -22,7 +22,6 @@ from stampede.generations import Generations
 from stampede.keeper import Hold, keeper
 from stampede.land import quietly
 from stampede.local import Resident
-from stampede.odds import Odds
 from stampede.outage import GuardedClaims
 from stampede.outcome import Landing
 from stampede.places import Place
@@ -33,17 +32,14 @@ from stampede.stored import Stored
 __all__ = ["Scope", "ScopeSide", "later"]
 
 T = TypeVar("T")
+Home: TypeAlias = Callable[[Resident], object]
+"""Lets a resident live where the next call finds it by itself, besides its tier."""
+
 Look: TypeAlias = Callable[[str], Awaitable[Found | None]]
 
 _clock = time.monotonic
 
 MOST_TOLD = 1000
-
-
-class TakesHome(Protocol):
-    """Where a resident may live besides its tier."""
-
-    def take_home(self, resident: Resident) -> object: ...
 
 
 class Scope:
@@ -158,7 +154,11 @@ class ScopeSide(Stored):
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
         """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
-        return self.hit(key) or self.look(key) if self.near else None
+        if not self.near:
+            return None
+        epoch, prefix, _, _ = self.generations.known  # as `hit`, and a call less
+        found = self.core.front.hit(prefix + key) if epoch == self.core.epoch else None
+        return self.look(key) if found is None and self.core.engine.near is not None else found
 
     def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
         """The same, if it was computed where everything is computed anew."""
@@ -202,7 +202,7 @@ class ScopeSide(Stored):
         policy: Policy | None = None,
         *,
         force: bool = False,
-        home: TakesHome | None = None,
+        home: Home | None = None,
         once: Once | None = None,
         seen: Entry[Any] | None = None,
     ) -> Coroutine[Any, Any, Landing]:
@@ -215,7 +215,7 @@ class ScopeSide(Stored):
         call.work = ref(work, call.is_gone)  # as `answered_by` does it, and a call less
         return work
 
-    async def _fetch(self, call: Call, home: TakesHome | None) -> Landing:
+    async def _fetch(self, call: Call, home: Home | None) -> Landing:
         core, front, key, policy, seen, force = (
             self.core,
             self.core.front,
@@ -234,7 +234,7 @@ class ScopeSide(Stored):
         if front.tier is not None:
             if seen is None and usual:
                 call.seen = seen = front.take_due(physical)
-            sample = front.sample(physical)
+            sample = front.sample(physical) if front.shared else None
         if call.once is not None:
             landing = await _once(call)
         else:
@@ -269,7 +269,7 @@ class ScopeSide(Stored):
                 return landing
             front.open(resident, landing, policy)
         if home is not None:
-            home.take_home(resident)
+            home(resident)
         if seen is None and not force and not landing.stored and front.is_due(physical):
             return await self.fetch(key, call.origin, policy, home=home)  # in its early moment: now it's seen
         return landing

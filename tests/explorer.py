@@ -25,12 +25,11 @@ from typing import Any, TypeAlias
 from trap_ports import TRAPPING, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
 from stampede import events, fill
-from stampede.call import Call, Gate, Resources
+from stampede.call import Call, Gate, Odds, Resources
 from stampede.colour import Colour
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
-from stampede.odds import Odds
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.testing.model import Model

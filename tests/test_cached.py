@@ -971,9 +971,9 @@ def test_recursion_takes_few_frames() -> None:
 
 
 def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
-    """Python's stack may end anywhere in our own code: no key may hang for longer than its lease."""
+    """Python's stack may end anywhere in our own code: no key may hang for as long as its lease."""
 
-    @cached(lease=2)
+    @cached(lease=60)
     def fib(n: int) -> int:
         return n if n < 2 else fib(n - 1) + fib(n - 2)  # type: ignore[no-any-return]
 
@@ -989,7 +989,7 @@ def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
     started = time.monotonic()
     for n in range(0, 5000, 20):
         assert fib(n) >= 0
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_context_variables_go_both_ways() -> None:

@@ -57,7 +57,7 @@ LAYERS = """
     keys
     local
     metrics record room window
-    ports policy early odds breaker pace events adaptive
+    ports policy early breaker pace events adaptive
     colour
     entry loops watch
     threads

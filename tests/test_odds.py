@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stampede.odds import Odds
+from stampede.call import Odds
 
 # Calls of one function, in order; and whether the next one looks first.
 CASES = {

@@ -5,16 +5,16 @@ from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace
 from stampede.keys.identity import Identity, identity_of
 from stampede.keys.maker import arguments_named, in_namespace_of, key_maker, ttl_of_call
 from stampede.keys.names import GENERATED
-from stampede.keys.parameters import FAST_TYPES, Parameter, Parameters, are_fast
+from stampede.keys.parameters import FAST_IDS, FAST_TYPES, Parameter, Parameters
 
 __all__ = [
     "BY_CODE",
+    "FAST_IDS",
     "FAST_TYPES",
     "GENERATED",
     "Identity",
     "Parameter",
     "Parameters",
-    "are_fast",
     "arguments_named",
     "canonical",
     "function_in",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from string import Formatter
 from types import BuiltinFunctionType, NoneType
@@ -20,12 +20,7 @@ FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
 """Only these compare as exactly as their keys do, once the class stands beside the value."""
 
 
-_FAST_IDS = frozenset(map(id, FAST_TYPES))
-
-
-def are_fast(kinds: Iterable[type]) -> bool:
-    """By identity: a metaclass may say that its classes equal others."""
-    return _FAST_IDS.issuperset(map(id, kinds))
+FAST_IDS = frozenset(map(id, FAST_TYPES))
 
 
 _ANYTHING = inspect.Signature(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from logging import DEBUG
 from typing import Any, TypeAlias
 
 from stampede import decisions, events
+from stampede.metrics.log import DAILY, log
 from stampede.metrics.table import COST, WAIT, Metric, bucket, listeners
 
 __all__ = ["Counters", "Stats"]
@@ -57,11 +59,21 @@ class Counters:
 
     def __init__(self, label: str | None = None) -> None:
         self._label = label
+        self.all_are_heard = False  # there are observers besides the log
         self._tallies: dict[str, _Tally] = {}
 
     def __call__(self, event: events.Event) -> None:
         kind = type(event)
         self.count(kind, event.scope, *(getattr(event, name) for name in kind.__slots__))
+
+    def note(
+        self, emit: Callable[[events.Event], object], kind: type[events.Event], scope: str, key: str, *what: Any
+    ) -> None:
+        """Tell all observers, of which this is one. An event of which no other wants to hear is counted, not made."""
+        if self.all_are_heard or kind not in DAILY or log.isEnabledFor(DEBUG):
+            emit(kind(scope, key, *what))
+        else:
+            self.count(kind, scope, *what)
 
     def count(self, kind: type[events.Event], scope: str, *what: Any) -> None:
         """The same of an event that hasn't been made."""
