@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from math import inf
-from os import getpid, urandom
 from typing import Any, Protocol
 from weakref import ref
 
@@ -233,11 +232,6 @@ class Call:
     @property
     def waited(self) -> float:
         return self.resources.clock() - self.began
-
-    def names_token(self) -> None:
-        """Choose the token of the lease that is going to be claimed."""
-        resources, token = self.resources, urandom(8)  # a `new_id`, and a call less
-        self.token, self.pid = resources.id_of(token) if resources.marks.mark else token, getpid()
 
     def anew(self) -> bool:
         """Return whether it computes, whatever is there; asked under the lock of decisions."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from math import inf
+from os import getpid, urandom
 from random import random
 from typing import Any
 
@@ -178,7 +179,8 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
         ask = call.ask = Ask(call.policy.lease, seen=seen, force=call.force)
     if first:
         if not call.token:
-            call.names_token()
+            token = urandom(8)  # a `new_id`, and a call less
+            call.token, call.pid = resources.id_of(token) if resources.marks.mark else token, getpid()
         if resources.draws and ask.draw is None:
             draw(call, ask)
     call.asked = at = resources.clock()

@@ -114,7 +114,7 @@ class Front:
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
             # Of the entry's own end: that this process believes it for a second only brings its refresh no nearer.
-            fresh = resident.fresh if self._believed() is None else landing.at + entry.fresh
+            fresh = landing.at + entry.fresh if self.shared and self._believed() is not None else resident.fresh
             resident.end = min(resident.fresh, fresh - ahead)
 
     def _resident(

@@ -190,7 +190,9 @@ class Tier:
         if older is None:
             while len(self._residents) >= self.entries:
                 self._evict(dead)
-            self._link(resident)
+            end, newest = self._end, self._end.older  # as `_link`, and a call less
+            resident.older, resident.newer = newest, end
+            newest.newer = end.older = resident
         else:
             self._replace(older, resident)
             self._bury(dead, older)

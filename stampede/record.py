@@ -212,7 +212,8 @@ def renew(record: Record, token: bytes, seconds: float, now: float) -> Change[bo
 
 def fill(record: Record, token: bytes, entry: Entry[Any], now: float) -> Change[bool]:
     """Store if the lease stands. One that has ended is lost, also where nobody has taken it."""
-    if standing(record.lease, token, now):
+    lease = record.lease
+    if lease is not None and lease.token == token and lease.end > now:  # as `standing`, and a call less
         return _holding(entry, now), True, token
     kept = record.kept
     return record, kept is not None and kept.entry.id == entry.id and kept.gone > now, None  # it was sent again

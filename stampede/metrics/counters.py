@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 from stampede import decisions, events
 from stampede.metrics.log import DAILY, log
-from stampede.metrics.table import COST, WAIT, Metric, bucket, listeners
+from stampede.metrics.table import BOUNDS, COST, WAIT, Metric, listeners
 
 __all__ = ["Counters", "Stats"]
 
@@ -117,7 +118,7 @@ def _found(tally: _Tally, cost: float) -> None:
 def _waited(tally: _Tally, seconds: float, cost: float) -> None:
     tally["waits"] += 1
     tally["waited_seconds"] += seconds
-    tally["waited_within", bucket(seconds)] += 1
+    tally["waited_within", BOUNDS[bisect_left(BOUNDS, seconds)]] += 1
     tally["saved_seconds"] += cost
 
 
@@ -141,7 +142,7 @@ def _up(tally: _Tally, engine: str, seconds: float) -> None:
 
 def _spend(tally: _Tally, cost: float) -> None:
     tally["cost_total"] += cost
-    tally["cost_within", bucket(cost)] += 1
+    tally["cost_within", BOUNDS[bisect_left(BOUNDS, cost)]] += 1
     tally["cost_max"] = max(tally["cost_max"], cost)
 
 

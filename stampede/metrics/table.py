@@ -17,7 +17,7 @@ from weakref import ReferenceType, WeakSet, ref
 
 from stampede import decisions
 
-__all__ = ["BOUNDS", "METRICS", "Cell", "add", "bucket", "gauges", "histogram", "listeners", "reading", "watch"]
+__all__ = ["BOUNDS", "METRICS", "Cell", "add", "gauges", "histogram", "listeners", "reading", "watch"]
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, inf)
 """The upper ends of a histogram's buckets, in seconds."""
@@ -149,11 +149,6 @@ def histogram(metric: Metric, *labels: str) -> Histogram:
     """The histogram with these labels."""
     found = _histograms.get((metric, labels))
     return found if found is not None else _histograms.setdefault((metric, labels), Histogram(metric, labels))
-
-
-def bucket(seconds: float) -> float:
-    """The upper end of the bucket that a duration belongs to."""
-    return BOUNDS[bisect_left(BOUNDS, seconds)]
 
 
 gauges: list[Callable[[], Iterable[tuple[Metric, str]]]] = []
