@@ -382,7 +382,7 @@ except EngineError:
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_leaves_where_nobody_listens_is_gone_in_a_moment(colour: str, threads: str) -> None:
     """A script would have met its error after a second, and stay for as long as a broker has for its answer."""
-    words = [sys.executable, "-c", MEETS, f"zmq://127.0.0.1:{free_port()}?timeout=30", colour, threads]
+    words = [sys.executable, "-c", MEETS, f"zmq://127.0.0.1:{free_port()}?timeout=8", colour, threads]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "met\n"
