@@ -1,7 +1,7 @@
 """Memcached: what a call costs, and how long a herd waits. Beside us pymemcache itself, and dogpile.cache on top of it.
 
-Calls: one process and the server, pinned to one core. `engine` is a claim (and a fill) of bytes; `cache` is all that a
-user's call passes: flight, codec, early refresh.
+Calls: one process and the server, pinned to one core. `engine` is a look at bytes, or a claim and a fill of them;
+`cache` is all that a user's call passes: flight, codec, early refresh.
 
 Herds: 8 processes of 8 threads ask at one moment for a key that takes 200 ms to compute: how often it is computed, how
 long after the end of the computation the last one has its value (storing it included), and how many commands the
@@ -97,7 +97,8 @@ def calls(server: Server, rounds: int, batch: int) -> None:
 
     ways: dict[str, Callable[[], Any]] = {
         "pymemcache get": lambda: client.get("raw"),
-        "engine, hit": lambda: run_blocking(port.claim("hot", token, Ask(10.0))),
+        "engine, hit": lambda: run_blocking(port.look("hot")),
+        "engine, hit by a claim": lambda: run_blocking(port.claim("hot", token, Ask(10.0))),
         "cache, hit": lambda: cache.get_or_compute("hot", _value),
         "dogpile, hit": lambda: region.get_or_create("hot", _value),
         "engine, miss": engine_miss,
@@ -133,11 +134,11 @@ def suspending(server: Server, batch: int) -> None:
     """Hits of one event loop: one after another, and 100 tasks at once."""
     engine = MemcachedEngine(server.address)
     run_blocking(engine.blocking.store.set("hot", _entry()))
-    token = new_id()
+    port = engine.suspending.claims
 
     async def some(number: int) -> None:
         for _ in range(number):
-            await engine.suspending.claims.claim("hot", token, Ask(10.0))
+            await port.look("hot")
 
     async def rate(tasks: int) -> float:
         await some(10)

@@ -34,9 +34,6 @@ from stampede.entry import new_id
 BRIEF = 0.5
 """Seconds that a reply may take, where one is to be missed."""
 
-TELLS = {"redis", "postgres"}
-"""They can be told of a lease whose grant was lost. On memcached it ends by itself."""
-
 engines = pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 
@@ -204,10 +201,9 @@ class Broken:
     """A cache behind a proxy, and one that asks the server itself."""
 
     def __init__(self, engine: str, server: Any, before: Before, face: Faces, colour: str, **options: Any) -> None:
-        lease = LONG if engine in TELLS else 1.0
         self.proxy = before(server)
-        self.ours = face(engine, self.proxy.port, colour, pause=1e-6, lease=lease, **options)
-        self.theirs = face(engine, server.port, lease=lease)
+        self.ours = face(engine, self.proxy.port, colour, pause=1e-6, lease=LONG, **options)
+        self.theirs = face(engine, server.port, lease=LONG)
         self.ours("warm", lambda: 1)
         self.theirs("warm", lambda: 1)
         self._met = 0
@@ -248,7 +244,7 @@ def test_a_cut_at_every_step(server: Any, before: Before, face: Faces, engine: s
     broken = Broken(engine, server, before, face, colour)
     cut = []
     for number in range(2):
-        for where, byte in CUTS if engine in TELLS else CUTS[::4]:  # there, each lost lease is waited for
+        for where, byte in CUTS:
             key = f"{number}-{where}-{byte}."
             broken.at(number, key, **{where: byte}, times=times)
             assert broken.ours(key, lambda: "first") == "first"
@@ -340,7 +336,7 @@ def test_a_change_that_is_cut_off_is_done_or_an_error(
             try:
                 broken.ours.run(verb, key, *CHANGES[verb])
             except EngineError:
-                assert times == 2 or engine not in TELLS  # once, it is asked again at once
+                assert times == 2  # once, it is asked again at once
                 broken.proxy.heal()
                 broken.ours.run(verb, key, *CHANGES[verb])
             assert broken.happened

@@ -35,10 +35,6 @@ class HistoriesSuite(KeyedSuite):
     draws: ClassVar[bool] = True  # it tells what is due from what is not
     ids_last: ClassVar[bool] = True  # an entry keeps its id, whatever happens around it
 
-    def is_token(self, told: bytes, token: bytes) -> bool:
-        """Whether a lease goes by this name; some engines call it otherwise for a moment."""
-        return told == token
-
     def test_it_answers_as_the_record_does(self) -> None:
         """It would decide in another order than the other engines, and nobody could say what a claim means."""
         from stampede.testing.conformance.machine import run_histories
