@@ -113,6 +113,8 @@ class Desk:
                     own.granted = True
                     return answer
             except Gone:  # the lease has ended, and what stood on it
+                if self._owned.get(name, token) is not own:  # it was released meanwhile
+                    raise
                 answer, new = None, True
                 own.lease.ttl = 0.0
             if answer is not None:  # it ended while we were told of it
