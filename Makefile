@@ -28,7 +28,7 @@ help:  ## what there is
 	@echo "make bench   us and the peers, measured in one run"
 	@echo "make clean   remove what make made, .venv too"
 
-demo: .venv/.cli
+demo: .venv/.memory
 	$(PY) examples/demo $(ARGS)
 
 # Who keeps no bytecode compiles all of it again in each of some hundred processes.
@@ -89,11 +89,11 @@ passes = { $(PY) -m pytest --max-worker-restart=0 $(1) $(ARGS) && ran=yes || [ $
 	$(PY) -m pip install --disable-pip-version-check --no-input --progress-bar off -e ".[$*]"
 	@touch $@
 
-# `dev` brings everything that `cli` does.
+# `dev` brings all that `memory` does, which is nothing: the demo needs this library alone.
 .venv/.dev: pyproject.toml | venv
 	@echo "stampede: installing the 'dev' extra into .venv (a minute at the first run)"
 	$(PY) -m pip install --disable-pip-version-check --no-input --progress-bar off -e ".[dev]"
-	@touch .venv/.cli $@
+	@touch .venv/.memory $@
 
 # A server of the tests that npm has; node and npm come with `dev`. Without it those are skipped, and fail with CI=true.
 .venv/.node: .venv/.dev
@@ -122,7 +122,7 @@ venv:
 # Stamps lie when .venv is broken, and when it was moved or copied: the editable install names the old place.
 # (While this file is read, since make looks at a target's time before it makes the target's prerequisites.)
 $(shell $(PY) -c 'import pip' 2>/dev/null && [ "$$(cat .venv/.home 2>/dev/null)" = "$$(pwd -P)" ] || \
-    rm -f .venv/.cli .venv/.dev .venv/.docs .venv/.bench .venv/.matrix .venv/.node .venv/.oldest)
+    rm -f .venv/.memory .venv/.dev .venv/.docs .venv/.bench .venv/.matrix .venv/.node .venv/.oldest)
 
 require_python = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
     echo "stampede: '$(PYTHON)' is not Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }; }

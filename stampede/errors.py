@@ -178,7 +178,7 @@ class LockLost(StampedeError, RuntimeError):
 
     >>> cache.lock("nightly").release()
     Traceback (most recent call last):
-    stampede.errors.LockLost: the lock 'nightly' is not held through this object: released, or never taken
+    stampede.errors.LockLost: the lock 'nightly' is not held through this object: released, or never acquired
     """
 
 

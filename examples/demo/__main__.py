@@ -9,7 +9,6 @@ from pathlib import Path
 
 from play import demo
 
-from stampede.cli.screen import screen
 from stampede.errors import StampedeError
 
 
@@ -25,7 +24,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("demo.html"), metavar="FILE", help="a page, or an .svg")
     options = parser.parse_args()
     try:
-        demo(screen(), options.processes, options.callers, options.seconds, options.out)
+        demo(options.processes, options.callers, options.seconds, options.out)
     except StampedeError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from board import Board
 from caller import Task, clock
 from conductor import Fleet
 from page import page
@@ -19,7 +20,7 @@ from picture import Panel, draw
 from timeline import Timeline
 
 from stampede.cache import Cache
-from stampede.cli.screen import Board, Screen
+from stampede.cli.show import say, table
 from stampede.errors import StampedeError
 
 __all__ = ["demo"]
@@ -30,7 +31,7 @@ LASTS = 1.75
 """How many times a hot value's ttl it is read."""
 
 
-def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path) -> None:
+def demo(processes: int, callers: int, seconds: float, out: Path) -> None:
     """Play all scenes, print their figures, and leave the page (or, for a name that ends in .svg, the picture)."""
     _check(out)
     herd = processes * callers
@@ -40,24 +41,24 @@ def demo(screen: Screen, processes: int, callers: int, seconds: float, out: Path
         tempfile.TemporaryDirectory(prefix="stampede-demo-") as directory,
         Fleet(directory, processes, callers, room) as fleet,
     ):
-        screen.say(
+        say(
             f"{processes} processes × {callers} callers want one value at once; the origin computes it "
             f"in {seconds:g} s, for {room} at a time."
         )
-        timelines = _play(screen, fleet, directory, seconds)
+        timelines = _play(fleet, directory, seconds)
     rows = [_row(timeline) for timeline in timelines]
-    screen.table(COLUMNS, rows)
+    table(COLUMNS, rows)
     _write(out, timelines, rows, f"{processes} processes × {callers} callers", seconds, room)
-    screen.say(f"every caller's timeline: {out}")
+    say(f"every caller's timeline: {out}")
 
 
-def _play(screen: Screen, fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
+def _play(fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
     ttl = 12 * cost
     plain = Timeline("cold, without", "A cold key, get / compute / set", fleet.callers)
     cold = Timeline("cold, with stampede", "A cold key, with stampede", fleet.callers)
     hot = Timeline("hot key expires", "A hot key expires under load", fleet.callers, lasting=True, ttl=ttl)
     murder = Timeline("process is killed", "The process that computes is killed", fleet.callers)
-    with screen.board(["scene", "computations", "computing", "waiting", "served", "seconds"]) as board:
+    with Board(["scene", "computations", "computing", "waiting", "served", "seconds"]) as board:
         begin = clock()
         for _ in fleet.start():
             board.show("starting processes", "", "", "", "", f"{clock() - begin:.1f}")
