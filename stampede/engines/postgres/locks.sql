@@ -78,16 +78,17 @@ BEGIN
     WHERE substr(its.name, 1, 10) <> 'computing\000'::bytea;  -- that is a lease of values that are kept elsewhere
 END $$;
 
--- How many wait before this place in the queue, up to a thousand.
-CREATE FUNCTION stampede.before(_id bytea, _arrival bigint) RETURNS int LANGUAGE sql AS $$
-    SELECT count(*)::int FROM (
-        SELECT FROM stampede.waiting w WHERE w.id = _id AND w.arrival < _arrival LIMIT 1000
-    ) others
-$$;
+-- How many wait before this place in the queue, up to 300: from then on a waiter looks every 30 s, its longest pause.
+CREATE FUNCTION stampede.before(_id bytea, _arrival bigint) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM stampede.waiting w WHERE w.id = _id AND w.arrival < _arrival LIMIT 300
+    ) others);
+END $$;
 
--- End the places whose time is over, or whose holder is dead, and call the first of the queue while they fit. `there`: how
--- many places there are then, `room`: the least of their rooms. `queued`: somebody waits, or was called. `tokens`, and
--- `homes`: those that were called, and the processes in which they wait.
+-- End the places whose time is over, or whose holder is dead, and call the first of the queue while they fit. `there`:
+-- how many places there are then; `room`: the least of their rooms; `queued`: one of them is kept, or somebody waits, if
+-- there is room at all; `tokens` and `homes`: those that were called, and the processes in which they wait.
 CREATE FUNCTION stampede.advance(
     _id bytea, moment float8,
     OUT there int, OUT room float8, OUT queued boolean, OUT tokens bytea[], OUT homes text[]
@@ -117,6 +118,9 @@ BEGIN
         END IF;
         DELETE FROM stampede.locks l WHERE l.id = _id AND l.token = its.token;
     END LOOP;
+    IF there >= room THEN  -- no other fits, whoever is the first: of a crowd's questions, most end here
+        RETURN;
+    END IF;
     FOR first IN SELECT * FROM stampede.waiting w WHERE w.id = _id ORDER BY w.arrival LOOP
         -- A waiter that has no connection to live by may be dead. It costs a turn, and nothing if it was long ago.
         IF (CASE WHEN first.pid IS NULL THEN first.asked > moment - 120
