@@ -54,6 +54,11 @@ class Loop(base_events.BaseEventLoop):
 class Skips:
     """A plugin of pytest."""
 
+    @pytest.fixture
+    def colour(self) -> str:
+        """The colour in which a test asks, which conftest.py draws elsewhere."""
+        return "sync"
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
