@@ -19,7 +19,7 @@ MOST = {
     "memory, lock": (35, 8),
     "redis, hit": (37, 18),
     "redis, miss": (93, 27),
-    "redis, lock": (47, 12),
+    "redis, lock": (45, 12),
     "postgres, hit": (47, 21),
     "postgres, miss": (109, 28),
     "postgres, lock": (61, 13),
