@@ -77,8 +77,11 @@ class Post:
                     self._handles[holder] = handle
                 self._poke()
 
-    def forget(self, number: int, bell: Bell) -> bool:
-        """Return whether others in this process wait for the same number."""
+    def listens(self, number: int) -> bool:
+        """Return whether anybody in this process waits for this number."""
+        return number in self._bells
+
+    def forget(self, number: int, bell: Bell) -> None:
         with self._lock:
             tables: list[tuple[Any, Any]] = [(self._bells, number)]
             tables += [(self._watched, holder) for holder in list(self._watched)]
@@ -88,7 +91,6 @@ class Post:
                     bells.pop(bell, None)
                     if not bells:
                         del table[name]
-            return number in self._bells
 
     # -- waking -------------------------------------------------------------------------------------------------
 

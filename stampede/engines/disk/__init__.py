@@ -156,8 +156,7 @@ class _Port:
                         post.watch(holder, bell)
                 await self._colour.park(bell, min(timeout, longest if told else LOOK))
         finally:
-            if post.forget(bell_number, bell):
-                await self.read(self.rows.expect, number)  # for those that go on waiting
+            post.forget(bell_number, bell)
 
 
 def _written(verb: str) -> Any:
@@ -217,7 +216,11 @@ class _Locks(_Port):
             busy = None
         if busy is not None:
             return busy
-        return await self.run(self.its.acquire, name, token, lease, waits, room)
+        reply = await self.run(self.its.acquire, name, token, lease, waits, room)
+        number = lock_number(name)[0]
+        if isinstance(reply, Granted) and self.rows.post.listens(lock_bell(number)):
+            await self.read(self.rows.expect, number)  # for those that were not woken when it came free
+        return reply
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self.run(self.its.renew, name, token, lease)
