@@ -191,6 +191,7 @@ def test_a_chunk_that_fails(cache: Cache, colour: str) -> None:
     assert table.asked[2:] == [[2, 3], [4, 5]]
 
 
+@pytest.mark.alone
 def test_each_chunk_has_its_time() -> None:
     """`max_hold` is for one call of the function: the later ones of many would be computed, and not kept."""
     with Cache() as cache:
