@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from stampede.errors import EngineError
@@ -80,9 +79,9 @@ class Pool(ABC, Generic[W, Q, A]):
         self.all: list[W] = []
         self._idle: list[W | None] = [None] * server.max_connections
         """As many as may be in use; None is one that was never made. `pop` and `append` need no lock."""
-        self._returned = threading.Condition(threading.RLock())
-        self._waiting = self._choosing = 0  # for any that comes free; of these, for one that is connected
-        self._hung_at = 0.0  # when a reply was given up the last time
+        self._line: deque[_Place[W]] = deque()
+        """Who waits for one that comes free, in the order of arrival."""
+        self._lock = threading.RLock()
 
     @abstractmethod
     def made(self) -> W:
@@ -97,7 +96,7 @@ class Pool(ABC, Generic[W, Q, A]):
         Where the server takes no new connection (it has too many, or another password by now), it is asked over one
         that the server has taken before. `once`: it must not be sent twice."""
         try:
-            wire = self._idle.pop() or self._new()
+            wire = (self._wait() if self._line else self._idle.pop()) or self._new()
         except IndexError:
             wire = self._wait() or self._new()
         taken = True
@@ -112,9 +111,7 @@ class Pool(ABC, Generic[W, Q, A]):
                     raise
             return self.exchange(wire, question)
         except self.hung:  # first, if it is one that is broken, too: nobody waits as long once more
-            with self._returned:
-                self._hung_at = time.monotonic()
-                self._returned.notify_all()
+            self._give_up()
             raise
         except self.broken:
             if once:
@@ -129,8 +126,8 @@ class Pool(ABC, Generic[W, Q, A]):
         finally:
             if taken and wire.stands and not self._server.closed:
                 self._idle.append(wire)
-                if self._waiting:  # asked behind: one that begins to wait now finds it
-                    self._tell()
+                if self._line:  # asked behind: one that begins to wait now finds it
+                    self._hand_on()
             elif taken:
                 self._give_back(wire)
 
@@ -152,56 +149,84 @@ class Pool(ABC, Generic[W, Q, A]):
 
     def _wait(self) -> W | None:
         """The next that comes free."""
-        since = time.monotonic()
-        end = since + self._server.timeout
-        with self._returned:
-            self._waiting += 1
-            try:
-                while self._hung_at <= since:
-                    with suppress(IndexError):
-                        return self._idle.pop()
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        waited = f"no connection has been free for {self._server.timeout:g} s"
-                        raise EngineError(f"{self._server.name}: {waited}")
-                    self._returned.wait(left)
-            finally:
-                self._waiting -= 1
-        # Or one after the other would find that out for itself.
-        raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+        place = _Place[W](connected=False)
+        if not self._stand(place, self._server.timeout):
+            waited = f"no connection has been free for {self._server.timeout:g} s"
+            raise EngineError(f"{self._server.name}: {waited}")
+        if place.given_up:  # or one after the other would find that out for itself
+            raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+        return place.wire
 
     def _take_connected(self) -> W | None:
         """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
-        end = time.monotonic() + (self._server.patience or self._server.timeout)
-        with self._returned:
-            self._waiting += 1
-            self._choosing += 1
-            try:
-                while any(_leads(each) for each in self.all):
-                    with suppress(IndexError):
-                        wire = self._idle.pop()
-                        if wire is not None and _leads(wire):
-                            return wire
-                        self._idle.insert(0, wire)
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._returned.wait(left)  # and look again, also if we have not run since then
-            finally:
-                self._waiting -= 1
-                self._choosing -= 1
-        return None
+        if not any(_leads(each) for each in self.all):
+            return None
+        place = _Place[W](connected=True)
+        self._stand(place, self._server.patience or self._server.timeout)
+        return place.wire
+
+    def _stand(self, place: _Place[W], seconds: float) -> bool:
+        """Stand in line until a connection is handed over. False: the time ran out."""
+        with self._lock:
+            self._line.append(place)
+        try:
+            self._hand_on()  # one may have come free before
+            if place.gate.acquire(timeout=seconds):
+                return True
+            with self._lock:
+                if place in self._line:
+                    self._line.remove(place)
+                    return False
+            return True  # just now
+        except BaseException:
+            with self._lock:
+                if place in self._line:
+                    self._line.remove(place)
+                elif not place.given_up:
+                    self._idle.append(place.wire)
+            self._hand_on()
+            raise
+
+    def _give_up(self) -> None:
+        """A reply was not waited for any longer: who has no connection yet need not find that out."""
+        with self._lock:
+            for place in self._line:
+                place.given_up = True
+                place.gate.release()
+            self._line.clear()
 
     def _give_back(self, wire: W) -> None:
         """One that is broken; the last to be taken, as the server may take no new ones."""
         if self._server.closed:
             wire.disconnect()  # or it stays: it may have been connected just after all were
         self._idle.insert(0, wire)
-        self._tell()
+        self._hand_on()
 
-    def _tell(self) -> None:
-        with self._returned:
-            self._returned.notify_all() if self._choosing else self._returned.notify()
+    def _hand_on(self) -> None:
+        """Hand idle connections to those who stand in line, in the order of arrival."""
+        with self._lock:
+            for place in [*self._line] if self._idle else ():
+                fit = [wire for wire in self._idle if not place.connected or (wire is not None and _leads(wire))]
+                if not fit:
+                    continue
+                try:
+                    self._idle.remove(fit[-1])
+                except ValueError:
+                    continue  # a newcomer was faster
+                self._line.remove(place)
+                place.wire = fit[-1]
+                place.gate.release()
+
+
+class _Place(Generic[W]):
+    """One who stands in line for a connection, behind a gate that opens when it is handed over."""
+
+    def __init__(self, *, connected: bool) -> None:
+        self.connected = connected  # only one that is connected will do
+        self.wire: W | None = None
+        self.given_up = False
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
 
 def _leads(wire: Pooled) -> bool:
