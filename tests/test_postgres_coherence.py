@@ -22,7 +22,7 @@ from proxy import Proxy
 from stampede import Cache
 from stampede.colour import run_blocking as run
 from stampede.engines.kit import feed
-from stampede.engines.postgres import PostgresEngine, blocking, tell, verbs
+from stampede.engines.postgres import PostgresEngine, blocking, talk, tell, verbs
 from stampede.engines.postgres.news import GENERATIONS
 from stampede.entry import Entry, new_id
 
@@ -158,8 +158,8 @@ def die(*_: object) -> None:
 
 
 POINTS: dict[str, tuple[Any, str]] = {
-    "before it is sent": (blocking._Wire, "rows"),
-    "before it is answered": (blocking.Ready, "wait"),
+    "before it is sent": (blocking._Wire, "answers"),
+    "before it is answered": (talk.Talk, "feed"),
     "behind its answer": (verbs.Keys, "_done"),
     "before it tells who waits": (tell.Teller, "tell"),
 }
