@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -1662,3 +1663,14 @@ def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
         assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
         assert descriptors() > before
     until(lambda: descriptors() <= before)  # a thread of another test's may have one more for a moment
+
+
+def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
+    open_: Callable[..., RedisEngine], server: RedisServer
+) -> None:
+    """Of a crowd that takes longer than the pool's `timeout`, the last ones got an error, though none of them hung."""
+    engine = open_(server.url, max_connections=1, timeout=0.2)
+    run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
+    with ThreadPoolExecutor(100) as threads:
+        found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(100)))
+    assert len(found) == 100

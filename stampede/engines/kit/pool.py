@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from stampede.errors import EngineError
@@ -82,6 +84,7 @@ class Pool(ABC, Generic[W, Q, A]):
         self._line: deque[_Place[W]] = deque()
         """Who waits for one that comes free, in the order of arrival."""
         self._lock = threading.RLock()
+        self._moved = -inf  # when a connection was handed over last
 
     @abstractmethod
     def made(self) -> W:
@@ -166,18 +169,20 @@ class Pool(ABC, Generic[W, Q, A]):
         return place.wire
 
     def _stand(self, place: _Place[W], seconds: float) -> bool:
-        """Stand in line until a connection is handed over. False: the time ran out."""
+        """Stand in line until a connection is handed over. False: nobody's has been for so long."""
+        left = seconds
         with self._lock:
             self._line.append(place)
         try:
             self._hand_on()  # one may have come free before
-            if place.gate.acquire(timeout=seconds):
-                return True
-            with self._lock:
-                if place in self._line:
-                    self._line.remove(place)
-                    return False
-            return True  # just now
+            while not place.gate.acquire(timeout=left):
+                with self._lock:
+                    left = self._moved + seconds - time.monotonic()
+                    if left <= 0 and place in self._line:
+                        self._line.remove(place)
+                        return False
+                    left = max(left, 0.0)  # or it was handed over just now
+            return True
         except BaseException:
             with self._lock:
                 if place in self._line:
@@ -214,7 +219,7 @@ class Pool(ABC, Generic[W, Q, A]):
                 except ValueError:
                     continue  # a newcomer was faster
                 self._line.remove(place)
-                place.wire = fit[-1]
+                place.wire, self._moved = fit[-1], time.monotonic()
                 place.gate.release()
 
 
