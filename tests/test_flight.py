@@ -22,6 +22,7 @@ from stampede.flight import Flight
 from stampede.keeper import keeper
 from stampede.outcome import own_copy
 from stampede.policy import Policy
+from stampede.record import NOTHING
 
 # -- one flight for all -------------------------------------------------------------------------------------------
 
@@ -331,8 +332,8 @@ def test_a_herd_shares_even_what_is_not_kept() -> None:
 def listeners(world: World) -> list[Any]:
     """Who sleeps in the engine until the lease of "k" falls."""
     keys = world.engine._parts[0]
-    lease = keys.standing("k", time.monotonic())
-    hung = keys.waited.get(lease.token) if lease is not None else None
+    lease = keys.records.get("k", NOTHING).lease
+    hung = keys.awaited.get(lease.token) if lease is not None else None
     return hung.bell._listeners or [] if hung is not None else []
 
 
