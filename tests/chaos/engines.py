@@ -633,9 +633,24 @@ def _frozen(server: Any, seconds: float) -> str:
     return str(server.port)
 
 
+# A lock's key outlives its holders, so that fences go on growing.
+_HELD = """
+local time, held = redis.call('TIME'), {}
+local now = time[1] * 1000 + time[2] / 1000
+for _, key in ipairs(redis.call('KEYS', '*}L:*')) do
+  for _, each in ipairs(cmsgpack.unpack(redis.call('GET', key)).inside) do
+    if each.ends > now then
+      held[#held + 1] = key
+    end
+  end
+end
+return held
+"""
+
+
 def _standing(servers: list[RedisServer]) -> list[str]:
-    patterns = ("*}l", "*}L:*")
-    return [line for server in servers for pattern in patterns for line in server.cli("KEYS", pattern).splitlines()]
+    asked = (("KEYS", "*}l"), ("EVAL", _HELD, "0"))
+    return [line for server in servers for command in asked for line in server.cli(*command).splitlines()]
 
 
 ENGINES: dict[str, type[World]] = {
