@@ -131,22 +131,6 @@ def test_a_cancelled_call_is_left_to_itself_in_time() -> None:
     run(main())
 
 
-def test_nobody_waits_for_a_thread_for_ever() -> None:
-    """Where all threads hang, callers would hang with them instead of being told."""
-
-    async def main() -> None:
-        errands, slow = Errands(1, patience=0.01), Slow()
-        first = asyncio.ensure_future(errands.run(slow))
-        await until(slow.begun.is_set)
-        with pytest.raises(EngineError, match=r"no thread was free for 0\.01 s"):
-            await errands.run(int)
-        slow.go_on.set()
-        assert await first == "done"  # who had begun isn't given up
-        assert await errands.run(int) == 0
-
-    run(main())
-
-
 def test_a_hung_call_keeps_no_other_engine_waiting() -> None:
     """With threads for all, or the loop's default executor, one server that hangs would stop everything."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from stampede.colour import BLOCKING
+from stampede.colour import BLOCKING, run_blocking
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.cells.ways import HereWay
+from stampede.engines.cells.ways import Way
 from stampede.engines.kit.together import Wanted, side_by_side, together
 from stampede.errors import EngineError
 from stampede.ports import Asked, Many
@@ -36,8 +36,8 @@ class _Swap(Wanted):
         self.args = args
 
 
-class _Aside:
-    """A way on which questions are put aside."""
+class _Aside(Way):
+    """Questions are put aside."""
 
     async def read(self, names: Sequence[str]) -> list[Seen]:
         seen: list[Seen] = await _Read(names)
@@ -46,16 +46,13 @@ class _Aside:
     async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         return await _Swap(name, version, data, ttl)
 
-    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        raise NotImplementedError("who asks for many waits for none of them")
-
 
 class Together(Many):
     """`Claims` and `Store` of many keys, in as few round trips as can be."""
 
-    def __init__(self, way: HereWay, common: Common, generations: Generations) -> None:
+    def __init__(self, way: Way, common: Common, generations: Generations) -> None:
         self._way = way
-        records = Records(_Aside(), common, BLOCKING)
+        records = Records(_Aside(common.open), common, BLOCKING)
         self._keys = CellKeys(records, generations)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
@@ -64,15 +61,18 @@ class Together(Many):
     def _answered(self, questions: dict[int, Wanted]) -> dict[int, Any]:
         reads = {number: each.names for number, each in questions.items() if isinstance(each, _Read)}
         swaps = {number: each.args for number, each in questions.items() if isinstance(each, _Swap)}
-        done = side_by_side([partial(self._way.swap_now, *args) for args in swaps.values()], AT_ONCE)
+        done = side_by_side([partial(self._swapped, *args) for args in swaps.values()], AT_ONCE)
         return self._read(reads) | dict(zip(swaps, done, strict=True))
+
+    def _swapped(self, *args: Any) -> Version | Faster:
+        return run_blocking(self._way.swap(*args))
 
     def _read(self, reads: dict[int, Sequence[str]]) -> dict[int, Any]:
         names = list(dict.fromkeys(name for names in reads.values() for name in names))
         if not names:
             return {}
         try:
-            seen = dict(zip(names, self._way.read_now(names), strict=True))
+            seen = dict(zip(names, run_blocking(self._way.read(names)), strict=True))
         except EngineError as error:
             return dict.fromkeys(reads, error)
         return {number: [seen[name] for name in names] for number, names in reads.items()}

@@ -14,7 +14,7 @@ from stampede.engines.cells.locks import CellLocks
 from stampede.engines.cells.protocol import Cell, Version
 from stampede.engines.cells.records import Common, Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.cells.ways import BesideWay, HereWay, OpenCell
+from stampede.engines.cells.ways import LoopsWay, OpenCell, Way
 from stampede.ports import Engine, Side
 from stampede.window import Window
 
@@ -42,9 +42,9 @@ class CellEngine(Engine):
         opened = self._open = OpenCell(cell, scheme)
         self.pushes, self.looks, self.timeless = opened.watches, cell.tells, not cell.ages
         common, generations = Common(opened, clock, wall), Generations(clock)
-        self._beside = BesideWay(opened)
-        way = HereWay(opened)
-        records, arecords = Records(way, common, BLOCKING), Records(self._beside, common, SUSPENDING)
+        self._loops = LoopsWay(opened)
+        way = Way(opened)
+        records, arecords = Records(way, common, BLOCKING), Records(self._loops, common, SUSPENDING)
         self.recalls = keys = CellKeys(records, generations)
         akeys = CellKeys(arecords, generations)
         locks, alocks = CellLocks(records), CellLocks(arecords)
@@ -61,8 +61,8 @@ class CellEngine(Engine):
             return self._open.cell.ping()
 
     def close(self) -> None:
-        self._beside.close()
+        self._loops.close()
         self._open.close()
 
     def _start_again(self) -> None:
-        forks.each([self._common.start_again, self._beside.start_again, self._open.start_again])
+        forks.each([self._common.start_again, self._loops.start_again, self._open.start_again])

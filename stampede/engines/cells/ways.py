@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from stampede.colour import running_loop, soon
 from stampede.engines.cells.protocol import (
@@ -17,11 +17,11 @@ from stampede.engines.cells.protocol import (
     Version,
     WatchingCell,
 )  # fmt: skip
-from stampede.engines.kit.errands import Errands
+from stampede.engines.kit.errands import Errands, Run, here
 from stampede.errors import EngineClosed, EngineError, StampedeError
 from stampede.loops import PerLoop
 
-__all__ = ["BesideWay", "HereWay", "OpenCell", "Way"]
+__all__ = ["LoopsWay", "OpenCell", "Way"]
 
 
 class OpenCell:
@@ -81,94 +81,50 @@ class OpenCell:
         self.cell.start_again()
 
 
-class Way(Protocol):
-    """How one colour asks."""
+class Way:
+    """How the callers of one colour ask a cell."""
+
+    def __init__(self, opened: OpenCell, run: Run = here) -> None:
+        self._open = opened
+        self._cell: SuspendingCell = _Stepwise(opened.cell, run)
+
+    def its(self) -> SuspendingCell:
+        """The cell that is asked."""
+        return self._cell
 
     async def read(self, names: Sequence[str]) -> list[Seen]:
         """What each has; names are different, and as many as you like."""
-        ...
+        with self._open.asking():
+            its = self.its()
+            return [seen for some in self._open.portions(names) for seen in await its.read(some)]
 
-    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster: ...
+    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+        with self._open.asking():
+            return await self.its().swap(name, version, data, ttl)
 
     async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         """Of a cell that tells of changes."""
-        ...
+        with self._open.asking():
+            its = self.its()
+            watching = its if isinstance(its, SuspendingWatchingCell) else self._cell
+            assert isinstance(watching, SuspendingWatchingCell)
+            return await watching.watch(name, told)
 
 
-class HereWay:
-    """In the caller's own thread."""
+class LoopsWay(Way):
+    """Of event loops: by a client of each loop's own if the author has one for asyncio; otherwise in threads."""
 
     def __init__(self, opened: OpenCell) -> None:
-        self._open = opened
-        self._cell = opened.cell
-
-    async def read(self, names: Sequence[str]) -> list[Seen]:
-        return self.read_now(names)
-
-    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        return self.swap_now(name, version, data, ttl)
-
-    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        return self.watch_now(name, told)
-
-    def read_now(self, names: Sequence[str]) -> list[Seen]:
-        with self._open.asking():
-            return [seen for some in self._open.portions(names) for seen in self._cell.read(some)]
-
-    def swap_now(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        with self._open.asking():
-            return self._cell.swap(name, version, data, ttl)
-
-    def watch_now(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        assert isinstance(self._cell, WatchingCell)
-        with self._open.asking():
-            return self._cell.watch(name, told)
-
-
-class BesideWay(HereWay):
-    """Beside an event loop, in threads; or, where the author has a client for that, in the loop."""
-
-    def __init__(self, opened: OpenCell) -> None:
-        super().__init__(opened)
+        super().__init__(opened, Errands().run)
         self._loops: PerLoop[SuspendingCell] = PerLoop()
-        self._errands = Errands()
 
-    def _own(self) -> SuspendingCell | None:
-        """The cell of this loop, if there are such."""
+    def its(self) -> SuspendingCell:
         loop = asyncio.get_running_loop()
         own = self._loops.get(loop)
         if own is None:
-            with self._open.asking():
-                own = self._cell.suspending()
-            if own is not None:
-                self._loops.put(loop, own)
+            own = self._open.cell.suspending() or self._cell
+            self._loops.put(loop, own)
         return own
-
-    async def read(self, names: Sequence[str]) -> list[Seen]:
-        own = self._own()
-        if own is None:
-            return await self._errands.run(self.read_now, names)
-        with self._open.asking():
-            return [seen for some in self._open.portions(names) for seen in await own.read(some)]
-
-    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        own = self._own()
-        if own is None:
-            return await self._errands.run(self.swap_now, name, version, data, ttl)
-        with self._open.asking():
-            return await own.swap(name, version, data, ttl)
-
-    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        own = self._own()
-        if not isinstance(own, SuspendingWatchingCell):
-            end = await self._errands.run(self.watch_now, name, told)
-            return lambda: self._aside(end)
-        with self._open.asking():
-            return await own.watch(name, told)
-
-    def _aside(self, end: Callable[[], object]) -> None:
-        """A blocking errand of which nobody waits for the end."""
-        asyncio.ensure_future(self._errands.run(end)).add_done_callback(_heard)
 
     def close(self) -> None:
         for loop, own in self._loops.take_all():
@@ -180,6 +136,28 @@ class BesideWay(HereWay):
     def start_again(self) -> None:
         """In a forked child: the loops are the parent's."""
         self._loops = PerLoop()
+
+
+class _Stepwise(SuspendingWatchingCell):
+    """A cell of blocking verbs: `run` has each of them done."""
+
+    def __init__(self, cell: Cell, run: Run) -> None:
+        self._cell, self._run = cell, run
+
+    async def read(self, names: Sequence[str]) -> list[Seen]:
+        return await self._run(self._cell.read, names)
+
+    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+        return await self._run(self._cell.swap, name, version, data, ttl)
+
+    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
+        assert isinstance(self._cell, WatchingCell)
+        end = await self._run(self._cell.watch, name, told)
+        return end if self._run is here else lambda: self._aside(end)
+
+    def _aside(self, end: Callable[[], object]) -> None:
+        """A blocking step of which nobody waits for the end."""
+        asyncio.ensure_future(self._run(end)).add_done_callback(_heard)
 
 
 def _heard(done: asyncio.Future[Any]) -> None:

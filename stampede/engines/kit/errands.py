@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from stampede.colour import Loop, run_blocking, soon
-from stampede.errors import EngineError
 from stampede.ports import Busy
 from stampede.threads import Crew
 
@@ -48,13 +47,13 @@ async def here(function: Callable[..., T], /, *args: Any) -> T:
 class Errands:
     """At most so many `threads`, begun when they are needed; who finds none free waits for one.
 
-    `patience`: after so many seconds in the queue it is an EngineError. `leave`: so many seconds a call that is
-    cancelled waits for the end of what it has begun, so that what its caller asks next comes behind it, as a rule.
+    `leave`: so many seconds a call that is cancelled waits for the end of what it has begun, so that what its caller
+    asks next comes behind it, as a rule.
     """
 
-    def __init__(self, threads: int = 8, *, patience: float = inf, leave: float = LEAVE) -> None:
+    def __init__(self, threads: int = 8, *, leave: float = LEAVE) -> None:
         self._crew = Crew(threads, "stampede-io")
-        self._patience, self._leave = patience, leave
+        self._leave = leave
 
     async def run(self, function: Callable[..., T], /, *args: Any) -> T:
         """What the function gives, or raises. Cancelled before it was begun, it never is; else it goes on to its end.
@@ -73,30 +72,20 @@ class Errands:
         return _Face(self, port)
 
     async def _ended(self, errand: _Errand[T]) -> T:
-        cancelled: asyncio.CancelledError | None = None
-        until = time.monotonic() + self._patience
-        while not errand.bell.done():
-            left = until - time.monotonic()
-            if left <= 0:
-                if cancelled is not None:
-                    break
-                if self._crew.take_back(errand.do):
-                    raise EngineError(f"no thread was free for {self._patience:g} s")
-                left = until = inf
-            try:
-                await asyncio.wait([errand.bell], timeout=left if left < inf else None)
-            except asyncio.CancelledError as error:
-                if self._crew.take_back(errand.do):
-                    raise
-                if cancelled is None:
-                    until = time.monotonic() + self._leave
-                cancelled = error
-        if cancelled is None:
-            return errand.result()
         try:
-            raise cancelled
-        finally:
-            del cancelled  # it would refer to itself through this frame
+            await asyncio.wait([errand.bell])
+        except asyncio.CancelledError:
+            if not self._crew.take_back(errand.do):
+                await self._left(errand)
+            raise
+        return errand.result()
+
+    async def _left(self, errand: _Errand[Any]) -> None:
+        """Wait a moment for the end of what was begun. Who cancels again, in vain, does not make that longer."""
+        until = time.monotonic() + self._leave
+        while not errand.bell.done() and (left := until - time.monotonic()) > 0:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([errand.bell], timeout=left)
 
 
 class _Errand(Generic[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from stampede.engines.ending import Ending
 from stampede.engines.limits import booked, usage
@@ -61,8 +62,8 @@ class Counts:
         kept = self._kept.living(name, now)
         return usage(NOTHING if kept is None else kept.window, int(now * SECOND))
 
-    def names(self) -> list[bytes]:
-        return list(self._kept)
+    def names(self, start: int, end: int) -> list[bytes]:
+        return list(islice(self._kept, start, end))
 
     def listed(self, name: bytes, now: float) -> Usage | None:
         """None: it is over."""

@@ -24,7 +24,7 @@ class ZmqLimits:
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
         _, payload = await self._ask(Word.TAKE, name, rate, cost, ahead, was)
-        return Booked(*wire.heard_booked(payload))
+        return Booked(*wire.BOOKED.unpack(payload))
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
         await self._ask(Word.GIVE_BACK, name, rate, cost, at=at)

@@ -1,8 +1,8 @@
 """A process' way to one broker: one connection, and one daemon thread that speaks and reads there.
 
 What is asked before the broker is there, or while it is away, waits for it, until its caller has no more time; what was
-asked and not answered when a connection broke is asked again, with its number, on the next. The thread tells the
-broker every now and then that this process lives, whatever its event loops do.
+asked and not answered when a connection broke is asked again on the next, where it does no harm twice. The thread tells
+the broker every now and then that this process lives, whatever its event loops do.
 """
 
 from __future__ import annotations
@@ -66,11 +66,13 @@ class Place(NamedTuple):
 class Question:
     """One that has been asked, until it is answered: by a record, or an error of ours."""
 
-    __slots__ = ("asked", "bell", "error", "kind", "number", "payload")
+    __slots__ = ("asked", "bell", "error", "kind", "number", "once", "payload", "sent")
 
-    def __init__(self, number: int, asked: bytes) -> None:
+    def __init__(self, number: int, asked: bytes, once: bool) -> None:
         self.number = number
         self.asked = asked
+        self.once = once  # it must not be done twice
+        self.sent = False
         self.bell = Bell()
         self.kind = 0
         self.payload = b""
@@ -138,10 +140,10 @@ class Link:
     async def listed(self, colour: Colour, kind: int, prefix: str = "") -> list[list[Any]]:
         """All rows of a list, page by page."""
         found: list[list[Any]] = []
-        listing, at, sought = 0, 0, prefix.encode("utf-8", "surrogatepass").hex()
+        at, sought = 0, prefix.encode("utf-8", "surrogatepass")
         while True:
-            _, payload = await self.ask(colour, kind, json.dumps([listing, at, sought]).encode())
-            listing, at, rows = json.loads(payload)
+            _, payload = await self.ask(colour, kind, wire.page(at, sought))
+            at, rows = json.loads(payload)
             found += rows
             if not at:
                 return found
@@ -156,7 +158,8 @@ class Link:
             if self._closed:
                 raise EngineClosed(self.name)
             number = next(self._numbers)
-            question = self._questions[number] = Question(number, wire.record(kind, number, payload))
+            asked, once = wire.record(kind, number, payload), kind in (Word.TAKE, Word.GIVE_BACK)
+            question = self._questions[number] = Question(number, asked, once)
             self._todo.append(question)
         self._start()
         self._wake()
@@ -411,22 +414,14 @@ class _Talk:
         if not self._known:
             self._greet(now)
             return
-        # Behind it, whoever reads this answers what was asked: those that are older have been.
-        lowest = min(self._link._questions.copy(), default=None)
-        if lowest is None:
-            lowest = _ALL
-        self._put([wire.record(Word.BEAT, lowest)])
+        self._put([wire.record(Word.BEAT, 0)])
         self._unanswered = self._unanswered or now
 
     def _greet(self, now: float) -> None:
         """Who we are, first. What is not answered is asked as soon as it is known that we are known."""
         link = self._link
         self._known = False
-        with link._lock:
-            lowest = min(link._questions, default=None)
-            if lowest is None:
-                lowest = next(link._numbers)
-        self._put([wire.record(Word.HELLO, lowest, wire.hello(link.fence, here()))])
+        self._put([wire.record(Word.HELLO, 0, wire.hello(link.fence, here()))])
         self._unanswered = self._unanswered or now
 
     def _send(self) -> None:
@@ -438,6 +433,9 @@ class _Talk:
                 some.append(question)
         if some and not self._put([each.asked for each in some]):
             link._todo.extendleft(reversed(some))
+            return
+        for question in some:
+            question.sent = True
 
     def _put(self, some: list[bytes]) -> bool:
         """Whether it is on its way. Not if too much is already, or there is no connection."""
@@ -456,10 +454,11 @@ class _Talk:
                 self._unanswered = 0.0
                 for kind, number, payload in wire.records(message):
                     if kind == Word.WELCOME:
-                        link.welcomed(*wire.heard_welcome(payload))
+                        link.welcomed(*wire.WELCOME.unpack(payload))
                         self._known = True
-                        with link._lock:  # all that was asked and not answered, in its order
-                            link._todo = deque(link._questions.values())
+                        with link._lock:  # what was asked and not answered, in its order
+                            again = [each for each in link._questions.values() if not (each.once and each.sent)]
+                            link._todo = deque(again)
                     elif kind == Word.WHO:
                         self._greet(time.monotonic())
                     elif kind == Word.TROUBLE and number == 0:
@@ -480,9 +479,6 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-
-_ALL = (1 << 64) - 1
-"""As the lowest number that is not answered: all are."""
 
 _inherited: list[Any] = []
 """Of a forked child: collected there, sockets of its parent's would be closed, which says so aloud."""

@@ -76,7 +76,7 @@ class ZmqLocks:
         asked = monotonic()
         kind, payload = await link.ask(self._colour, Word.ACQUIRE, wire.asking(raw, token, lease, room, waits=waits))
         if kind == Word.GRANTED:
-            fence = wire.heard_granted(payload)
+            (fence,) = wire.GRANTED.unpack(payload)
             link.left(token)
             link.fence = max(link.fence, fence)
             self._has(link, raw, token, _Own(fence, room, asked + lease))

@@ -3,7 +3,7 @@
 A lock is who is inside, and who waits, in the order of arrival. Who asks may enter if all who are inside then, itself
 included, are no more than the room of each of them; and if nobody waits who came before it. Who misses its turn, or is
 not heard of, is passed over, and keeps its place: when it asks again, those who came later are behind it. Each question
-costs the same however many locks there are, and but for odd rooms however many are inside or wait.
+costs the same however many locks there are, and however many wait. Leaving a shared lock looks at all who are inside.
 
 What belongs to a client is bound to its session, and ends with that. `Machine.told` collects what others are to be told
 of: whose turn has come, and what has come free.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -22,9 +22,6 @@ __all__ = ["LIMITS", "TURN", "Limits", "Machine", "Refused", "Reply", "Row", "Se
 
 TURN = 1.0
 """Seconds for which a lock that came free is kept for the one whose turn it is, and who has been told so."""
-
-ROOMS = 64
-"""Different rooms of those inside one lock, at most: the least of them is looked for."""
 
 _COMPACT = 1024
 
@@ -131,48 +128,29 @@ _Due: TypeAlias = tuple[float, int, _Lease]
 
 
 class _Lock:
-    __slots__ = ("inside", "latest", "name", "queue", "rooms", "watchers")
+    __slots__ = ("inside", "latest", "least", "name", "queue", "watchers")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.inside: dict[bytes, _Lease] = {}
         self.latest: _Lease | None = None  # who has entered last
-        self.rooms: dict[float, int] | None = None  # how many inside have which; None: there are less than two
+        self.least = inf  # the least room of those inside
         self.queue: OrderedDict[bytes, _Waiter] | None = None
         self.watchers: dict[Session, None] | None = None
 
     def fits(self, room: float) -> bool:
-        count = len(self.inside) + 1
-        if count == 1:
-            return room >= 1
-        if self.rooms is not None:
-            return count <= room and count <= min(self.rooms)
-        return room >= 2 and all(lease.room >= 2 for lease in self.inside.values())
+        return len(self.inside) < min(room, self.least)
 
     def enter(self, lease: _Lease) -> None:
-        inside = self.inside
-        if inside:
-            if self.rooms is None:
-                self.rooms = {}
-                for other in inside.values():
-                    self.rooms[other.room] = self.rooms.get(other.room, 0) + 1
-            if lease.room not in self.rooms and len(self.rooms) >= ROOMS:
-                raise Refused(f"there are {ROOMS} different rooms inside this lock")
-            self.rooms[lease.room] = self.rooms.get(lease.room, 0) + 1
-        inside[lease.token] = self.latest = lease
+        self.inside[lease.token] = self.latest = lease
+        self.least = min(self.least, lease.room)
 
     def leave(self, lease: _Lease) -> None:
         del self.inside[lease.token]
+        if lease.room == self.least:
+            self.least = min((each.room for each in self.inside.values()), default=inf)
         if self.latest is lease:
             self.latest = next(iter(self.inside.values()), None)
-        if self.rooms is None:
-            return
-        if len(self.inside) < 2:
-            self.rooms = None
-        elif self.rooms[lease.room] == 1:
-            del self.rooms[lease.room]
-        else:
-            self.rooms[lease.room] -= 1
 
     @property
     def idle(self) -> bool:
@@ -354,8 +332,8 @@ class Machine:
         unknown = [(b"", self.quiet)] if now < self.quiet else []
         return unknown if lock is None else unknown + [(lease.token, lease.ends) for lease in lock.inside.values()]
 
-    def names(self) -> list[bytes]:
-        return list(self._locks)
+    def names(self, start: int, end: int) -> list[bytes]:
+        return list(islice(self._locks, start, end))
 
     def rows(self, name: bytes, now: float) -> Iterator[Row]:
         lock = self._locks.get(name)
@@ -486,10 +464,7 @@ class Machine:
             del queue[first.token]
             first.session.waits.pop(first, None)
             first.session.keep_place(lock.name, first, self.limits.queue)
-            try:
-                lease = self._entered(lock, first.token, first.session, first.room, now)
-            except Refused:
-                continue  # it learns so when it asks again
+            lease = self._entered(lock, first.token, first.session, first.room, now)
             self._last(lease, now + TURN)
             self.told.append(Told(first.session, True, first.token))
 

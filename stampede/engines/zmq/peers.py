@@ -24,7 +24,6 @@ class Peers:
     def __init__(self, context: zmq.Context[Any], addresses: Sequence[str], keys: Path | None) -> None:
         known = None if keys is None or not addresses else client_keys(keys)
         self.sockets: list[zmq.Socket[Any]] = []
-        self._number = 0
         self._granted: list[bytes] = []
         for address in addresses:
             made = context.socket(zmq.DEALER)
@@ -42,15 +41,13 @@ class Peers:
     def granted(self, name: bytes, rate: Rate, cost: int, delay: float) -> None:
         """A start is made in so many seconds; or, of cost 0, none is before."""
         if self.sockets:
-            self._number += 1
-            payload = wire.counting(name, rate.most, rate.per, cost, delay, 0)
-            self._granted.append(wire.record(Word.NOTE, self._number, payload))
+            self._granted.append(wire.record(Word.NOTE, 0, wire.counting(name, rate.most, rate.per, cost, delay, 0)))
 
     def tell(self) -> None:
         """All that has been granted since. Who we are goes before it, as each may be a new one by now."""
         if not self._granted:
             return
-        greeting = wire.record(Word.HELLO, self._number - len(self._granted) + 1, wire.hello(0, "broker"))
+        greeting = wire.record(Word.HELLO, 0, wire.hello(0, "broker"))
         messages = [b"".join(each) for each in wire.messages([greeting, *self._granted])]
         self._granted = []
         for each in self.sockets:

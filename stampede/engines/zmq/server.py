@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -57,32 +56,13 @@ FORGOTTEN = 60.0
 BATCH = 256
 """Messages that are read before answers go out."""
 
-ANSWERS = 4096
-"""Answers to one client that are kept, in case that they get lost."""
-
 PAGE = 100
 """Rows of a list that are told at once, of so many locks or limits at most."""
 
 SCANNED = 1000
 """Names that are looked at for one page."""
 
-LISTS = 8
-"""Lists of one client that are under way, at most; and pages that it may have asked for."""
-
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
-
-
-class _Client:
-    """One process, as it talks."""
-
-    __slots__ = ("answers", "last", "lists", "pages", "session")
-
-    def __init__(self, session: Session, last: int) -> None:
-        self.session = session
-        self.last = last  # the number of the last question that was done
-        self.answers: dict[int, bytes] = {}
-        self.lists: dict[int, list[bytes]] = {}  # the names of each list, by the number that it was asked with
-        self.pages = 0  # how many are asked for, and not answered yet
 
 
 class Broker:
@@ -119,9 +99,8 @@ class Broker:
         self.quiet = quiet
         self.machine = Machine(now, quiet=quiet, fence=int(time.time() * 1e6), limits=limits)
         self.counts = Counts(now, quiet=quiet, most=limits.limits)
-        self._clients: dict[bytes, _Client] = {}
+        self._clients: dict[bytes, Session] = {}
         self._out: dict[bytes, list[bytes]] = {}
-        self._pages: deque[tuple[bytes, _Client, int, int, bytes]] = deque()  # that are asked for
         self._closed_some = False  # connections, whose they were nobody says
         self._malformed = 0
         self._tick = now
@@ -169,7 +148,7 @@ class Broker:
         try:
             while True:
                 now = self._clock()
-                until = now if self._pages else min(self._tick + TICK, self.machine.next_due())
+                until = min(self._tick + TICK, self.machine.next_due())
                 ready = dict(poller.poll(int(max(until - now, 0.0) * 1000) + (until > now)))
                 if self._poke[0].fileno() in ready:
                     break
@@ -180,7 +159,6 @@ class Broker:
                     self._hear_of_ends()
                 self._read()
                 now = self._clock()
-                self._answer_page(now)
                 self.machine.pass_time(now)
                 if now >= self._tick + TICK:
                     self._look(now)
@@ -237,24 +215,13 @@ class Broker:
                     self._say(id, wire.record(Word.WHO, 0))
                     return
                 elif kind == Word.BEAT:
-                    client.answers = {old: said for old, said in client.answers.items() if old >= number}
                     self._say(id, wire.record(Word.BEAT, number))
                 elif kind == Word.BYE:
                     self._forget(id, client)
-                    self.machine.leave(client.session, now)
+                    self.machine.leave(client, now)
                     return
-                elif kind in (Word.HELD, Word.LIMITS):
-                    self._ask_page(id, client, kind, number, payload)
-                elif kind in (Word.HOLDER, Word.USED, Word.STATS, Word.PING):  # nothing to be kept: see `_answer_page`
+                else:
                     self._say(id, self._answer(client, kind, number, payload, now))
-                elif number > client.last:
-                    client.last = number
-                    said = client.answers[number] = self._answer(client, kind, number, payload, now)
-                    if len(client.answers) > ANSWERS:
-                        client.answers = dict(islice(client.answers.items(), ANSWERS // 2, None))
-                    self._say(id, said)
-                elif (again := client.answers.get(number)) is not None:
-                    self._say(id, again)
         except wire.Malformed as error:
             self._malformed += 1
             _log.debug("a broker's client says what is none of ours: %s", error)
@@ -262,25 +229,23 @@ class Broker:
             self._malformed += 1
             _log.exception("a broker could not make anything of what a client said, and goes on")
         if client is not None:
-            client.session.heard = now
+            client.heard = now
 
-    def _greet(self, id: bytes, number: int, payload: bytes, now: float) -> _Client | None:
+    def _greet(self, id: bytes, number: int, payload: bytes, now: float) -> Session | None:
         fence, holder = wire.heard_hello(payload)
         try:
             session, known = self.machine.hello(id, holder, now)
         except Refused as refused:
             self._say(id, wire.record(Word.TROUBLE, 0, str(refused).encode()))
             return None
-        client = self._clients.get(id)
-        if client is None or not known:
-            client = self._clients[id] = _Client(session, number - 1)
+        self._clients[id] = session
         if fence < time.time() * 1e6 + _AHEAD:  # what it was given by a predecessor whose clock was ahead
             self.machine.fence = max(self.machine.fence, fence)
-        self._say(id, wire.record(Word.WELCOME, number, wire.welcome(self._life, known)))
-        return client
+        self._say(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(self._life, known)))
+        return session
 
-    def _answer(self, client: _Client, kind: int, number: int, payload: bytes, now: float) -> bytes:
-        machine, session = self.machine, client.session
+    def _answer(self, session: Session, kind: int, number: int, payload: bytes, now: float) -> bytes:
+        machine = self.machine
         try:
             if kind in (Word.ACQUIRE, Word.RENEW, Word.RELEASE, Word.WATCH, Word.HAND_OVER):
                 lease, room, fence, waits, token, name = wire.asked(payload)
@@ -289,7 +254,7 @@ class Broker:
                 if kind == Word.ACQUIRE:
                     reply = machine.acquire(session, name, token, lease, room, bool(waits), now)
                     if reply.granted:
-                        return wire.record(Word.GRANTED, number, wire.granted(reply.fence))
+                        return wire.record(Word.GRANTED, number, wire.GRANTED.pack(reply.fence))
                     return wire.record(Word.BUSY, number, wire.busy(reply.left, reply.token))
                 if kind == Word.RENEW:
                     stands = machine.renew(session, name, token, lease, room, fence, now)
@@ -300,6 +265,8 @@ class Broker:
                 else:
                     stands = machine.watch(session, name, token, now)
                 return wire.record(Word.YES if stands else Word.NO, number)
+            if kind in (Word.HELD, Word.LIMITS):
+                return wire.record(Word.ROWS, number, json.dumps(self._page(kind, payload, now)).encode())
             if Word.TAKE <= kind <= Word.NOTE:
                 return self._count(kind, number, payload, now)
             if kind == Word.PING:
@@ -323,7 +290,7 @@ class Broker:
             answer = counts.take(name, rate, cost, seconds, now, at)
             if answer.booked and not at:
                 self._peers.granted(name, rate, cost, answer.delay)
-            return wire.record(Word.BOOKED, number, wire.booked(*answer))
+            return wire.record(Word.BOOKED, number, wire.BOOKED.pack(*answer))
         if kind == Word.GIVE_BACK:
             counts.give_back(name, cost, at, now)
         elif kind == Word.PENALIZE:
@@ -337,56 +304,18 @@ class Broker:
 
     # -- lists ----------------------------------------------------------------------------------------------------
 
-    def _ask_page(self, id: bytes, client: _Client, kind: int, number: int, payload: bytes) -> None:
-        if client.pages >= LISTS:
-            self._say(id, wire.record(Word.TROUBLE, number, b"this process asks for too many lists at once"))
-            return
-        client.pages += 1
-        self._pages.append((id, client, kind, number, payload))
-
-    def _answer_page(self, now: float) -> None:
-        """Answer one page, so that questions about locks wait for one at most. The answer is not kept in case that it
-        gets lost: it may be large, and a question that changes nothing can be asked again."""
-        if not self._pages:
-            return
-        id, client, kind, number, payload = self._pages.popleft()
-        client.pages -= 1
-        try:
-            listing, at, prefix = json.loads(payload)
-            page = self._page(client, kind, number, int(listing), max(int(at), 0), bytes.fromhex(prefix), now)
-        except Refused as refused:
-            self._say(id, wire.record(Word.TROUBLE, number, str(refused).encode()))
-            return
-        except (ValueError, TypeError, OverflowError) as error:
-            self._malformed += 1
-            _log.debug("a broker's client asks for a page that is none: %s", error)
-            return
-        self._say(id, wire.record(Word.ROWS, number, json.dumps(page).encode()))
-
-    def _page(
-        self, client: _Client, kind: int, number: int, listing: int, at: int, prefix: bytes, now: float
-    ) -> list[Any]:
-        """The number of the list, where its next page begins (0: there is none), and the rows of this one. The names
-        are those that there are when the first page is asked for."""
-        lists = client.lists
-        if not listing:
-            if len(lists) >= LISTS:
-                del lists[next(iter(lists))]
-            listing, at = number, 0
-            lists[listing] = self.machine.names() if kind == Word.HELD else self.counts.names()
-        elif listing not in lists:
-            raise Refused(f"this process has begun {LISTS} lists behind this one, which is forgotten: ask for it again")
-        names, rows = lists[listing], []
-        for name in names[at : at + SCANNED]:
-            at += 1
+    def _page(self, kind: int, payload: bytes, now: float) -> list[Any]:
+        """Where the next page begins (0: there is none), and the rows of this one. Each page counts the names anew: a
+        lock may be missing if an older one was dropped between two pages."""
+        start, prefix = wire.heard_page(payload)
+        names = (self.machine if kind == Word.HELD else self.counts).names(start, start + SCANNED)
+        rows = list[Any]()
+        for at, name in enumerate(names, start + 1):
             if name.startswith(prefix):
                 rows += self._rows(kind, name, now)
                 if len(rows) >= PAGE:
-                    break
-        if at >= len(names):
-            del lists[listing]
-            at = 0
-        return [listing, at, rows]
+                    return [at, rows]
+        return [start + SCANNED if len(names) == SCANNED else 0, rows]
 
     def _rows(self, kind: int, name: bytes, now: float) -> list[list[Any]]:
         if kind == Word.LIMITS:
@@ -414,23 +343,22 @@ class Broker:
         self._tick = now
         some, self._closed_some = self._closed_some, False
         probe = wire.record(Word.BEAT, 0)
-        for id, client in list(self._clients.items()):
-            session = client.session
+        for id, session in list(self._clients.items()):
             silence = now - session.heard
             if session.gone < inf:
                 if now - session.gone >= GONE:
-                    self._forget(id, client)
+                    self._forget(id, session)
                     self.machine.end(session, now)
             elif session.idle:
                 if silence > FORGOTTEN:
-                    self._forget(id, client)
+                    self._forget(id, session)
                     self.machine.leave(session, now)
             elif some or silence > QUIET:
                 self._say(id, probe)
                 if silence > SILENT and session.waits:
                     self.machine.give_up(session, now)
 
-    def _forget(self, id: bytes, client: _Client) -> None:
+    def _forget(self, id: bytes, client: Session) -> None:
         if self._clients.get(id) is client:
             del self._clients[id]
 
@@ -470,7 +398,7 @@ class Broker:
                     _log.warning("a broker can't answer a client: %s", error)
                 client = self._clients.get(id)
                 if client is not None:
-                    client.session.gone = min(client.session.gone, now)
+                    client.gone = min(client.gone, now)
 
 
 def _told(usage: Usage) -> list[float]:

@@ -1,8 +1,7 @@
 """What a client and a broker say to each other: frames, and what is in them.
 
 A message is one frame: the number of this protocol, then records. A record says how long it is, what it is, and the
-number of its question, which its answer has too. Numbers of a client only grow, and no question is done twice: what is
-asked again, because the answer was lost, is answered as it was.
+number of its question, which its answer has too.
 """
 
 from __future__ import annotations
@@ -13,34 +12,9 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 __all__ = [
-    "LARGEST",
-    "NAME",
-    "TOKEN",
-    "VERSION",
-    "Asked",
-    "Counted",
-    "Malformed",
-    "Word",
-    "asked",
-    "asking",
-    "booked",
-    "busy",
-    "counted",
-    "counting",
-    "granted",
-    "heard_booked",
-    "heard_busy",
-    "heard_granted",
-    "heard_hello",
-    "heard_inside",
-    "heard_welcome",
-    "hello",
-    "inside",
-    "messages",
-    "name_of",
-    "record",
-    "records",
-    "welcome",
+    "BOOKED", "GRANTED", "LARGEST", "NAME", "TOKEN", "VERSION", "WELCOME", "Asked", "Counted", "Malformed", "Word",
+    "asked", "asking", "busy", "counted", "counting", "heard_busy", "heard_hello", "heard_inside", "heard_page",
+    "hello", "inside", "messages", "name_of", "page", "record", "records",
 ]  # fmt: skip
 
 VERSION = b"\x01"
@@ -72,13 +46,15 @@ _HEAD = struct.Struct(">IBQ")  # the length of what follows it, what it is, and 
 _ASKED = struct.Struct(">ddQBB")  # lease, room, fence, whether it waits, and the length of the token; then the name
 
 _HELLO = struct.Struct(">Q")  # the highest fence that it has been given; then who it is
-_WELCOME = struct.Struct(">8sB")  # the broker's life, and whether this client is known in it
-_GRANTED = struct.Struct(">Q")
+WELCOME = struct.Struct(">8s?")  # the broker's life, and whether this client is known in it
+GRANTED = struct.Struct(">Q")  # the fence
 _BUSY = struct.Struct(">d")  # seconds that one inside has left; then its token
 _LEFT = struct.Struct(">dB")  # the same of a list, in which tokens have lengths
 
 _COUNTED = struct.Struct(">QdQdq")  # a limit, how much a start counts, seconds ahead or of rest, and when it is; a name
-_BOOKED = struct.Struct(">dBq")
+BOOKED = struct.Struct(">d?q")  # as ports.Booked
+
+_PAGE = struct.Struct(">Q")  # how many names come before it; then what names begin with
 
 _SHORTENED = NAME - 32
 _HIGHEST = (1 << 64) - 1
@@ -150,24 +126,6 @@ def heard_hello(payload: bytes) -> tuple[int, str]:
     return _HELLO.unpack_from(payload)[0], payload[_HELLO.size :].decode("utf-8", "replace")
 
 
-def welcome(life: bytes, known: bool) -> bytes:
-    return _WELCOME.pack(life, known)
-
-
-def heard_welcome(payload: bytes) -> tuple[bytes, bool]:
-    life, known = _WELCOME.unpack(payload)
-    return life, bool(known)
-
-
-def granted(fence: int) -> bytes:
-    return _GRANTED.pack(fence)
-
-
-def heard_granted(payload: bytes) -> int:
-    fence: int = _GRANTED.unpack(payload)[0]
-    return fence
-
-
 def busy(left: float, token: bytes) -> bytes:
     return _BUSY.pack(left) + token
 
@@ -189,6 +147,17 @@ def heard_inside(payload: bytes) -> Iterator[tuple[bytes, float]]:
         yield payload[at - length : at], left
 
 
+def page(at: int, prefix: bytes) -> bytes:
+    """The payload of a question for a page of a list."""
+    return _PAGE.pack(at) + prefix
+
+
+def heard_page(payload: bytes) -> tuple[int, bytes]:
+    if not _PAGE.size <= len(payload) <= _PAGE.size + NAME:
+        raise Malformed("a page of no such length")
+    return _PAGE.unpack_from(payload)[0], payload[_PAGE.size :]
+
+
 def counting(name: bytes, most: int, per: float, cost: int, seconds: float, at: int) -> bytes:
     return _COUNTED.pack(min(most, _HIGHEST), per, min(cost, _HIGHEST), seconds, at) + name
 
@@ -198,15 +167,6 @@ def counted(payload: bytes) -> Counted:
         raise Malformed("a question of no such length")
     most, per, cost, seconds, at = _COUNTED.unpack_from(payload)
     return Counted(most, per, cost, seconds, at, payload[_COUNTED.size :])
-
-
-def booked(delay: float, booked: bool, at: int) -> bytes:
-    return _BOOKED.pack(delay, booked, at)
-
-
-def heard_booked(payload: bytes) -> tuple[float, bool, int]:
-    delay, booked, at = _BOOKED.unpack(payload)
-    return delay, bool(booked), at
 
 
 def records(message: bytes) -> Iterator[tuple[int, int, bytes]]:
