@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from math import inf
 
 import pytest
@@ -33,9 +31,7 @@ class Plain:
     """The rule, word by word, for one name."""
 
     inside: list[Inside] = field(default_factory=list)
-    queue: list[tuple[int, bytes, int, float]] = field(default_factory=list)  # in the order of arrival, which is first
-    late: dict[tuple[bytes, int], int] = field(default_factory=dict)  # arrivals of those who were passed over
-    arrivals: Iterator[int] = field(default_factory=count)
+    queue: list[tuple[bytes, int, float]] = field(default_factory=list)  # in the order of arrival
 
     def fits(self, room: float) -> bool:
         return len(self.inside) + 1 <= min([room, *(each.room for each in self.inside)])
@@ -48,16 +44,13 @@ class Plain:
             self.advance(now)
 
     def advance(self, now: float) -> None:
-        while self.queue and self.fits(self.queue[0][3]):
-            arrival, token, client, room = self.queue.pop(0)
-            self.late[token, client] = arrival
+        while self.queue and self.fits(self.queue[0][2]):
+            token, client, room = self.queue.pop(0)
             self.inside.append(Inside(token, client, room, now + TURN, False))
 
     def took(self, client: int, token: bytes, lease: float, now: float) -> bool:
         for each in self.inside:
             if each.token == token:
-                if not each.taken:
-                    self.late.pop((token, each.client), None)
                 each.client, each.ends, each.taken = client, now + lease, True
                 return True
         return False
@@ -66,46 +59,37 @@ class Plain:
         if self.took(client, token, lease, now):
             return True
         if not self.queue and self.fits(room):
-            self.late.pop((token, client), None)
             self.inside.append(Inside(token, client, room, now + lease, True))
             return True
         if waits:
-            for number, (arrival, queued, by, _) in enumerate(self.queue):
+            for number, (queued, by, _) in enumerate(self.queue):
                 if queued == token:
                     if by != client:
-                        self.late.pop((token, client), None)
-                        self.queue[number] = (arrival, token, client, room)
+                        self.queue[number] = (token, client, room)
                     return False
-            self.queue.append((self.late.pop((token, client), next(self.arrivals)), token, client, room))
-            self.queue.sort()
-            self.advance(now)
-        return self.took(client, token, lease, now)
+            self.queue.append((token, client, room))
+        return False
 
     def renew(self, client: int, token: bytes, lease: float, now: float) -> bool:
         return self.took(client, token, lease, now)
 
     def release(self, client: int, token: bytes, now: float) -> bool:
-        self.late.pop((token, client), None)
         for each in self.inside:
             if each.token == token:
-                self.late.pop((token, each.client), None)
                 self.inside.remove(each)
                 self.advance(now)
                 return each.taken
-        if any(each[1] == token for each in self.queue):
-            self.queue = [each for each in self.queue if each[1] != token]
+        if any(each[0] == token for each in self.queue):
+            self.queue = [each for each in self.queue if each[0] != token]
             self.advance(now)
         return False
 
     def lose(self, client: int, now: float, *, holds: bool) -> None:
-        self.late |= {each[1:3]: each[0] for each in self.queue if each[2] == client}
-        self.queue = [each for each in self.queue if each[2] != client]
+        self.queue = [each for each in self.queue if each[1] != client]
         self.advance(now)
         while holds and (its := [each for each in self.inside if each.client == client]):
             self.inside.remove(its[0])
             self.advance(now)
-        if holds:
-            self.late = {its: arrival for its, arrival in self.late.items() if its[1] != client}
 
 
 clients = st.integers(0, CLIENTS - 1)
@@ -198,24 +182,18 @@ def test_who_waits_is_told_when_its_turn_has_come_and_has_a_moment_to_hear() -> 
     assert [told.what for told in machine.told] == [b"3"]
 
 
-def test_the_living_keep_their_places() -> None:
-    """Whose loop is busy for a moment, or which was frozen, would queue again behind all others."""
+def test_who_missed_its_turn_waits_behind_the_others() -> None:
+    """It would wait for ever, or be let in before its turn."""
     machine, a, b = begun()
     assert machine.acquire(a, b"l", b"1", 10, 1, False, 0.0).granted
-    for token in (b"2", b"3", b"4", b"5"):
+    for token in (b"2", b"3"):
         assert not machine.acquire(b, b"l", token, 10, 1, True, 0.0).granted
     assert machine.release(a, b"l", b"1", 1.0)
     machine.pass_time(1.0 + TURN)  # 2 has missed its turn, and 3 has it
-    machine.give_up(b, 2.0)  # and now nothing is heard of any
-    assert not machine.acquire(a, b"l", b"6", 10, 1, True, 2.0).granted
-    for token in (b"4", b"2", b"5"):
-        assert not machine.acquire(b, b"l", token, 10, 1, True, 2.0).granted
+    assert not machine.acquire(b, b"l", b"2", 10, 1, True, 2.0).granted
     assert machine.acquire(b, b"l", b"3", 10, 1, True, 2.0).granted
-    for before, token in zip((b"3", b"2", b"4", b"5"), (b"2", b"4", b"5", b"6"), strict=True):
-        assert machine.release(b, b"l", before, 2.0)
-        assert machine.told[-1].what == token
-        assert machine.acquire(b, b"l", token, 10, 1, True, 2.0).granted
-    assert not b.late
+    assert machine.release(b, b"l", b"3", 2.0)
+    assert machine.told[-1].what == b"2"
 
 
 def test_who_only_watches_is_told_that_somebody_left() -> None:

@@ -2,7 +2,7 @@
 
 A lock is who is inside, and who waits, in the order of arrival. Who asks may enter if all who are inside then, itself
 included, are no more than the room of each of them; and if nobody waits who came before it. Who misses its turn, or is
-not heard of, is passed over, and keeps its place: when it asks again, those who came later are behind it. Each question
+not heard of, is passed over, and is behind all others when it asks again. Each question
 costs the same however many locks there are, and however many wait. Leaving a shared lock looks at all who are inside.
 
 What belongs to a client is bound to its session, and ends with that. `Machine.told` collects what others are to be told
@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice, takewhile
+from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -75,7 +75,7 @@ class Row(NamedTuple):
 class Session:
     """A client's process."""
 
-    __slots__ = ("gone", "heard", "holder", "holds", "id", "late", "over", "waits")
+    __slots__ = ("gone", "heard", "holder", "holds", "id", "over", "waits")
 
     def __init__(self, id: bytes, holder: str, now: float) -> None:
         self.id = id
@@ -85,19 +85,10 @@ class Session:
         self.over = False
         self.holds: set[_Lease] = set()
         self.waits: dict[_Waiter, _Lock] = {}
-        self.late: dict[
-            tuple[bytes, bytes], int
-        ] = {}  # the arrivals of who was called, or not heard of, and hasn't come
 
     @property
     def idle(self) -> bool:
         return not self.holds and not self.waits
-
-    def keep_place(self, name: bytes, waiter: _Waiter, most: int) -> None:
-        """For when it asks again."""
-        if len(self.late) >= most:
-            del self.late[next(iter(self.late))]
-        self.late[name, waiter.token] = waiter.arrival
 
 
 class _Lease:
@@ -115,13 +106,12 @@ class _Lease:
 
 
 class _Waiter:
-    __slots__ = ("arrival", "room", "session", "token")
+    __slots__ = ("room", "session", "token")
 
-    def __init__(self, token: bytes, session: Session, room: float, arrival: int) -> None:
+    def __init__(self, token: bytes, session: Session, room: float) -> None:
         self.token = token
         self.session = session
         self.room = room
-        self.arrival = arrival
 
 
 _Due: TypeAlias = tuple[float, int, _Lease]
@@ -172,7 +162,6 @@ class Machine:
         self._locks: dict[bytes, _Lock] = {}
         self._due: list[_Due] = []
         self._number = 0
-        self._arrivals = 0
         self._hushed = quiet > 0
 
     # -- clients --------------------------------------------------------------------------------------------------
@@ -208,7 +197,6 @@ class Machine:
         waits, session.waits = session.waits, {}
         for waiter, lock in waits.items():
             if lock.queue is not None and lock.queue.get(waiter.token) is waiter:
-                session.keep_place(lock.name, waiter, self.limits.queue)
                 del lock.queue[waiter.token]
         for lock in dict.fromkeys(waits.values()):  # not before: its own next one would be called
             self._advance(lock, now)
@@ -229,9 +217,8 @@ class Machine:
             lock = self._locks[name] = _Lock(name)
         if own is None and not lock.queue and now >= self.quiet and lock.fits(room):
             own = self._entered(lock, token, session, room, now)
-        elif own is None and waits and self._queue(lock, token, session, room):
-            self._advance(lock, now)  # it has its place again, which may be the first
-            own = lock.inside.get(token)
+        elif own is None and waits:
+            self._queue(lock, token, session, room)
         if own is not None:
             self._take(own, session)
             self._last(own, now + lease)
@@ -270,14 +257,12 @@ class Machine:
 
     def release(self, session: Session, name: bytes, token: bytes, now: float) -> bool:
         self.pass_time(now)
-        session.late.pop((name, token), None)
         lock = self._locks.get(name)
         if lock is None:
             return False
         own = lock.inside.get(token)
         if own is not None:
             taken = own.taken
-            own.session.late.pop((name, token), None)
             self._free(lock, own, now)
             return taken
         if lock.queue is not None:
@@ -384,8 +369,6 @@ class Machine:
 
     def _take(self, lease: _Lease, session: Session) -> None:
         """It is heard of."""
-        if lease.lock is not None and not lease.taken:
-            lease.session.late.pop((lease.lock.name, lease.token), None)
         lease.taken = True
         if lease.session is not session:  # its token was handed over
             lease.session.holds.discard(lease)
@@ -405,32 +388,22 @@ class Machine:
             self._due = list(latest.values())
             heapq.heapify(self._due)
 
-    def _queue(self, lock: _Lock, token: bytes, session: Session, room: float) -> bool:
-        """Give it its place. True: it had had one before."""
+    def _queue(self, lock: _Lock, token: bytes, session: Session, room: float) -> None:
+        """Give it its place."""
         queue = lock.queue
         if queue is None:
             queue = lock.queue = OrderedDict()
         waiter = queue.get(token)
         if waiter is not None and waiter.session is session:
-            return False
+            return
         if waiter is None and len(queue) >= self.limits.queue:
             raise Refused(f"{len(queue)} wait for this lock, and no more may: see --max-queue")
         if len(session.waits) >= self.limits.queue:
             raise Refused(f"this process waits for {len(session.waits)} locks, and for no more it may: see --max-queue")
-        late = session.late.pop((lock.name, token), None)
-        if waiter is not None:
+        if waiter is not None:  # another process goes on waiting in this place
             waiter.session.waits.pop(waiter, None)
-            late, arrival = None, waiter.arrival
-        else:
-            self._arrivals += 1
-            arrival = self._arrivals if late is None else late
-        waiter = queue[token] = _Waiter(token, session, room, arrival)
+        waiter = queue[token] = _Waiter(token, session, room)
         session.waits[waiter] = lock
-        if late is not None:
-            earlier = [each.token for each in takewhile(lambda each: each.arrival < late, queue.values())]
-            for each in (token, *reversed(earlier)):
-                queue.move_to_end(each, last=False)
-        return late is not None
 
     def _busy(self, lock: _Lock, now: float) -> Reply:
         if lock.latest is not None:
@@ -463,7 +436,6 @@ class Machine:
                 return
             del queue[first.token]
             first.session.waits.pop(first, None)
-            first.session.keep_place(lock.name, first, self.limits.queue)
             lease = self._entered(lock, first.token, first.session, first.room, now)
             self._last(lease, now + TURN)
             self.told.append(Told(first.session, True, first.token))
