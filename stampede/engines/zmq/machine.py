@@ -3,7 +3,7 @@
 A lock is who is inside, and who waits, in the order of arrival. Who asks may enter if all who are inside then, itself
 included, are no more than the room of each of them; and if nobody waits who came before it. Who misses its turn, or is
 not heard of, is passed over, and is behind all others when it asks again. Each question
-costs the same however many locks there are, and however many wait. Leaving a shared lock looks at all who are inside.
+costs the same however many locks there are, and however many wait. Leaving a bulkhead looks at all who are inside.
 
 What belongs to a client is bound to its session, and ends with that. `Machine.told` collects what others are to be told
 of: whose turn has come, and what has come free.
@@ -137,7 +137,7 @@ class _Lock:
 
     def leave(self, lease: _Lease) -> None:
         del self.inside[lease.token]
-        if lease.room == self.least:
+        if lease.room == self.least < inf:  # readers set no limit, and may be many
             self.least = min((each.room for each in self.inside.values()), default=inf)
         if self.latest is lease:
             self.latest = next(iter(self.inside.values()), None)
