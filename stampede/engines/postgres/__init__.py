@@ -35,6 +35,7 @@ from stampede.engines.postgres.reports import PostgresHolds, PostgresReports
 from stampede.engines.postgres.sessions import PostgresSessions
 from stampede.engines.postgres.suspending import Suspending
 from stampede.engines.postgres.sweep import Reaper, Sweeper
+from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import Keys
 from stampede.ports import Engine, Hears, Side, Ticket
@@ -106,26 +107,28 @@ class _All:
     def __init__(self, server: Server, audience: WeakSet[Hears]) -> None:
         self._server = server
         self._audience = audience
-        self.news = News(server.listening)
+        self.news = News(server.listening, bound=server.bound)
         self.news.on_refused = self.news.on_deaf = self._untold
         self.news.answered_others = lambda: server.vigil.heard
         self.generations = Generations(Bumps(self.news), GENERATIONS)
         self.line, self.aline = Blocking(server), Suspending(server)
         self.news.on_tick = self.aline.close_dead
-        self.teller = Teller(lambda command: run_blocking(self.line.ask(command)), self.news)
-        self.sweeper = Sweeper(lambda command: run_blocking(self.line.ask(command)), server.entries, server.max_bytes)
-        self.reaper = Reaper(lambda command: run_blocking(self.line.ask(command)))
+        self.teller = Teller(self._ask, self.news)
+        self.sweeper = Sweeper(self._ask, server.entries, server.max_bytes)
+        self.reaper = Reaper(self._ask)
         self.news.on_left = self.reaper.unbind
         self.history = History(*server.history, failures=server.failures)
         self.claims, self.aclaims = self._keys(self.line, BLOCKING), self._keys(self.aline, SUSPENDING)
         self.locks, self.alocks = self._names(self.line, BLOCKING), self._names(self.aline, SUSPENDING)
 
     def _keys(self, line: Line, colour: Colour) -> Keys:
-        common = self.news, self.teller, self.sweeper, self.generations, self.history
-        return Keys(line, *common, colour, bound=self._server.bound)
+        return Keys(line, self.news, self.teller, self.sweeper, self.generations, self.history, colour)
 
     def _names(self, line: Line, colour: Colour) -> PostgresLocks:
-        return PostgresLocks(line, self.news, self.teller, self.history, self.reaper, colour, bound=self._server.bound)
+        return PostgresLocks(line, self.news, self.teller, self.history, self.reaper, colour)
+
+    def _ask(self, command: Command) -> list[Row]:
+        return run_blocking(self.line.ask(command))
 
     def _untold(self, how: str) -> None:
         for each in list(self._audience):

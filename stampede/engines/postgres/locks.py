@@ -58,14 +58,11 @@ class PostgresLocks:
         history: History,
         reaper: Reaper,
         colour: Colour,
-        *,
-        bound: bool,
     ) -> None:
         self._line = line
         self._news = news
         self._teller = teller
         self._colour = colour
-        self._bound = bound
         self._history = history
         self._reaper = reaper
         self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
@@ -74,11 +71,11 @@ class PostgresLocks:
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
         its = names(name, b"lock")
-        if self._bound and self._news.home_backend is None:
+        if self._news.home_backend is None:
             await self._news.at_home(self._colour)
         home = "" if self._news.mute else self._news.home
         arrival = self._arrivals.get(token) if waits else None
-        life = self._life()
+        life = self._news.life
         holder = *who(), *life
         terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
         (row,) = await self._line.ask((ACQUIRE, terms))
@@ -96,7 +93,7 @@ class PostgresLocks:
         return _Queued(other, rest, mine=token, ahead=ahead)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        life = self._life()
+        life = self._news.life
         rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), *life)))
         self._unbind_if_gone(life)
         return bool(rows[0][0])
@@ -144,14 +141,9 @@ class PostgresLocks:
                     return
                 seconds = look * uniform(0.9, 1.1)
                 if hears:
-                    seconds = look_again(ahead, rest, TURN, (LOOK if self._bound else SAFETY) * uniform(0.9, 1.1))
+                    seconds = look_again(ahead, rest, TURN, (LOOK if self._news.bound else SAFETY) * uniform(0.9, 1.1))
                 if await self._colour.park(ear.bell, min(left, seconds)):
                     return
-
-    def _life(self) -> tuple[int, float] | tuple[None, None]:
-        """The backend that is our sign of life, if there is one."""
-        home = self._news.home_backend if self._bound else None
-        return (None, None) if home is None else home
 
     def _unbind_if_gone(self, life: tuple[int, float] | tuple[None, None]) -> None:
         """Say again that we live if this connection has ended while a lock was being bound to it."""

@@ -59,10 +59,11 @@ class News(Feed):
     stamp; and so has each beginning and end of the news.
     """
 
-    def __init__(self, connection: Callable[[], Any], *, tracks: bool = False) -> None:
-        """`connection` makes a blocking one to the server itself, behind no pooler; None: there is no way to it."""
+    def __init__(self, connection: Callable[[], Any], *, tracks: bool = False, bound: bool = True) -> None:
+        """`connection` makes a blocking one to the server itself, behind no pooler; None: there is no way to it. With
+        `bound`, what is held here ends with that connection."""
         self._connection = connection
-        self.tracks = tracks
+        self.tracks, self.bound = tracks, bound
         self.on_refused: Callable[[str], object] = lambda how: None
         self.on_left: Callable[[tuple[int, float]], object] = lambda backend: None  # which was our sign of life
         self._numbers = itertools.count(1)
@@ -73,6 +74,7 @@ class News(Feed):
         super()._begin()
         self.told = self.listens = 0
         self.home_backend: tuple[int, float] | None = None  # its number, and when it was started: numbers come again
+        self.life: tuple[int, float] | tuple[None, None] = (None, None)  # the same, if it is our sign of life
 
     @property
     def channel(self) -> bytes:
@@ -81,7 +83,7 @@ class News(Feed):
 
     async def at_home(self, colour: Colour) -> None:
         """Wait for the first connection, or for its refusal: what is granted before it has no sign of life."""
-        if self.home_backend is None and not self.mute:
+        if self.bound and self.home_backend is None and not self.mute:
             with self.listen(_HOME) as ear:
                 await colour.park(ear.ready, AT_FIRST)
 
@@ -125,6 +127,7 @@ class News(Feed):
         """From here on nothing is missed but changes, of which we are not told yet."""
         self.void_all()  # a question that is under way may have been asked before
         self.home_backend = backend
+        self.life = backend if self.bound else self.life
         self.listens = next(self._numbers)
         self.stamps.find()
 
@@ -157,7 +160,7 @@ class News(Feed):
         if self.listens:
             self.stamps.lose()
         self.told = self.listens = 0
-        self.home_backend = None
+        self.home_backend, self.life = None, (None, None)
 
     def _lose(self) -> None:
         left = self.home_backend

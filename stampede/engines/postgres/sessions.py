@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import isawaitable
+from typing import Any
+
 from psycopg import AsyncConnection, Connection, Error
 
 from stampede.colour import run_blocking
@@ -25,33 +28,25 @@ class PostgresSessions(Sessions):
         self._server = server
 
     def session(self, name: str, token: bytes) -> Connection[Row] | None:
-        made, server = None, self._server
-        server.check()
-        try:
-            made = Connection.connect(**server.direct, autocommit=True)
-            with server.overdue.asking(made):
-                (pid,) = made.execute(WHO).fetchone() or (0,)
-                self._check(pid, made)
-                made.execute(STAY)
-                (stands,) = made.execute(BIND, (lock_id(name), token)).fetchone() or (False,)
-            made, kept = (None, made) if stands else (made, None)
-        except (Error, OSError) as error:
-            raise trouble(server, error) from error
-        finally:
-            if made is not None:
-                self.close(made)
-        return kept
+        made: Connection[Row] | None = run_blocking(self._bound(Connection, name, token))
+        return made
 
     async def asession(self, name: str, token: bytes) -> AsyncConnection[Row] | None:
+        made: AsyncConnection[Row] | None = await self._bound(AsyncConnection, name, token)
+        return made
+
+    async def _bound(self, kind: Any, name: str, token: bytes) -> Any:
+        """A connection of this kind, if the lock stands."""
         made, server = None, self._server
         server.check()
         try:
-            made = await AsyncConnection.connect(**server.direct, autocommit=True)
+            made = await _awaited(kind.connect(**server.direct, autocommit=True))
             with server.overdue.asking(made):
-                (pid,) = await (await made.execute(WHO)).fetchone() or (0,)
-                self._check(pid, made)
-                await made.execute(STAY)
-                (stands,) = await (await made.execute(BIND, (lock_id(name), token))).fetchone() or (False,)
+                (pid,) = await _row(made, WHO)
+                if pid != made.info.backend_pid:
+                    raise OptionError(f"{server.name} is a pooler, which keeps no connection for a lock: give listen=")
+                await _awaited(made.execute(STAY))
+                (stands,) = await _row(made, BIND, (lock_id(name), token))
             made, kept = (None, made) if stands else (made, None)
         except (Error, OSError) as error:
             raise trouble(server, error) from error
@@ -65,6 +60,11 @@ class PostgresSessions(Sessions):
         if closing is not None:
             run_blocking(closing)
 
-    def _check(self, pid: int, made: Connection[Row] | AsyncConnection[Row]) -> None:
-        if pid != made.info.backend_pid:
-            raise OptionError(f"{self._server.name} is a pooler, which keeps no connection for a lock: give listen=")
+
+async def _awaited(found: Any) -> Any:
+    """What a connection of either colour has done."""
+    return await found if isawaitable(found) else found
+
+
+async def _row(connection: Any, *asked: Any) -> Any:
+    return await _awaited((await _awaited(connection.execute(*asked))).fetchone()) or (0,)

@@ -11,10 +11,11 @@ import logging
 import threading
 from binascii import b2a_base64
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from stampede.colour import running_loop
+from stampede.engines.postgres.talk import Command
 from stampede.errors import EngineError
 from stampede.threads import Crew
 
@@ -45,10 +46,6 @@ TELL = (
 )
 
 
-Telling: TypeAlias = tuple[str, Sequence[Any]]
-"""A statement, and its values."""
-
-
 class Here(Protocol):
     """Those of this process who wait."""
 
@@ -60,7 +57,7 @@ class Here(Protocol):
 class Teller:
     """Tells processes, by their homes. `ask` sends a command, and blocks."""
 
-    def __init__(self, ask: Callable[[Telling], object], news: Here) -> None:
+    def __init__(self, ask: Callable[[Command], object], news: Here) -> None:
         """What is for our own home takes no round trip."""
         self._ask = ask
         self._news = news

@@ -81,10 +81,9 @@ CLAIM, FILL, ABANDON, FAIL, SET, REPLACE, EXPIRE, INVALIDATE, GENERATIONS, BUMP,
 class Commands:
     """The verbs that change a key, as they are sent: by their names, with their terms."""
 
-    def __init__(self, news: News, history: History, *, bound: bool) -> None:
+    def __init__(self, news: News, history: History) -> None:
         self._news = news
         self._history = history
-        self._bound = bound
 
     def of(self, asked: Asked) -> Command:
         command: Command = getattr(self, asked.verb)(*asked.args)
@@ -92,7 +91,7 @@ class Commands:
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Command:
         its = names(key)
-        return CLAIM, (its.id, its.lock, its.raw, token, *noted(ask), here(), *self._life(), self._history.failures)
+        return CLAIM, (its.id, its.lock, its.raw, token, *noted(ask), here(), *self._news.life, self._history.failures)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
         its = names(key)
@@ -109,7 +108,7 @@ class Commands:
         return FAIL, (*terms, *who(), *error, *self._history.bounds)
 
     def renew(self, key: str, token: bytes, lease: float) -> Command:
-        return RENEW, (names(key).id, token, float(lease), *self._life())
+        return RENEW, (names(key).id, token, float(lease), *self._news.life)
 
     def set(self, key: str, entry: Entry[Any]) -> Command:
         its = names(key)
@@ -126,11 +125,6 @@ class Commands:
     def invalidate(self, key: str) -> Command:
         its = names(key)
         return INVALIDATE, (its.id, its.lock)
-
-    def _life(self) -> tuple[int | None, float | None]:
-        """The backend that is our sign of life, if there is one."""
-        home = self._news.home_backend if self._bound else None
-        return (None, None) if home is None else home
 
 
 def _changing(verb: str) -> Any:
@@ -154,8 +148,6 @@ class Keys(Versioned):
         generations: Generations,
         history: History,
         colour: Colour,
-        *,
-        bound: bool,
     ) -> None:
         self._line = line
         self._sweeper = sweeper
@@ -163,8 +155,7 @@ class Keys(Versioned):
         self._teller = teller
         self._generations = generations
         self._colour = colour
-        self._bound = bound
-        self._commands = Commands(news, history, bound=bound)
+        self._commands = Commands(news, history)
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -179,7 +170,7 @@ class Keys(Versioned):
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         its, news = names(key), self._news
         news.start()
-        if self._bound and news.home_backend is None:
+        if news.home_backend is None:
             await news.at_home(self._colour)
         while True:
             stamp, told = news.stamps[its.slot], news.told
@@ -259,7 +250,7 @@ class Keys(Versioned):
             ready = await self._colour.park(ear.ready, min(timeout, LOOK))
             hears = ready and ear.hears
             home = self._news.home if hears else None
-            look = SAFETY if hears and not self._bound else LOOK
+            look = SAFETY if hears and not self._news.bound else LOOK
             # What fell before we were noted was told to nobody here; and it is asked again whether the holder lives.
             while (await self._line.ask((AWAIT, (its.id, busy.token, home))))[0][0]:
                 left = end - time.monotonic()
