@@ -23,10 +23,8 @@ from stampede import Cache
 from stampede.__main__ import main
 from stampede.colour import run_blocking
 from stampede.engines.postgres import PostgresEngine
-from stampede.engines.postgres.locks import lock_id
 from stampede.engines.postgres.schema import VERSION, grants, make
 from stampede.errors import EngineError
-from stampede.ports import Busy, Granted
 
 Run = Callable[..., str]
 
@@ -219,25 +217,6 @@ def test_an_older_version_is_brought_up_to_this_one(bare: str) -> None:
     with Cache(bare) as cache:
         assert cache.get("key") == 1
     assert works(bare)
-
-
-def test_locks_of_version_2_are_those_of_this_one(bare: str) -> None:
-    """Locks that are held during an upgrade would be let go, or be granted to somebody else."""
-    with line(bare) as own:
-        own.execute(Path(__file__).with_name("golden").joinpath("postgres-2.sql").read_bytes())
-        take = "SELECT granted FROM stampede.acquire(%s, %s, %s, 60, 'h', 1, 'p', NULL, NULL, true, '', NULL, 9, 9, %s)"
-        for name, token, room in [("l", b"one", 1), ("r", b"two", 2), ("r", b"three", 2)]:
-            assert own.execute(take, (lock_id(name), name.encode(), token, room)).fetchall() == [(True,)]
-        assert own.execute(take, (lock_id("l"), b"l", b"next", 1)).fetchall() == [(False,)]
-        assert make(own) == f"version {VERSION} was made of version 2; what was kept is kept"
-        assert catalog(own) == fresh_catalog()
-        held = own.execute("SELECT name, fence > 0, room FROM stampede.locks ORDER BY fence").fetchall()
-        assert held == [(b"l", True, 1), (b"r", True, 2), (b"r", True, 2)]
-    with closing(PostgresEngine(bare)) as engine:
-        for name, room in [("l", 1), ("r", 2)]:
-            assert isinstance(run_blocking(engine.blocking.locks.acquire(name, b"other", 9, room=room)), Busy)
-        assert run_blocking(engine.blocking.locks.release("l", b"one"))
-        assert isinstance(run_blocking(engine.blocking.locks.acquire("l", b"other", 9)), Granted)
 
 
 def test_an_upgrade_that_fails_leaves_what_was_there(bare: str) -> None:

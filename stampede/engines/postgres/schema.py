@@ -20,34 +20,9 @@ def _text(name: str) -> str:
     return (files(__package__) / name).read_text()
 
 
-def _table(*names: str) -> str:
-    """These tables, as this release has them."""
-    made = r"^CREATE (?:UNLOGGED )?TABLE stampede\.{} \(.*?;\n(?:CREATE INDEX .*?;\n)?"
-    found = [re.search(made.format(name), _text("tables.sql"), re.M | re.S) for name in names]
-    return "".join(its[0] for its in found if its is not None)
-
-
-STEPS: Mapping[int, str] = {
-    1: _table("limits")
-    + "CREATE TABLE stampede.inside AS SELECT *, 1::float8 AS room FROM stampede.locks WHERE false;",
-    2: _table("missed"),
-    3: f"""
-        ALTER TABLE stampede.locks RENAME TO before;
-        ALTER INDEX stampede.locks_pkey RENAME TO before_pkey;
-        DROP TABLE stampede.waiting;
-        {_table("locks", "waiting")}
-        INSERT INTO stampede.locks
-            SELECT id, token, name, 1, fence, taken, given, ends, host, process, program, pid, started, server, session
-            FROM stampede.before WHERE token IS NOT NULL;
-        INSERT INTO stampede.locks
-            SELECT i.id, i.token, b.name, i.room, i.fence, i.taken, i.given, i.ends, i.host, i.process, i.program,
-                i.pid, i.started, i.server, i.session
-            FROM stampede.inside AS i JOIN stampede.before AS b ON b.id = i.id;
-        DROP TABLE stampede.before, stampede.inside;
-    """,
-}
-"""By the version that it begins with: what brings the tables to the next one, and keeps what is in them. Waiters for a
-lock take their places again when they ask the next time. Functions and views are made anew."""
+STEPS: Mapping[int, str] = {}
+"""By the version that it begins with: what brings the tables to the next one, and keeps what is in them. No release has
+had others yet. Functions and views are made anew."""
 
 _ONE = 8319104481669375078
 """The lock of who makes it, or another version of it."""
