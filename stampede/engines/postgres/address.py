@@ -121,21 +121,17 @@ def checked(conninfo: Mapping[str, Any], shown: str) -> dict[str, Any]:
 def written(conninfo: Mapping[str, Any]) -> str:
     """As a URL, which libpq reads, too."""
     given = {name: str(value) for name, value in conninfo.items() if value is not None}
-    user, password, database = (_quoted(given.pop(name, "")) for name in ("user", "password", "dbname"))
+    user, password, database = (quote(given.pop(name, ""), safe="") for name in ("user", "password", "dbname"))
     host, port = given.pop("host", ""), given.pop("port", "")
     if set(host) & set(",/@") or "," in port:  # of several, or a socket's directory
         given = {"host": host, **({"port": port} if port else {}), **given}
         host = port = ""
     whose = f"{user}{':' if password else ''}{password}@" if user or password else ""
-    place = (f"[{host}]" if ":" in host else _quoted(host)) + (f":{port}" if port else "")
-    query = "&".join(f"{name}={_quoted(value, '/,:')}" for name, value in given.items())
+    place = (f"[{host}]" if ":" in host else quote(host, safe="")) + (f":{port}" if port else "")
+    query = "&".join(f"{name}={quote(value, safe='/,:')}" for name, value in given.items())
     return f"postgres://{whose}{place}/{database}{'?' if query else ''}{query}"
 
 
 def without_secrets(conninfo: Mapping[str, Any]) -> str:
     """The same, to be shown and copied: libpq finds the password in PGPASSWORD, or ~/.pgpass."""
     return written({name: value for name, value in conninfo.items() if name not in _SECRET})
-
-
-def _quoted(text: str, safe: str = "") -> str:
-    return quote(text, safe=safe)

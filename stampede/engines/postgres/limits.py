@@ -5,7 +5,7 @@ from __future__ import annotations
 from stampede.engines.limits import usage
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.talk import Row
-from stampede.engines.postgres.wire import names
+from stampede.engines.postgres.wire import key_of, names
 from stampede.ports import Booked, Rate, Usage
 from stampede.window import SECOND, WIDTH, Booking, Window, checked, ends, micros, slack
 
@@ -43,12 +43,8 @@ class PostgresLimits:
 
     async def listed(self) -> list[tuple[str, Usage]]:
         rows = await self._line.ask((NOW, (None,)))
-        found = [(_name(row[0]), window_of_row(row), row[1]) for row in rows]
+        found = [(key_of(row[0]), window_of_row(row), row[1]) for row in rows]
         return sorted((name, usage(window, now)) for name, window, now in found if window.seen + ends(window) > now)
-
-
-def _name(raw: bytes) -> str:
-    return bytes(raw).decode("utf-8", "surrogatepass")
 
 
 def window_of_row(row: Row) -> Window:

@@ -26,7 +26,6 @@ from stampede.engines.postgres.wire import (
     message_of,
     names,
     news_of,
-    noted,
     reply_of,
     shown,
     verdict_string,
@@ -91,7 +90,8 @@ class Commands:
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Command:
         its = names(key)
-        return CLAIM, (its.id, its.lock, its.raw, token, *noted(ask), here(), *self._news.life, self._history.failures)
+        terms = ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
+        return CLAIM, (its.id, its.lock, its.raw, token, *terms, here(), *self._news.life, self._history.failures)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
         its = names(key)

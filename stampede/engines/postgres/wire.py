@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from stampede.engines.postgres.talk import Row
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
+from stampede.ports import Busy, Failed, Found, Granted, Reply, Shown, Ticket
 
 __all__ = [
     "SMALL",
@@ -25,7 +25,6 @@ __all__ = [
     "message_of",
     "names",
     "news_of",
-    "noted",
     "reply_of",
     "shown",
     "verdict_string",
@@ -111,11 +110,6 @@ def reply_of(row: Row, ticket: Ticket | None) -> Reply:
     if answer == 3:
         return Failed(_verdict_of(verdict), entry, rest)
     raise EngineError(f"Postgres answered a claim with {answer!r}")
-
-
-def noted(ask: Ask) -> tuple[Any, ...]:
-    """The terms of a claim."""
-    return ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
 
 
 def shown(kept: Entry[Any] | None, lease: Row | None) -> Shown:
