@@ -6,6 +6,7 @@ import threading
 import time
 import unittest
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -198,15 +199,6 @@ def _written(cell: Cell, data: bytes, version: Version = None, name: str = "n") 
 
 
 def _together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each gave, all at once."""
-    results: list[Any] = [None] * len(tasks)
-
-    def run(number: int) -> None:
-        results[number] = tasks[number]()
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
-    return results
+    """Run all tasks at once, each in a thread of its own, and return their results in order."""
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return [each.result(SOON) for each in [pool.submit(task) for task in tasks]]

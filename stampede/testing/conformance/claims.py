@@ -39,10 +39,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- claim
 
-    async def test_missing_is_granted(self) -> None:
-        """A cold key would never be computed."""
-        assert (await self.told(Granted, port=self.claims)).entry is None
-
     async def test_filled_is_found_as_it_was(self) -> None:
         """A value, or what is known of its computation, would change on its way through the engine."""
         entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
@@ -75,23 +71,12 @@ class ClaimsSuite(KeyedSuite):
         assert LONG - SOON < busy.lease <= LONG
         assert busy.entry is None
 
-    async def test_leases_of_two_keys_are_two(self) -> None:
-        """One computation would hold up all others."""
-        await self.granted("k")
-        await self.granted("l")
-
     async def test_own_token_is_granted_again(self) -> None:
         """A reply lost on the wire would lock its caller out by its own lease."""
         token = await self.granted()
         for _ in range(3):
             await self.told(Granted, port=self.claims, token=token)
         assert (await self.busy()).token == token
-        assert await self.claims.fill("k", token, some())
-
-    async def test_own_token_is_granted_again_by_force(self) -> None:
-        """The same of a refresh whose reply was lost."""
-        token = await self.granted(force=True)
-        await self.told(Granted, port=self.claims, token=token, force=True)
         assert await self.claims.fill("k", token, some())
 
     async def test_granted_again_stands_from_then_on(self) -> None:
@@ -113,13 +98,6 @@ class ClaimsSuite(KeyedSuite):
         reply = await self.until(lambda: self.claims.claim("k", token, Ask(LONG)), is_granted)
         assert isinstance(reply, Granted)
         assert reply.entry is None
-
-    async def test_stale_goes_with_the_grant(self) -> None:
-        """What may be served if the computation fails would be lost."""
-        entry = some(fresh=0.0, keep=LONG)
-        await self.store.set("k", entry)
-        kept = surely((await self.told(Granted, port=self.claims)).entry)
-        assert (kept.id, kept.fresh <= 0) == (entry.id, True)
 
     async def test_stale_is_handed_out_while_busy(self) -> None:
         """Everybody would wait although there is something to serve."""
@@ -171,12 +149,6 @@ class ClaimsSuite(KeyedSuite):
         assert surely((await self.busy(seen=entry.id)).entry).id == entry.id
         assert (await self.found()).id == entry.id  # of which nobody else takes notice
 
-    async def test_another_than_seen_is_found(self) -> None:
-        """The second of two early refreshes would compute what the first has just stored."""
-        entry = some()
-        await self.store.set("k", entry)
-        assert (await self.found(seen=new_id())).id == entry.id
-
     async def test_draws_never_hide_a_value(self) -> None:
         """A due entry would be neither found nor served meanwhile."""
         entry = some(cost=1.0, margin=1.0)
@@ -205,17 +177,6 @@ class ClaimsSuite(KeyedSuite):
         newer = await self.granted(force=True)
         assert (await self.busy()).token == newer
         assert not await self.claims.fill("k", older, some(b"older"))
-        assert await self.claims.fill("k", newer, some(b"newer"))
-        assert (await self.found()).value == b"newer"
-
-    async def test_force_kills_it_over_a_value_too(self) -> None:
-        """The same where something is kept, which stays there meanwhile."""
-        self.declared(self.engine.fenced, "fenced")
-        await self.store.set("k", some(b"stale", fresh=0.0, keep=LONG))
-        older = await self.granted()
-        newer = await self.granted(force=True)
-        assert not await self.claims.fill("k", older, some(b"older"))
-        assert surely((await self.busy()).entry).value == b"stale"
         assert await self.claims.fill("k", newer, some(b"newer"))
         assert (await self.found()).value == b"newer"
 
@@ -309,16 +270,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", newer, some(b"new"))
         assert (await self.found()).value == b"new"
 
-    async def test_refresh_of_a_value_after_invalidate_is_refused(self) -> None:
-        """The same of an early refresh."""
-        self.declared(self.engine.fenced, "fenced")
-        entry = some()
-        await self.store.set("k", entry)
-        token = await self.granted(seen=entry.id)
-        assert await self.far_store.invalidate("k")
-        assert not await self.claims.fill("k", token, some(b"old"))
-        assert await self.kept() is None
-
     async def test_fill_after_expire_is_refused(self) -> None:
         """What was computed from what is no longer true would be fresh for a whole ttl."""
         self.declared(self.engine.fenced, "fenced")
@@ -367,13 +318,6 @@ class ClaimsSuite(KeyedSuite):
             failed = await self.told(Failed, awaited=token)
             assert (failed.verdict, failed.entry, failed.rest <= 0) == (verdict, None, True)
         await self.granted(awaited=new_id())
-
-    async def test_verdict_outlives_the_next_lease(self) -> None:
-        """A waiter that is slow to wake would wait once more, for the next one's failure."""
-        first = await self.granted()
-        await self.claims.abandon("k", first, Verdict("failed", "First"))
-        await self.granted()
-        assert (await self.told(Failed, awaited=first)).verdict.type_name == "First"
 
     async def test_verdict_comes_with_what_is_kept(self) -> None:
         """An error would be raised although something could be served."""
@@ -476,14 +420,6 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.busy()).token == standing
         await self.claims.abandon("k", standing)
         assert not await self.claims.renew("k", standing, LONG)
-
-    async def test_a_killed_lease_is_not_renewed(self) -> None:
-        """A computation that can't be stored any more would keep others from theirs."""
-        self.declared(self.engine.fenced, "fenced")
-        token = await self.granted()
-        await self.far_store.invalidate("k")
-        assert not await self.claims.renew("k", token, LONG)
-        await self.granted()
 
     # -- wait
 
@@ -656,14 +592,3 @@ class ClaimsSuite(KeyedSuite):
         await self.lapse(self.beyond)
         shown = await self.until(lambda: self.far_shows.show("k"), lambda shown: not shown.token)
         assert shown == Shown(None, b"")
-
-    async def test_a_show_claims_nothing(self) -> None:
-        """A look at a key would keep others from computing it."""
-        shows = self.far_shows
-        await shows.show("k")
-        token = await self.granted()
-        await shows.show("k")
-        assert await self.claims.renew("k", token, LONG)
-        assert await self.claims.fill("k", token, some())
-        await shows.show("k")
-        assert await self.found() is not None

@@ -107,13 +107,6 @@ class LocksSuite(Suite):
         reply = await self.far_locks.acquire("l", new_id(), self.short)
         return reply if isinstance(reply, Busy) else None
 
-    async def test_a_lock_excludes(self) -> None:
-        """Two would be inside."""
-        await self.held()
-        busy = await self.refused()
-        assert 0 < busy.lease <= LONG
-        assert busy.entry is None
-
     async def test_locks_have_names(self) -> None:
         """All locks would be one."""
         tokens = [await self.held(name) for name in KEYS]

@@ -33,12 +33,6 @@ class StoreSuite(KeyedSuite):
         assert 50.0 - SOON < found.fresh <= 50.0
         assert LONG - SOON < found.keep <= LONG
 
-    async def test_set_replaces(self) -> None:
-        """The first value would stay."""
-        await self.store.set("k", some(b"one"))
-        await self.far_store.set("k", some(b"two"))
-        assert (await self.surely_kept()).value == b"two"
-
     async def test_get_of_many_is_in_order(self) -> None:
         """Values would be given to the wrong keys."""
         for name in ("a", "b", "d"):
@@ -90,32 +84,15 @@ class StoreSuite(KeyedSuite):
         if self.engine.blocking.claims is not None:
             await self.granted()
 
-    async def test_get_gives_what_is_stale(self) -> None:
-        """`peek` would not see what calls are served."""
-        entry = some(fresh=0.0, keep=LONG)
-        await self.store.set("k", entry)
-        kept = await self.surely_kept()
-        assert kept.id == entry.id
-        assert kept.fresh <= 0
-
     async def test_expired_is_stale_and_kept(self) -> None:
-        """`expire` would remove, or do nothing."""
-        entry = some(b"v", fresh=50.0, keep=LONG)
-        await self.store.set("k", entry)
-        assert await self.far_store.expire("k") is True
-        kept = await self.surely_kept()
-        assert kept.value == b"v"
-        assert kept.fresh <= 0
-        assert LONG - SOON < kept.keep <= LONG
-
-    async def test_expired_without_stale_is_kept_too(self) -> None:
-        """`expire` would be `invalidate` where `stale` is 0."""
-        for fresh in (LONG, inf):
-            await self.store.set("k", some(fresh=fresh))
-            assert await self.store.expire("k") is True
+        """`expire` would remove, or do nothing; or it would be `invalidate` where `stale` is 0."""
+        for fresh, keep in ((50.0, LONG), (LONG, LONG), (inf, inf)):
+            await self.store.set("k", some(b"v", fresh=fresh, keep=keep))
+            assert await self.far_store.expire("k") is True
             kept = await self.surely_kept()
+            assert kept.value == b"v"
             assert kept.fresh <= 0
-            assert kept.keep > LONG - SOON
+            assert LONG - SOON < kept.keep <= keep
 
     async def test_expire_says_whether_there_was_something_fresh(self) -> None:
         """Its caller couldn't tell."""
