@@ -244,7 +244,12 @@ class Keeper:
 
         with self.lock:
             self._giving += 1
-        self._crew_of(port).do(dropped)
+        try:
+            self._crew_of(port).do(dropped)
+        except RecursionError:  # the caller has no stack left, and still has the lease
+            with self.lock:
+                self._giving -= 1
+            raise
 
     def look(self, now: float) -> float | None:
         """Have renewed what is due. Return when to look again."""

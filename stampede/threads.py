@@ -38,6 +38,8 @@ def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Threa
         thread = threading.Thread(target=work, name=name, args=args, daemon=True)
         with signals_blocked():
             thread.start()
+    except RecursionError:
+        raise  # the caller has no stack left, which says nothing of threads
     except RuntimeError:
         return None
     return thread
@@ -141,7 +143,12 @@ class Crew:
                 return
             if self._threads >= self._limit:
                 return
-        if begun(self._name, self._work) is None:
+        try:
+            thread = begun(self._name, self._work)
+        except RecursionError:
+            self.take_back(job)  # it is its caller's again
+            raise
+        if thread is None:
             self._work(once=True)  # the caller does what is left to do
 
     def take_back(self, job: Callable[[], object]) -> bool:

@@ -353,7 +353,14 @@ def test_a_failure_is_told_to_waiters_elsewhere(url: str, declared: bool) -> Non
         ] * 2
 
 
-LOOKS = ["disk.SAFETY", "redis.verbs.LOOK", "redis.verbs.SAFETY", "postgres.verbs.LOOK", "postgres.verbs.SAFETY"]
+LOOKS = [
+    "disk.LOOK",
+    "disk.rows.SAFETY",
+    "redis.verbs.LOOK",
+    "redis.verbs.SAFETY",
+    "postgres.verbs.LOOK",
+    "postgres.verbs.SAFETY",
+]
 """How often waiters look by themselves. The first look comes soon, and is not meant here."""
 
 
