@@ -15,7 +15,7 @@ import weakref
 from math import inf
 from typing import Protocol
 
-from stampede import forks
+from stampede import forks, greenlets
 from stampede.threads import begun
 
 __all__ = ["Watch", "Watched", "watch"]
@@ -24,6 +24,10 @@ _log = logging.getLogger("stampede")
 
 LONGEST = 3600.0
 """Seconds between two looks at what is due: a clock can't be waited for much longer."""
+
+
+_FOREVER = threading.Lock()  # as it was before any patch
+_FOREVER.acquire()
 
 
 class Watched(Protocol):
@@ -77,6 +81,8 @@ class Watch:
             while True:
                 watched = self._next(lock)
                 if watched is None:
+                    if greenlets.cooperative():  # `threading` would not find a thread that ends now, and complain
+                        _FOREVER.acquire()
                     return
                 try:
                     again = watched.look(time.monotonic())
