@@ -19,7 +19,6 @@ from proxy import Proxy
 from servers import RedisServer, shared_cluster, shared_redis
 
 from stampede import Cache, EngineError
-from stampede.engines.kit.pool import Once
 from stampede.engines.redis.routed import slot_of
 
 
@@ -122,14 +121,14 @@ def test_update_is_not_applied_twice_in_a_cluster() -> None:
 
 
 def lose_the_next_reply(line: Any, then: Callable[[], object]) -> None:
-    sent = line.sent
+    ask = line._wires.ask
 
-    async def lost(commands: Any, *, large: bool) -> Any:
-        replies = await sent(commands, large=large)
-        if isinstance(commands[0], Once):
-            line.sent = sent
+    def lost(commands: Any, *, once: bool) -> Any:
+        replies = ask(commands, once=once)
+        if once:
+            line._wires.ask = ask
             then()
             raise ConnectionError("the connection broke")
         return replies
 
-    line.sent = lost
+    line._wires.ask = lost

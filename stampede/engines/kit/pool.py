@@ -208,8 +208,13 @@ class Pool(ABC, Generic[W, Q, A]):
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Hand idle connections to those who stand in line, in the order of arrival."""
+        """Hand idle connections to those who stand in line, in the order of arrival. Who wants one that is connected
+        goes without, if none is any more."""
         with self._lock:
+            if not any(_leads(each) for each in self.all):
+                for place in [place for place in self._line if place.connected]:
+                    self._line.remove(place)
+                    place.gate.release()
             for place in [*self._line] if self._idle else ():
                 fit = [wire for wire in self._idle if not place.connected or (wire is not None and _leads(wire))]
                 if not fit:
