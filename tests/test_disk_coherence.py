@@ -19,7 +19,6 @@ from stampede.colour import run_blocking
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.database import Database, Write
 from stampede.engines.disk.rows import key_number
-from stampede.engines.disk.stamps import Gate
 from stampede.entry import Entry, new_id
 from stampede.ports import Ask, Found, Ticket
 
@@ -157,7 +156,6 @@ POINTS: dict[str, tuple[type, str, Callable[[Callable[..., object]], Callable[..
     "before the commit": (Database, "_note", lambda _: die),
     "after the commit": (Write, "settle", lambda _: die),
     "after the stamp": (Write, "settle", after),
-    "before the gate opens": (Gate, "leave", lambda _: die),
 }
 
 

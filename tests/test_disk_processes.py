@@ -148,12 +148,6 @@ def test_killed_holder(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(reply, Granted)
 
 
-def test_killed_holder_where_the_kernel_tells_nothing(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside of Linux, or of the holder's container, its death would not be noticed."""
-    monkeypatch.delattr(os, "pidfd_open")
-    test_killed_holder(engine, monkeypatch)
-
-
 def test_killed_holder_of_a_lock(engine: DiskEngine) -> None:
     """A dead holder would keep a lock for its whole lease."""
     with other(hold_lock, engine.directory) as holder:

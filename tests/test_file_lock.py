@@ -94,11 +94,8 @@ def test_released_by_another_process(engine: FileEngine) -> None:
         assert taken[0] - released < 0.5  # the safety poll takes 0.9 s
 
 
-@pytest.mark.parametrize("watch", ["by handle", "by looking"])
-def test_killed_holder(engine: FileEngine, monkeypatch: pytest.MonkeyPatch, watch: str) -> None:
+def test_killed_holder(engine: FileEngine) -> None:
     """A dead holder would keep the lock."""
-    if watch == "by looking":
-        monkeypatch.delattr(os, "pidfd_open")
     with other(hold, engine.directory, LEASE) as holder:
         assert holder.hear() == "Granted"
         taken: list[float] = []

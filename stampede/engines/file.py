@@ -10,25 +10,28 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from random import uniform
 from typing import Any
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.flock import no_such_process, pid_here, process, shut, try_lock, unlock
+from stampede.engines.flock import is_there, no_such_process, pid_here, process, shut, try_lock, unlock
 from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, SINGLE, Post
 from stampede.engines.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Busy, Engine, Granted, Held, Side
-from stampede.threads import begun
+from stampede.watch import Watch
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
 
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke."""
+
+_ends = Watch("stampede-ends")
 
 
 class FileEngine(Engine):
@@ -177,7 +180,7 @@ class _Held:
     @property
     def is_in_place(self) -> bool:
         """Whether it locks the file that others would lock."""
-        return _same(self.fd, self.path)
+        return is_there(self.fd, self.path)
 
     @property
     def stands(self) -> bool:
@@ -205,15 +208,14 @@ class _Names:
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._folder = directory, str(directory)
-        self.post = Post(directory)
+        self.post = Post(directory, no_such_process)
         self._closed = False
         self._begin()
 
     def _begin(self) -> None:
         self._held: dict[tuple[str, bytes], _Held] = {}
         self._lock = threading.RLock()  # a signal's handler may want a lock in the middle of this
-        self._changed = threading.Condition(self._lock)  # to be entered by the lock: it can be interrupted, half in
-        self._watchman: threading.Thread | None = None
+        self._alarm = inf  # when `look` is called
 
     def prepare(self) -> None:
         try:
@@ -262,9 +264,8 @@ class _Names:
         """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
         held.record.ends = time.monotonic() + lease
         held.record.write(held.fd, name)
-        if self._watchman is None:
-            self._watchman = begun("stampede-ends", self._end_in_time)
-        self._changed.notify_all()
+        if held.record.ends < self._alarm and _ends.add(self, held.record.ends):
+            self._alarm = held.record.ends
 
     def renew(self, name: str, token: bytes, lease: float) -> bool:
         try:
@@ -291,21 +292,16 @@ class _Names:
         if held is not None:
             held.free()
 
-    def _end_in_time(self) -> None:
-        """End what isn't renewed: nobody else can."""
+    def look(self, now: float) -> float | None:
+        """End what isn't renewed: nobody else can. Return when to look again."""
         with self._lock:
-            while self._watchman is threading.current_thread():
-                now = time.monotonic()
-                over = [key for key, held in self._held.items() if held.record.ends <= now]
-                for key in over:
-                    self._drop(*key)
-                if not self._held:
-                    self._watchman = None
-                    self._ring_after(over)
-                    return
-                self._ring_after(over)
-                soonest = min(held.record.ends for held in self._held.values())
-                self._changed.wait(min(max(soonest - time.monotonic(), 0.0), 3600.0))
+            over = [key for key, held in self._held.items() if held.record.ends <= now]
+            for key in over:
+                self._drop(*key)
+            self._alarm = min((held.record.ends for held in self._held.values()), default=inf)
+            alarm = self._alarm
+        self._ring_after(over)
+        return alarm if alarm < inf else None
 
     def _ring_after(self, over: list[tuple[str, bytes]]) -> None:
         for name, _ in over:
@@ -358,7 +354,6 @@ class _Names:
             mine = list(self._held)
             for key in mine:
                 self._drop(*key)
-            self._changed.notify_all()
         self._ring_after(mine)
         self.post.close()
 
@@ -389,15 +384,5 @@ def _record_of(path: str | Path) -> _Record:
 def _name_in(path: Path) -> str:
     try:
         return path.read_bytes()[_LENGTH:].decode("utf-8", "surrogatepass")
-    except OSError:
-        # else it is gone
+    except (OSError, ValueError):  # it is gone, or another program's
         return ""
-    except ValueError:
-        return ""
-
-
-def _same(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False

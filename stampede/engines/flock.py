@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stampede.errors import EngineError
 
-__all__ = ["Life", "dead", "no_such_process", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
+__all__ = ["Life", "dead", "is_there", "no_such_process", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
 
 _UNBORN = "new-"
 
@@ -37,6 +37,14 @@ def try_lock(fd: int) -> bool:
 def unlock(fd: int) -> None:
     """Give it back. Never in a forked child: the open file is the parent's too, and so is the lock."""
     fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def is_there(fd: int, path: str | Path) -> bool:
+    """Whether this open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def shut(fd: int) -> None:

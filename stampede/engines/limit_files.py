@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -10,16 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from errno import ENOSPC
 from hashlib import blake2b
-from math import inf
 from pathlib import Path
+from random import random
 
 from stampede.colour import Bell, Colour
 from stampede.engines.disk.boot import clock
+from stampede.engines.flock import is_there, try_lock
 from stampede.engines.limits import T, WindowLimits, usage
 from stampede.engines.naming import shown
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Usage
-from stampede.threads import Crew
 from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["LimitFiles"]
@@ -27,8 +26,8 @@ __all__ = ["LimitFiles"]
 PATIENCE = 2.0
 """Seconds for which one waits for a file that somebody has locked: he is frozen, or this machine stands still."""
 
-SWEEP = 1.0
-"""Seconds from one removal of files to the next, at least; and twenty times as long as the last one took."""
+SWEPT = 0.01
+"""Of the new names so many look for those that are over: with a name for each user there may be many."""
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LENGTH = 65_536
@@ -38,14 +37,12 @@ class LimitFiles(WindowLimits):
     """Limits of one colour in one directory. The clock is the machine's, from its start, and nobody can set it.
 
     A file holds the window in its first line and the name in the second; what a killed writer has left behind them is
-    not read. Files of limits that are over are removed by a thread beside the callers, and by those who list them.
+    not read. Files of limits that are over are removed now and then, and by those who list them.
     """
 
     def __init__(self, directory: Path, colour: Colour) -> None:
         self._directory, self._colour = directory, colour
         self.closed = False
-        self._crew = Crew(1, "stampede-limit-files")
-        self._sweep_at = 0.0
 
     async def used(self, name: str) -> Usage:
         path = self._path(name)
@@ -70,16 +67,9 @@ class LimitFiles(WindowLimits):
                     _put(fd, bytes_of(after) + b"\n" + _line_of(name) + b"\n", before)
         except OSError as error:
             raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
-        if time.monotonic() >= self._sweep_at:
-            self._sweep_at = inf
-            self._crew.do(self._sweep)
+        if not before and random() < SWEPT:
+            self._living()
         return answer
-
-    def _sweep(self) -> None:
-        began = time.monotonic()
-        self._living()
-        now = time.monotonic()
-        self._sweep_at = now + max(SWEEP, 20 * (now - began))
 
     def _living(self) -> list[tuple[Window, str]]:
         """The limits that are not over. The files of the others are removed."""
@@ -126,18 +116,10 @@ def _remove(path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             # Who waits for the file sees afterwards that another one has its name, or none.
-            if _had(fd) and _is_there(fd, path) and _is_over(_parsed(os.pread(fd, _LENGTH, 0))[0]):
+            if try_lock(fd) and is_there(fd, path) and _is_over(_parsed(os.pread(fd, _LENGTH, 0))[0]):
                 path.unlink()
         finally:
             os.close(fd)
-
-
-def _is_there(fd: int, path: Path) -> bool:
-    """Whether this open file is the one of that name."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _put(fd: int, data: bytes, before: bytes) -> None:
@@ -155,20 +137,12 @@ async def _locked(path: Path, colour: Colour) -> AsyncIterator[int]:
     while True:
         fd = os.open(path, _FLAGS, 0o600)
         try:
-            while not _had(fd):
+            while not try_lock(fd):
                 if time.monotonic() > end:
                     raise EngineError(f"{path} has been locked for {PATIENCE:g} s: by a process that is frozen?")
                 await colour.park(Bell(), 0.001)
-            if _is_there(fd, path):  # else it was removed meanwhile, and others decide by another
+            if is_there(fd, path):  # else it was removed meanwhile, and others decide by another
                 yield fd
                 return
         finally:
             os.close(fd)
-
-
-def _had(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -2,8 +2,8 @@
 
 A process that waits has a named pipe in the folder `wake`; who changes something writes the number of what changed
 into each. A pipe holds thousands of such messages, a full one tells its reader that some were lost, and nobody
-reads a pipe whose process is dead: the next writer removes it. The same thread watches the processes that are
-waited for, by file descriptors of theirs where the kernel has such (Linux), else by looking every 25 ms.
+reads a pipe whose process is dead: the next writer removes it. The same thread looks every 25 ms whether the
+processes that are waited for still live.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import stat
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stampede.colour import Bell
-from stampede.engines.flock import dead, pid_here, shut
+from stampede.engines.flock import shut
 from stampede.threads import begun
 
 __all__ = ["LOOK", "SINGLE", "Post"]
 
 LOOK = 0.025
-"""Seconds between two looks where the kernel tells nothing by itself."""
+"""Seconds between two looks whether a process lives, and of waiters that nobody can wake."""
 
 LINGER = 5.0
 """Seconds that the pipe stays after the last waiter: the next herd finds it there."""
@@ -34,7 +35,6 @@ SINGLE = 1 << 16
 """The numbers from here on are those of locks."""
 
 _WORD = 8
-_NOTHING = bytes(_WORD)
 _FULL = 1 << 16
 
 
@@ -45,18 +45,16 @@ class Post:
     one of them can have the lock that has come free.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, dead: Callable[[str], bool]) -> None:
         self._wake = directory / "wake"
-        self._alive = directory / "alive"
+        self._dead = dead
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
         self._bells: defaultdict[int, dict[Bell, None]] = defaultdict(dict)  # in the order in which they came
         self._watched: defaultdict[str, dict[Bell, None]] = defaultdict(dict)
-        self._handles: dict[str, int] = {}  # what becomes readable when a watched process ends
         self._pipe: tuple[Path, int, int] | None = None
-        self._thread: threading.Thread | None = None
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -71,11 +69,6 @@ class Post:
         """Have the bell rung also at the death of that process."""
         with self._lock:
             self._watched[holder][bell] = None
-            if holder not in self._handles:
-                handle = _handle(holder)
-                if handle is not None:
-                    self._handles[holder] = handle
-                self._poke()
 
     def listens(self, number: int) -> bool:
         """Return whether anybody in this process waits for this number."""
@@ -139,62 +132,47 @@ class Post:
         except OSError:
             return False
         self._pipe = path, reader, writer
-        self._thread = begun("stampede-wake", self._serve, self._pipe)
-        if self._thread is None:
+        thread = begun("stampede-wake", self._serve, self._pipe)
+        if thread is None:
             self._close_pipe()
-        return self._thread is not None
+        return thread is not None
 
     def _serve(self, pipe: tuple[Path, int, int]) -> None:
-        idle = time.monotonic()
-        while self._pipe is pipe:
-            with self._lock:
-                handles = dict(self._handles)
-                blind = [holder for holder in self._watched if holder not in handles]
-                if self._bells or self._watched:
-                    idle = time.monotonic()
-                elif time.monotonic() - idle > LINGER and self._pipe is pipe:
-                    self._close_pipe()
-                    return
-            ready = _ready([pipe[1], *handles.values()], LOOK if blind else LINGER)
+        poll = select.poll()
+        poll.register(pipe[1], select.POLLIN)
+        idle = looked = time.monotonic()
+        while True:
+            readable = bool(poll.poll(LOOK * 1000))
+            now = time.monotonic()
             with self._lock:
                 if self._pipe is not pipe:
                     return
-                news = _read(pipe[1]) if pipe[1] in ready else b""
+                if self._bells:
+                    idle = now
+                elif now - idle > LINGER:
+                    self._close_pipe()
+                    return
+                news = _read(pipe[1]) if readable else b""
+                watched = list(self._watched) if now - looked >= LOOK else []
             for at in range(0, len(news), _WORD):
                 self._ring_here(int.from_bytes(news[at : at + _WORD], "little", signed=True))
             if len(news) >= _FULL:
                 self._ring_all()
-            for holder in [*blind, *handles]:
-                if (handles[holder] in ready) if holder in handles else dead(self._alive, holder):
-                    self._ended(holder)
-            self._let_go()
-
-    def _ended(self, holder: str) -> None:
-        with self._lock:
-            bells = self._watched.pop(holder, ())
-        for bell in bells:
-            bell.ring()
-
-    def _let_go(self) -> None:
-        """Close the handles of processes that nobody waits for."""
-        with self._lock:
-            for holder in [each for each in self._handles if each not in self._watched]:
-                shut(self._handles.pop(holder))
-
-    def _poke(self) -> None:
-        if self._pipe is not None:
-            _write(self._pipe[2], _NOTHING)
+            if watched:
+                looked = now
+            for holder in filter(self._dead, watched):
+                with self._lock:
+                    bells = self._watched.pop(holder, ())
+                for bell in bells:
+                    bell.ring()
 
     def _close_pipe(self) -> None:
         if self._pipe is not None:
             path, reader, writer = self._pipe
             self._pipe = None
             path.unlink(missing_ok=True)
-            _write(writer, _NOTHING)
             shut(reader)
             shut(writer)
-        while self._handles:
-            shut(self._handles.popitem()[1])
 
     def close(self) -> None:
         with self._lock:
@@ -206,8 +184,6 @@ class Post:
         if self._pipe is not None:
             shut(self._pipe[1])
             shut(self._pipe[2])
-        for handle in self._handles.values():
-            shut(handle)
         self._begin()
 
 
@@ -245,25 +221,3 @@ def _read(fd: int) -> bytes:
         return os.read(fd, _FULL)
     except OSError:
         return b""
-
-
-def _ready(fds: list[int], timeout: float) -> set[int]:
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(timeout * 1000)}
-
-
-def _handle(holder: str) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there is none, or it has ended already."""
-    pid = pid_here(holder)
-    if pid is None or not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return None
-    if handle in _ready([handle], 0):  # ended, and yet its lock stands: some child has it. Look now and then
-        os.close(handle)
-        return None
-    return handle

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias, TypeVar
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Database
+from stampede.engines.disk.database import Database, Locked
 from stampede.engines.disk.limits import DiskLimits
 from stampede.engines.disk.locks import LockRows, lock_bell, number_of
 from stampede.engines.disk.rows import Rows, bell_of, key_number, lock_number
-from stampede.engines.disk.trouble import Locked
 from stampede.engines.kit.errands import Errands, Run, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.engines.wake import LOOK

@@ -1,7 +1,7 @@
 """One directory's SQLite file: opened, read, written by one at a time, replaced when it is damaged.
 
-The file has a random name, which the stamps hold: whoever replaces it replaces the stamps, and every process sees
-by their inode that what it has open is no longer what the directory means.
+The file has a random name, which the stamps hold: whoever removes one removes the other, and every process sees by
+the inode of the stamps that what it has open is no longer what the directory means.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from typing import TypeVar
 
 from stampede.colour import running_loop
 from stampede.engines.disk import boot
-from stampede.engines.disk.founding import file_of, found, move_aside, replace_unreadable, stamps_of
+from stampede.engines.disk.founding import file_of, found, move_aside, stamps_of
 from stampede.engines.disk.opened import LOOK, Link, Opened, Row
 from stampede.engines.disk.stamps import Gate, Stamps, Unreadable
-from stampede.engines.disk.trouble import TROUBLE, Locked, is_busy, is_damaged
 from stampede.errors import EngineClosed, EngineError
 
-__all__ = ["Database", "Write"]
+__all__ = ["Database", "Locked", "Write"]
 
 T = TypeVar("T")
 
@@ -35,7 +34,21 @@ NOTE = 60.0
 _UNWRITABLE = "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"
 """Nothing can be written, but what is stored can be read."""
 
+_WORLD = (
+    "SQLITE_ABORT", "SQLITE_AUTH", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_CONSTRAINT", "SQLITE_FULL",
+    "SQLITE_INTERRUPT", "SQLITE_IOERR", "SQLITE_LOCKED", "SQLITE_MISMATCH", "SQLITE_MISUSE", "SQLITE_NOLFS",
+    "SQLITE_NOMEM", "SQLITE_PERM", "SQLITE_PROTOCOL", "SQLITE_RANGE", "SQLITE_READONLY", "SQLITE_TOOBIG",
+)  # fmt: skip
+"""What SQLite may say of a good file, too: a full disk, another program's lock, a question of ours that is wrong."""
+
+# SQLite's message about a damaged file may hold a damaged byte, which Python can't decode.
+_TROUBLE = (sqlite3.Error, UnicodeDecodeError)
+
 _log = logging.getLogger("stampede")
+
+
+class Locked(Exception):
+    """Readers can't read at this very moment (a recovery, a last one closing). Ask again."""
 
 
 class Write:
@@ -110,7 +123,7 @@ class Database:
                 old.leave()
             try:
                 self._opened = self._attach()
-            except (OSError, *TROUBLE) as error:
+            except (OSError, *_TROUBLE) as error:
                 raise EngineError(
                     f"can't use {self.directory}: {error}: give a directory that can be made and written, "
                     "on a local disk with room"
@@ -123,38 +136,34 @@ class Database:
             try:
                 stamps = Stamps(stamps_of(self.directory))
             except FileNotFoundError:
-                found(self.directory, os.link)
+                found(self.directory)
                 continue
             except Unreadable:
-                replace_unreadable(self.directory)
+                stamps_of(self.directory).unlink(missing_ok=True)
                 continue
             opened = Opened(stamps, file_of(self.directory, stamps.incarnation), self._timeout)
             if opened.file.exists():
                 try:
                     self._arrive(opened)
                     return opened
-                except TROUBLE as error:
-                    if not is_damaged(error, opened.file):
+                except _TROUBLE as error:
+                    if not _is_damaged(error, opened.file):
                         raise
-                    _log.warning("%s is damaged (%s): %s", opened.file, error, self._replace(opened))
-            elif stamps.current:
-                self._replace(opened)
+                    _log.warning("%s is damaged (%s): %s", opened.file, error, self._discard(opened))
+            else:
+                self._discard(opened)
         raise OSError("its files change faster than they can be opened")
 
-    def _replace(self, opened: Opened) -> str:
-        """Begin a new database in the place of one that is gone or damaged, if no other process was faster."""
-        gate = self._gate(opened)
-        if gate is None or not self._enter(gate, opened, time.monotonic() + self._timeout):
-            return "a new one has been begun"
-        try:
-            if not opened.stamps.current:
-                return "a new one has been begun"
-            opened.stamps.mark_all()  # before there is another: nobody is to go by these while somebody changes those
-            found(self.directory, os.replace)
-            aside = move_aside(opened.file)
-            return f"it was moved to {aside.name}, and a new one begun"
-        finally:
-            gate.leave()
+    def _discard(self, opened: Opened) -> str:
+        """Take a database that is gone or damaged out of the directory. Whoever opens that next begins a new one.
+
+        Nobody waits for a turn: if two processes find the damage at once, a new database may be discarded as well.
+        """
+        if not opened.stamps.current:
+            return "another process has removed it"
+        opened.stamps.mark_all()  # before there is another: nobody is to go by these while somebody changes those
+        stamps_of(self.directory).unlink(missing_ok=True)
+        return f"it was moved to {move_aside(opened.file).name}"
 
     def _arrive(self, opened: Opened) -> None:
         """After a reboot, before anything is read: move the ends to this boot's clock."""
@@ -173,7 +182,7 @@ class Database:
         """One row, of one statement. `Locked`: not at this moment."""
         try:
             return opened.row(sql, args)
-        except TROUBLE as error:
+        except _TROUBLE as error:
             raise self.trouble(error, opened) from error
 
     @contextmanager
@@ -185,7 +194,7 @@ class Database:
                 link.sql.execute("BEGIN")
                 yield opened, link.sql
                 link.sql.execute("COMMIT")
-        except TROUBLE as error:
+        except _TROUBLE as error:
             raise self.trouble(error, opened) from error
 
     def patiently(self, read: Callable[[], T]) -> T:
@@ -206,51 +215,48 @@ class Database:
     def writing(self) -> Iterator[Write]:
         """One transaction, with no other writer in any process. It is committed if the block ends well."""
         deadline = time.monotonic() + self._timeout
-        trouble, opened, gate = None, None, None
+        gate = None
         try:
             while True:
                 opened = self._opened or self.open()
                 gate = self._gate(opened)
                 # The directory is looked at behind the gate: before it, that says nothing.
-                if gate is not None and self._enter(gate, opened, deadline):
-                    if opened.current:
-                        break
-                    gate.leave()
+                if gate is not None and self._enter(gate, opened, deadline) and opened.current:
+                    break
                 self.open()
-            with opened.link(patiently=True) as link:
-                self._begin_write(link.sql, deadline)
-                write = Write(link.sql, opened)
-                if gate.is_after_death:
-                    write.change_everything()  # the marks of the dead writer would stay
-                try:
-                    yield write
-                    self._note(link.sql)
-                    link.sql.execute("COMMIT")
-                finally:
-                    link.sql.rollback()  # if it was not committed
-                    write.settle()
-                    opened.stamps.writer = 0
-        except TROUBLE as error:
-            trouble = error
+            try:
+                with opened.link(patiently=True) as link:
+                    self._begin_write(link.sql, deadline)
+                    write = Write(link.sql, opened)
+                    if gate.is_after_death:
+                        write.change_everything()  # the marks of the dead writer would stay
+                    try:
+                        yield write
+                        self._note(link.sql)
+                        link.sql.execute("COMMIT")
+                    finally:
+                        link.sql.rollback()  # if it was not committed
+                        write.settle()
+                        opened.stamps.writer = 0
+            except _TROUBLE as error:
+                raise self._told(error, opened) from error
         finally:
             if gate is not None:
                 # One call of C, so that the exception of a signal handler comes before or behind it. Its traceback may
                 # refer to the gate for long.
                 flock(gate.fd, LOCK_UN)
-        if opened is not None and trouble is not None:
-            raise self._told(trouble, opened) from trouble
-        if opened is not None and gate is not None:
-            opened.gates.append(gate)
+        opened.gates.append(gate)
 
     def _gate(self, opened: Opened) -> Gate | None:
         """Return a gate that no other thread has. None: the directory means something else by now."""
+        with suppress(IndexError):
+            return opened.gates.pop()
         try:
-            gate = opened.gates.pop() if opened.gates else Gate(opened.stamps)
-        except (FileNotFoundError, IndexError):
+            return Gate(opened.stamps)
+        except FileNotFoundError:
             return None
         except OSError as error:
             raise EngineError(f"can't write to {self.directory}: {error}") from error
-        return gate if gate.is_current else None
 
     def _enter(self, gate: Gate, opened: Opened, deadline: float) -> bool:
         """Wait for the turn to write. False: the directory means something else by now."""
@@ -272,7 +278,7 @@ class Database:
                 connection.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if not is_busy(error) or time.monotonic() > deadline:
+                if not _is_busy(error) or time.monotonic() > deadline:
                     raise
             time.sleep(0.001)
 
@@ -285,33 +291,27 @@ class Database:
     # -- trouble ------------------------------------------------------------------------------------------------
 
     def trouble(self, error: Exception, opened: Opened) -> Exception:
-        return Locked() if is_busy(error) else self._told(error, opened)
+        return Locked() if _is_busy(error) else self._told(error, opened)
 
     def _told(self, error: Exception, opened: Opened) -> EngineError:
         """What a caller can do about it. A damaged file is out of the way by then."""
         opened.looked = -1.0  # the next call looks again what the directory means
         if not opened.current:
             return EngineError(f"{opened.file} was removed ({error}): the next call makes a new one")
-        if is_damaged(error, opened.file):
-            return EngineError(f"{opened.file} is damaged ({error}): {self._heal(opened)}")
-        if is_busy(error):
+        if _is_damaged(error, opened.file):
+            try:
+                return EngineError(f"{opened.file} is damaged ({error}): {self._discard(opened)}")
+            except OSError as failure:
+                return EngineError(f"{opened.file} is damaged ({error}): remove {self.directory} ({failure})")
+        if _is_busy(error):
             return EngineError(f"another program has locked {opened.file} for {self._timeout:g} s")
         name = getattr(error, "sqlite_errorname", "")
-        if name == "SQLITE_FULL":
-            told = EngineError(f"there is no room for {opened.file} ({error}): make some, or lower max_bytes")
-        else:
-            told = EngineError(f"{opened.file}: {error} ({name}): see that the file and its directory can be written")
+        told = EngineError(
+            f"{opened.file}: {error} ({name}): see that the file and its directory can be written, and that there is "
+            "room; or lower max_bytes"
+        )
         told.partial = told.refused = name.startswith(_UNWRITABLE)
         return told
-
-    def _heal(self, opened: Opened) -> str:
-        """Move the damaged file aside and begin a new one: by one process, if several find the damage at once."""
-        try:
-            return self._replace(opened)
-        except EngineError as failure:
-            return str(failure)
-        except (OSError, *TROUBLE) as failure:
-            return f"it can't be replaced ({failure}): remove {self.directory}"
 
     # -- ends and forks -----------------------------------------------------------------------------------------------
 
@@ -336,3 +336,17 @@ class Database:
         self._opening = threading.RLock()
         if self._opened is not None:
             self._lost += self._opened.start_again()
+
+
+def _is_busy(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _is_damaged(error: Exception, file: Path) -> bool:
+    """Would a file that was just made not have raised this?"""
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+        return False  # a question of ours that is wrong
+    name = getattr(error, "sqlite_errorname", "")
+    if name == "SQLITE_READONLY":  # what we may write all the same says of itself that we may not
+        return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+    return name == "SQLITE_IOERR_SHORT_READ" or not name.startswith(_WORLD)

@@ -1,18 +1,17 @@
-"""A directory's files: begun, put in the place of others, moved aside, swept up."""
+"""A directory's files: begun, moved aside, swept up."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import Stamps
-from stampede.engines.flock import try_lock
 
-__all__ = ["file_of", "found", "move_aside", "replace_unreadable", "stamps_of"]
+__all__ = ["file_of", "found", "move_aside", "stamps_of"]
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 FORMAT = 2
@@ -28,42 +27,30 @@ def file_of(directory: Path, incarnation: str) -> Path:
     return directory / f"cache-{FORMAT}-{incarnation}.sqlite"
 
 
-def found(directory: Path, put: Callable[[Path, Path], object]) -> None:
-    """A new database and its stamps, in the place of those that are there if `put` replaces, else if none are."""
+def found(directory: Path) -> None:
+    """Begin a new database and its stamps, unless another process is faster."""
     incarnation = os.urandom(8).hex()
     file, unborn = file_of(directory, incarnation), directory / f"stamps-{FORMAT}-{incarnation}"
+    unneeded = [unborn, *_files(file)]
     try:
         _create(file)
         Stamps.make(unborn, incarnation)
-        put(unborn, stamps_of(directory))
+        os.link(unborn, stamps_of(directory))
+        unneeded = [unborn]
         _remove_orphans(directory, file)
     except FileExistsError:
-        file.unlink(missing_ok=True)  # another process was first
-    except BaseException:
-        for path in _files(file):
+        pass  # another process was first
+    finally:
+        for path in unneeded:
             path.unlink(missing_ok=True)
-        raise
-    finally:
-        unborn.unlink(missing_ok=True)
-
-
-def replace_unreadable(directory: Path) -> None:
-    """Stamps that are none have no mapping, and still an inode to lock."""
-    root = stamps_of(directory)
-    fd = os.open(root, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if try_lock(fd) and os.path.samestat(os.fstat(fd), os.stat(root)):
-            found(directory, os.replace)
-    finally:
-        os.close(fd)
 
 
 def move_aside(file: Path) -> Path:
-    """Where a damaged database is to be found from now on, beside the one that was moved before it."""
-    aside = file.with_suffix(f".damaged-{int(time.time())}")
+    """Where a damaged database is to be found from now on: in the place of the one that was moved before it."""
+    aside = file.with_name(f"cache-{FORMAT}.damaged")
+    with suppress(FileNotFoundError):
+        os.replace(file, aside)
     for path in _files(file):
-        _move(path, aside if path == file else None)
-    for path in sorted(file.parent.glob("*.damaged-*"), key=lambda path: path.stat().st_mtime)[:-2]:
         path.unlink(missing_ok=True)
     return aside
 
@@ -71,12 +58,9 @@ def move_aside(file: Path) -> Path:
 def _remove_orphans(directory: Path, ours: Path) -> None:
     """What an earlier beginning left that was cut short, or whose stamps were removed."""
     for path in directory.glob(f"*-{FORMAT}-*"):
-        if ours.stem not in path.name and ".damaged-" not in path.name:
-            try:
-                if time.time() - path.stat().st_mtime > 3600:  # younger ones may be somebody's beginning
-                    path.unlink()
-            except OSError:
-                pass  # else another process was first
+        with suppress(OSError):  # another process was first
+            if ours.stem not in path.name and time.time() - path.stat().st_mtime > 3600:  # or it is being begun
+                path.unlink()
 
 
 def _create(file: Path) -> None:
@@ -98,10 +82,3 @@ def _create(file: Path) -> None:
 
 def _files(file: Path) -> list[Path]:
     return [file, file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")]
-
-
-def _move(path: Path, aside: Path | None) -> None:
-    try:
-        path.unlink() if aside is None else path.rename(aside)
-    except FileNotFoundError:
-        pass

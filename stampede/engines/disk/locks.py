@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -9,7 +10,6 @@ from stampede import room
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Write
 from stampede.engines.disk.rows import Rows, bell_of, lock_number
-from stampede.engines.disk.trouble import Damaged
 from stampede.engines.flock import pid_here
 from stampede.engines.wake import SINGLE
 from stampede.engines.whereabouts import here, parts_of
@@ -121,7 +121,7 @@ class LockRows:
         row = self._database.row(opened, _ROOM, lock_number(name)[:1])
         try:
             return EMPTY if row is None else _load([row])
-        except Damaged as error:
+        except sqlite3.DatabaseError as error:
             raise self._database.trouble(error, opened) from error
 
     def _stands(self, each: Inside, now: float) -> bool:
@@ -149,11 +149,11 @@ def _load(rows: list[Any]) -> Room:
     try:
         return room.load(rows[0][0]) if rows else EMPTY
     except (ValueError, TypeError) as error:
-        raise Damaged("what it says of a lock is no room") from error
+        raise sqlite3.DatabaseError("what it says of a lock is no room") from error
 
 
 def _last_fence(write: Write) -> int:
     rows = write.execute("SELECT last FROM fences").fetchall()
     if not rows or type(rows[0][0]) is not int:
-        raise Damaged(f"its fences are {rows!r}")
+        raise sqlite3.DatabaseError(f"its fences are {rows!r}")
     return rows[0][0]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stampede import forks, record
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Database, Write
+from stampede.engines.disk.database import Database, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
-from stampede.engines.disk.trouble import Locked
 from stampede.engines.flock import Life, dead, pid_here, sweep
 from stampede.engines.wake import Post
 from stampede.engines.whereabouts import here
@@ -99,7 +98,7 @@ class Rows:
         self._max_bytes = max_bytes
         self._alive = database.directory / "alive"
         self.life = Life(self._alive)
-        self.post = Post(database.directory)
+        self.post = Post(database.directory, partial(dead, self._alive))
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 

@@ -17,7 +17,7 @@ import mmap
 import os
 from pathlib import Path
 
-from stampede.engines.flock import shut, try_lock, unlock
+from stampede.engines.flock import shut, try_lock
 
 __all__ = ["GENERATIONS", "MARK", "SLOTS", "Gate", "Stamps", "Unreadable"]
 
@@ -75,11 +75,9 @@ class Stamps:
     def current(self) -> bool:
         """Whether the directory still has this very file, whose number is not used again while it is mapped."""
         try:
-            return self.is_of(os.stat(self.path))
+            status = os.stat(self.path)
         except OSError:
             return False
-
-    def is_of(self, status: os.stat_result) -> bool:
         return (status.st_dev, status.st_ino) == self._identity
 
     # -- slots --------------------------------------------------------------------------------------------------
@@ -154,7 +152,6 @@ class Gate:
     def __init__(self, stamps: Stamps) -> None:
         self.fd = -1
         self.fd = os.open(stamps.path, os.O_RDWR | os.O_CLOEXEC)
-        self.is_current = stamps.is_of(os.fstat(self.fd))
         self.is_after_death = False  # the last writer ended in the middle of a write
         self._stamps = stamps
 
@@ -165,11 +162,6 @@ class Gate:
         self.is_after_death = bool(self._stamps.writer)
         self._stamps.writer = os.getpid()
         return True
-
-    def leave(self) -> None:
-        """Not only by closing it: a child that was forked meanwhile may have the file open, too."""
-        self._stamps.writer = 0
-        unlock(self.fd)
 
     def __del__(self) -> None:
         shut(self.fd)
