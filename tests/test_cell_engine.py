@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,16 +15,7 @@ from hypothesis import strategies as st
 from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import looking
-from stampede.engines.cells import (
-    CellEngine,
-    Faster,
-    Seen,
-    SuspendingCell,
-    SuspendingWatchingCell,
-    Version,
-    records,
-    wire,
-)
+from stampede.engines.cells import CellEngine, Faster, Seen, Version, records, wire
 from stampede.entry import UNREADABLE, Verdict, new_id
 from stampede.errors import EngineClosed, EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Granted
@@ -511,45 +500,6 @@ def test_a_waiter_is_soon_behind_however_long_it_took(
     assert max(pauses) <= 0.04
 
 
-def test_who_waits_for_many_keys_asks_for_them_together(cell: Counting, engine: CellEngine) -> None:
-    """A process that waits for a hundred keys would ask thousands of questions a second."""
-    keys = [f"k{number}" for number in range(20)]
-    for key in keys:
-        claimed(engine, key=key)
-    herd = waiting(engine, *keys)
-    until(lambda: max(cell.names) > 10)
-    cell.names.clear()
-    time.sleep(0.3)
-    looks, asked = len(cell.names), sum(cell.names)
-    assert looks < asked / 4
-    for key in keys:
-        filled(engine, value=key.encode(), key=key)
-    assert [each.entry.value.decode() for each in herd.join()] == keys
-
-
-def test_who_looks_for_others_and_hangs_keeps_none_of_them(cell: Counting, engine: CellEngine) -> None:
-    """They would wait for one whose loop they block themselves: for ever."""
-    keys, stuck, go_on = ["k0", "k1", "k2"], threading.Event(), threading.Event()
-    for key in keys:
-        claimed(engine, key=key)
-    read = cell.read
-
-    def hangs(names: Sequence[str]) -> list[Seen]:
-        if len(names) == 3 and not stuck.is_set():
-            stuck.set()
-            go_on.wait(LONG)
-        return read(names)
-
-    cell.read = hangs  # type: ignore[method-assign]
-    herds = [waiting(engine, key) for key in keys]
-    assert stuck.wait(10)
-    for key in keys:
-        filled(engine, value=key.encode(), key=key)
-    until(lambda: sum(herd.waiting for herd in herds) == 1)
-    go_on.set()
-    assert [herd.join()[0].entry.value.decode() for herd in herds] == keys
-
-
 # -- watching -----------------------------------------------------------------------------------------------------
 
 
@@ -595,65 +545,3 @@ def test_who_is_told_nothing_looks_all_the_same() -> None:
     until(lambda: cell.watchers == 1)
     filled(one)
     assert herd.join()[0].entry.value == b"value"
-
-
-# -- a client for asyncio -----------------------------------------------------------------------------------------
-
-
-class Own(Watched):
-    """A cell whose author has a client for event loops."""
-
-    def __init__(self, **can: Any) -> None:
-        super().__init__(**can)
-        self.own: list[OfLoop] = []
-
-    def suspending(self) -> SuspendingCell:
-        self.own.append(OfLoop(self))
-        return self.own[-1]
-
-
-class OfLoop(SuspendingWatchingCell):
-    def __init__(self, cell: Own) -> None:
-        self.cell = cell
-        self.loop = asyncio.get_running_loop()
-        self.closed = False
-
-    async def read(self, names: Sequence[str]) -> list[Seen]:
-        assert asyncio.get_running_loop() is self.loop
-        await asyncio.sleep(0)
-        return self.cell.read(names)
-
-    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        assert asyncio.get_running_loop() is self.loop
-        await asyncio.sleep(0)
-        return self.cell.swap(name, version, data, ttl)
-
-    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        await asyncio.sleep(0)
-        return self.cell.watch(name, told)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_each_loop_has_its_own_client() -> None:
-    """A client of one loop would be asked in another, or threads in place of either."""
-    cell = Own()
-    threads = threading.active_count()
-    with Cache(cell) as cache:
-
-        async def calls(origin: Callable[[], int]) -> list[int]:
-            return await asyncio.gather(*[cache.aget_or_compute("k", origin) for _ in range(3)])
-
-        for _ in range(2):
-            assert asyncio.run(calls(lambda: 1)) == [1, 1, 1]
-    assert len(cell.own) == 2
-    assert len({each.loop for each in cell.own}) == 2
-    assert threading.active_count() <= threads + 1  # the keeper's
-
-    async def closing() -> None:
-        with Cache(cell) as cache:
-            await cache.aget_or_compute("l", lambda: 1)
-        assert cell.own[-1].closed
-
-    asyncio.run(closing())

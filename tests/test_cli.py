@@ -218,11 +218,11 @@ def test_check_tells_that_no_cache_is_the_default_one(home: Path) -> None:
     assert "there is no [caches.default], only 'defualt': is 'defualt' meant?" in stampede(home, "check")
 
 
-class Unversioned:
-    """A store that can't tell whether what it replaces is what was seen."""
+class Plain:
+    """A store that can't tell in one step whether what it replaces is what was seen."""
 
     def __init__(self, store: Any) -> None:
-        self.get, self.set, self.expire = store.get, store.set, store.expire
+        self.get, self.set, self.expire, self.replace = store.get, store.set, store.expire, store.replace
         self.invalidate, self.generation, self.bump = store.invalidate, store.generation, store.bump
 
 
@@ -231,8 +231,8 @@ class PlainStore(Engine):
 
     def __init__(self) -> None:
         inner = MemoryEngine(sealed=True)
-        self.blocking = Side(store=Unversioned(inner.blocking.store))
-        self.suspending = Side(store=Unversioned(inner.suspending.store))
+        self.blocking = Side(store=Plain(inner.blocking.store))
+        self.suspending = Side(store=Plain(inner.suspending.store))
 
     def ping(self) -> float:
         return 0.0

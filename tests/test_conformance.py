@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import unittest
 from collections import Counter
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from cachetools import LRUCache
@@ -18,21 +17,6 @@ from stampede.testing import conformance
 from stampede.testing.clock import FakeClock
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 from stampede.testing.conformance.suite import Suite
-
-
-class _Plain:
-    """A Store that is not Versioned."""
-
-    def __init__(self, store: Any) -> None:
-        self.get, self.set, self.expire, self.invalidate = store.get, store.set, store.expire, store.invalidate
-        self.generation, self.generations, self.bump = store.generation, store.generations, store.bump
-
-
-class Unversioned(MemoryEngine):
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock=clock)
-        self.blocking = replace(self.blocking, store=cast("Any", _Plain(self.blocking.store)))
-        self.suspending = replace(self.suspending, store=cast("Any", _Plain(self.suspending.store)))
 
 
 class _All(ClaimsSuite, StoreSuite, LocksSuite):
@@ -83,18 +67,6 @@ class TestPaired(ClaimsSuite, StoreSuite):
 
 class TestPairedAsync(TestPaired):
     suspending = True
-
-
-class TestPairedOfUnversioned(ClaimsSuite):
-    """A store that can't replace in one step: the pair declares that it is not fenced."""
-
-    def make_engine(self) -> Engine:
-        self.clock = FakeClock()
-        store, locks = Unversioned(self.clock), MemoryEngine(clock=self.clock)
-        self.parts = store, locks
-        return Paired(store, locks, clock=self.clock)
-
-    make_peer = TestPaired.make_peer
 
 
 # -- the suites themselves ----------------------------------------------------------------------------------------

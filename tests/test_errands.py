@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 
 from stampede.engines.kit.errands import Errands
-from stampede.engines.memory import MemoryEngine
-from stampede.entry import Entry, new_id
 from stampede.errors import EngineError
-from stampede.ports import Ask, Busy, Granted
 
 LONG = 10.0
 
@@ -157,23 +154,3 @@ def test_the_program_ends_while_a_call_hangs() -> None:
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LONG)
-
-
-def test_blocking_ports_seen_from_a_loop() -> None:
-    """A pair of an engine that has the blocking colour alone would refuse all async calls."""
-
-    async def main() -> None:
-        engine, errands = MemoryEngine(), Errands()
-        store, locks, claims = (
-            errands.face(port) for port in (engine.blocking.store, engine.blocking.locks, engine.blocking.claims)
-        )
-        await store.set("k", Entry(1, new_id(), fresh=9.0, keep=9.0))
-        assert [entry.value for entry in await store.get(["k"])] == [1]
-        assert isinstance(await locks.acquire("name", b"mine", 9.0, waits=True), Granted)
-        busy = await locks.acquire("name", b"other", 9.0)
-        assert isinstance(busy, Busy)
-        await locks.wait("name", busy, 0.001)
-        assert await locks.release("name", b"mine")
-        assert isinstance(await claims.claim("c", b"mine", Ask(9.0)), Granted)
-
-    run(main())

@@ -57,7 +57,7 @@ class _Nothing:
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         return Granted()
 
-    fill, abandon, renew = _says(True), _says(True), _says(True)
+    fill, abandon, renew, replace = _says(True), _says(True), _says(True), _says(True)
     wait, set, bump = _says(None), _says(None), _says(None)
     expire, invalidate = _says(False), _says(False)
     generation, generations = _says(""), _says(("",))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from stampede import forks, record
-from stampede.engines.kit.errands import Errands
 from stampede.engines.kit.owned import Owned
 from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry, Verdict, new_id
@@ -33,32 +32,28 @@ class Paired(Engine):
     """One engine's values under another engine's locks.
 
     `max_hold` is the longest that any computation is let to take: a fill that comes later is refused, and for so long
-    an invalidation is remembered. A store that is not `Versioned` can't refuse every late fill, and neither can the
-    pair (`fenced` is False): promises 4 and 5 do not hold then.
+    an invalidation is remembered. The store needs a verb `replace`. If that is not one step (the store is not declared
+    `Versioned`), it can't refuse every late fill, and neither can the pair: promises 4 and 5 do not hold then.
     """
 
     def __init__(
         self, store: Engine, locks: Engine, *, max_hold: float = 3600.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        values, avalues = store.blocking.store, store.suspending.store
+        values, avalues = _replaceable(store, store.blocking.store), _replaceable(store, store.suspending.store)
         named, anamed = locks.blocking.locks, locks.suspending.locks
-        if values is None:
-            raise OptionError(f"{store.scheme}:// keeps no values: it can't be the store of a pair")
-        if named is None:
+        if named is None or anamed is None:
             raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
         self.scheme = f"{store.scheme}+{locks.scheme}"
         self.shared = store.shared
         self.fenced = isinstance(values, Versioned)
         self.pushes = locks.pushes
-        self.fair = locks.fair and anamed is not None
+        self.fair = locks.fair
         self.rooms = locks.rooms
         self.coherent = False
         self.timeless = store.timeless
-        anamed = anamed or Errands().face(named)
-        avalues = _versioned(avalues) if avalues else Errands().face(_versioned(values))
         self._computations = _Computations(max_hold, clock)
         counts = store if store.blocking.limits else locks
-        keys = _Verbs(_versioned(values), named, self._computations)
+        keys = _Verbs(values, named, self._computations)
         akeys = _Verbs(avalues, anamed, self._computations)
         # Generations are the store's, and so is `softens`.
         self.blocking = Side(keys, keys, named, counts.blocking.limits, softens=store.blocking.softens)
@@ -78,6 +73,14 @@ class Paired(Engine):
     def close(self) -> None:
         for engine in self._engines:
             engine.close()
+
+
+def _replaceable(engine: Engine, store: Store | None) -> Versioned:
+    if store is None:
+        raise OptionError(f"{engine.scheme}:// keeps no values: it can't be the store of a pair")
+    if not hasattr(store, "replace"):
+        raise OptionError(f"{engine.scheme}:// has no verb `replace`: it can't be the store of a pair")
+    return cast("Versioned", store)
 
 
 # -- what is remembered between a claim and its fill --------------------------------------------------------------
@@ -321,26 +324,3 @@ def _past(entry: Entry[Any] | None) -> Past | None:
         return None if entry is None else heard(entry.value, entry.keep)
     except (ValueError, TypeError):
         return None
-
-
-# -- stores and locks that lack something -------------------------------------------------------------------------
-
-
-def _versioned(store: Store) -> Versioned:
-    return store if isinstance(store, Versioned) else cast("Versioned", _Replacing(store))
-
-
-class _Replacing:
-    """Another store, with `replace` out of get and set, as it has none. In between, others may set."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self._store, verb)
-
-    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        (there,) = await self._store.get([key])
-        if _version(there) == seen:
-            await self._store.set(key, entry)
-        return _version(there) == seen

@@ -13,6 +13,8 @@ from dogpile.cache.api import CacheBackend
 from dogpile.cache.backends import _backend_loader
 from dogpile.cache.util import PluginLoader
 
+from stampede.colour import run_blocking
+from stampede.engines.kit.errands import Errands, Run, here
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.ports import Engine, Side, Store
@@ -60,52 +62,62 @@ class DogpileEngine(Engine):
         if not isinstance(backend, CacheBackend):
             raise OptionError(f"backend is {backend!r}: give a backend of dogpile's, or its name")
         self.backend = backend
-        self._store = _Store(backend)
-        self.blocking, self.suspending = Side(store=self._store), Side()
+        self._stores = store, astore = _Store(backend, here), _Store(backend, Errands().run)
+        self.blocking, self.suspending = Side(store=store), Side(store=astore)
 
     def ping(self) -> float:
         start = time.perf_counter()
-        self._store.found([_name("ping")])
+        run_blocking(self._stores[0].found([_name("ping")]))
         return time.perf_counter() - start
 
     def close(self) -> None:
         """Ours; the backend is its owner's, and dogpile's have no such verb."""
-        self._store.closed = True
+        for store in self._stores:
+            store.closed = True
 
 
 class _Store(Store):
-    """The blocking store. `Paired` makes it one that can replace, as well as that goes, and its suspending twin."""
+    """The store of one colour. It is not `Versioned`, since its `replace` is two steps."""
 
     closed = False
 
-    def __init__(self, backend: CacheBackend) -> None:
+    def __init__(self, backend: CacheBackend, run: Run) -> None:
         self._backend = backend
+        self._run = run
 
-    def _asked(self, ask: Callable[..., T], *args: Any) -> T:
+    async def _asked(self, ask: Callable[..., T], *args: Any) -> T:
         """Ask the backend. Whatever it raises is an EngineError."""
         if self.closed:
             raise EngineClosed("dogpile")
         try:
-            return ask(*args)
+            return await self._run(ask, *args)
         except EngineError:
             raise
         except Exception as trouble:  # of anybody's backend, which may raise anything
             kind = type(self._backend).__name__
             raise EngineError(f"{kind} can't be asked: {type(trouble).__name__}: {trouble}") from trouble
 
-    def found(self, names: Sequence[str]) -> list[bytes | None]:
-        found = self._asked(self._backend.get_serialized_multi, names) if names else []
+    async def found(self, names: Sequence[str]) -> list[bytes | None]:
+        found = await self._asked(self._backend.get_serialized_multi, names) if names else []
         return [bytes(each) if isinstance(each, (bytes, bytearray)) else None for each in found]
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         now = time.time()
-        return [_entry(found, now) for found in self.found([_name("k", key) for key in keys])]
+        return [_entry(found, now) for found in await self.found([_name("k", key) for key in keys])]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        self._put(_name("k", key), _packed(entry, time.time()))
+        await self._put(_name("k", key), _packed(entry, time.time()))
 
-    def _put(self, name: str, value: bytes) -> None:
-        self._asked(self._backend.set_serialized, name, value)
+    async def _put(self, name: str, value: bytes) -> None:
+        await self._asked(self._backend.set_serialized, name, value)
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        """By get and set, as a backend has no such verb. In between, others may set."""
+        (kept,) = await self.get([key])
+        if (None if kept is None else kept.id) != seen:
+            return False
+        await self.set(key, entry)
+        return True
 
     async def expire(self, key: str) -> bool:
         (kept,) = await self.get([key])
@@ -117,25 +129,25 @@ class _Store(Store):
 
     async def invalidate(self, key: str) -> bool:
         (kept,) = await self.get([key])
-        self._asked(self._backend.delete, _name("k", key))
+        await self._asked(self._backend.delete, _name("k", key))
         return kept is not None
 
     # Asked for each time: a process that believed in one for a while would have to be told of the next.
     async def generation(self, scope: str) -> str:
         names = [_name("g"), _name("g", scope)] if scope else [_name("g")]
-        found = self.found(names)
+        found = await self.found(names)
         for name, value in zip(names, found, strict=True):
             if value is None:
-                self._put(name, _random())
+                await self._put(name, _random())
         if None in found:  # again: of two that make one at the same time the later is it
-            found = self.found(names)
+            found = await self.found(names)
         return ".".join((value or _random()).decode("latin-1") for value in found)
 
     async def generations(self, scope: str) -> Sequence[str]:
         return [await self.generation(scope)]
 
     async def bump(self, scope: str) -> None:
-        self._put(_name("g", scope) if scope else _name("g"), _random())
+        await self._put(_name("g", scope) if scope else _name("g"), _random())
 
 
 def _name(kind: str, key: str = "") -> str:

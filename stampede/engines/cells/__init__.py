@@ -3,23 +3,6 @@
 from __future__ import annotations
 
 from stampede.engines.cells.engine import CellEngine
-from stampede.engines.cells.protocol import (
-    Cell,
-    Faster,
-    Seen,
-    SuspendingCell,
-    SuspendingWatchingCell,
-    Version,
-    WatchingCell,
-)  # fmt: skip
+from stampede.engines.cells.protocol import Cell, Faster, Seen, Version, WatchingCell
 
-__all__ = [
-    "Cell",
-    "CellEngine",
-    "Faster",
-    "Seen",
-    "SuspendingCell",
-    "SuspendingWatchingCell",
-    "Version",
-    "WatchingCell",
-]  # fmt: skip
+__all__ = ["Cell", "CellEngine", "Faster", "Seen", "Version", "WatchingCell"]

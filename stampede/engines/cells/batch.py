@@ -9,9 +9,9 @@ from typing import Any
 from stampede.colour import BLOCKING, run_blocking
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.protocol import Faster, Seen, Version
-from stampede.engines.cells.records import Common, Records
+from stampede.engines.cells.records import Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.cells.ways import Way
+from stampede.engines.kit.errands import here
 from stampede.engines.kit.together import Wanted, side_by_side, together
 from stampede.errors import EngineError
 from stampede.ports import Asked, Many
@@ -36,24 +36,23 @@ class _Swap(Wanted):
         self.args = args
 
 
-class _Aside(Way):
+class _Aside(Records):
     """Questions are put aside."""
 
-    async def read(self, names: Sequence[str]) -> list[Seen]:
+    async def seen(self, names: Sequence[str]) -> list[Seen]:
         seen: list[Seen] = await _Read(names)
         return seen
 
-    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+    async def swapped(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         return await _Swap(name, version, data, ttl)
 
 
 class Together(Many):
     """`Claims` and `Store` of many keys, in as few round trips as can be."""
 
-    def __init__(self, way: Way, common: Common, generations: Generations) -> None:
-        self._way = way
-        records = Records(_Aside(common.open), common, BLOCKING)
-        self._keys = CellKeys(records, generations)
+    def __init__(self, records: Records, generations: Generations) -> None:
+        self._records = records
+        self._keys = CellKeys(_Aside(records.open, BLOCKING, here), generations)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
@@ -65,14 +64,14 @@ class Together(Many):
         return self._read(reads) | dict(zip(swaps, done, strict=True))
 
     def _swapped(self, *args: Any) -> Version | Faster:
-        return run_blocking(self._way.swap(*args))
+        return run_blocking(self._records.swapped(*args))
 
     def _read(self, reads: dict[int, Sequence[str]]) -> dict[int, Any]:
         names = list(dict.fromkeys(name for names in reads.values() for name in names))
         if not names:
             return {}
         try:
-            seen = dict(zip(names, run_blocking(self._way.read(names)), strict=True))
+            seen = dict(zip(names, run_blocking(self._records.seen(names)), strict=True))
         except EngineError as error:
             return dict.fromkeys(reads, error)
         return {number: [seen[name] for name in names] for number, names in reads.items()}

@@ -12,9 +12,9 @@ from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.limits import CellLimits
 from stampede.engines.cells.locks import CellLocks
 from stampede.engines.cells.protocol import Cell, Version
-from stampede.engines.cells.records import Common, Records
+from stampede.engines.cells.records import OpenCell, Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.cells.ways import LoopsWay, OpenCell, Way
+from stampede.engines.kit.errands import Errands, here
 from stampede.ports import Engine, Side
 from stampede.window import Window
 
@@ -39,12 +39,10 @@ class CellEngine(Engine):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.scheme = scheme
-        opened = self._open = OpenCell(cell, scheme)
+        opened = self._open = OpenCell(cell, scheme, clock, wall)
         self.pushes, self.looks, self.timeless = opened.watches, cell.tells, not cell.ages
-        common, generations = Common(opened, clock, wall), Generations(clock)
-        self._loops = LoopsWay(opened)
-        way = Way(opened)
-        records, arecords = Records(way, common, BLOCKING), Records(self._loops, common, SUSPENDING)
+        generations = Generations(clock)
+        records, arecords = Records(opened, BLOCKING, here), Records(opened, SUSPENDING, Errands().run)
         self.recalls = keys = CellKeys(records, generations)
         akeys = CellKeys(arecords, generations)
         locks, alocks = CellLocks(records), CellLocks(arecords)
@@ -52,17 +50,15 @@ class CellEngine(Engine):
         limits, alimits = CellLimits(records, seen), CellLimits(arecords, seen)
         self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
         self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, hands=alocks)
-        self.many = Together(way, common, generations)
-        self._common = common
+        self.many = Together(records, generations)
         forks.in_child(self._start_again)
 
     def ping(self) -> float:
-        with self._open.asking():
-            return self._open.cell.ping()
+        with self._open.asking() as cell:
+            return cell.ping()
 
     def close(self) -> None:
-        self._loops.close()
         self._open.close()
 
     def _start_again(self) -> None:
-        forks.each([self._common.start_again, self._loops.start_again, self._open.start_again])
+        self._open.start_again()

@@ -46,11 +46,11 @@ class CellLimits(WindowLimits):
                 return answer
             if known is None:
                 await records.pause(tried)
-        raise EngineError(f"{records.common.open.scheme}: others start in {name!r} faster than we can")
+        raise EngineError(f"{records.open.scheme}: others start in {name!r} faster than we can")
 
     async def _read(self, its: str) -> tuple[Version, Window]:
         (known,) = await self._records.known([its])
         return known.version, window_of(None if known.body is None else bytes(known.body[1:]))
 
     def _now(self) -> int:
-        return int(self._records.common.wall() * SECOND)
+        return int(self._records.open.wall() * SECOND)

@@ -23,7 +23,7 @@ class CellLocks:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._grows = records.common.cell.grows
+        self._grows = records.open.cell.grows
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Cell", "Faster", "Seen", "SuspendingCell", "SuspendingWatchingCell", "Version", "WatchingCell"]
+__all__ = ["Cell", "Faster", "Seen", "Version", "WatchingCell"]
 
 Version = Any
 """What tells one writing of a name from every other, compared by `==`; None: nothing is there.
@@ -105,10 +105,6 @@ class Cell(ABC):
         """Let go of everything, for good."""
         return
 
-    def suspending(self) -> SuspendingCell | None:
-        """One for the event loop that runs, asked for once in each. None: threads ask the verbs above."""
-        return None
-
     def start_again(self) -> None:
         """In a forked child: forget connections, without a word to the server. They are the parent's."""
         return
@@ -124,24 +120,3 @@ class WatchingCell(Cell):
         Whatever is changed after this has returned is told: who reads behind it misses nothing. It may be called for
         no reason, and should be where something may have been missed, as after a lost connection.
         """
-
-
-class SuspendingCell(ABC):
-    """The same verbs for one event loop, of who has a client for asyncio."""
-
-    @abstractmethod
-    async def read(self, names: Sequence[str]) -> list[Seen]: ...
-
-    @abstractmethod
-    async def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster: ...
-
-    def close(self) -> None:
-        """Let go of everything; in its loop, unless that is closed."""
-        return
-
-
-class SuspendingWatchingCell(SuspendingCell):
-    """One that tells of changes, in its loop's thread or any other."""
-
-    @abstractmethod
-    async def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]: ...

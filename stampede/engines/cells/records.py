@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from random import random, uniform
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from stampede import record
 from stampede.colour import Bell, Colour
 from stampede.engines.cells import wire
-from stampede.engines.cells.lookout import Lookout, Waiter
-from stampede.engines.cells.protocol import Faster, Seen, Version
+from stampede.engines.cells.protocol import Cell, Faster, Seen, Version, WatchingCell
 from stampede.engines.cells.sightings import Known, Sightings, age_of
-from stampede.engines.cells.ways import OpenCell, Way
+from stampede.engines.kit.errands import Run, here
 from stampede.engines.kit.owned import Owned
 from stampede.engines.looking import Costs, pause
-from stampede.errors import EngineError, TooLarge
+from stampede.errors import EngineClosed, EngineError, StampedeError, TooLarge
 from stampede.pace import Pace
 from stampede.ports import Busy
 from stampede.record import NOTHING, Change, Record
 
-__all__ = ["Common", "Records"]
+__all__ = ["OpenCell", "Records"]
 
 T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
@@ -41,27 +42,69 @@ SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke, where cells tell of changes."""
 
 OFTEN = 0.04
-"""Seconds between two looks of a process at a key that it waits for, at most: the value is had so soon after it was
+"""Seconds between two looks of a waiter at its key, at most: the value is had so soon after it was
 stored, however long it took. (Locks leave themselves a tenth of the time waited, as `looking` says.)"""
 
 
-class Common:
-    """What both colours of one engine know."""
+class OpenCell:
+    """A cell, and what both colours know of it; as long as it is not closed."""
 
-    def __init__(self, opened: OpenCell, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self.open = opened
-        self.cell = opened.cell
+    def __init__(self, cell: Cell, scheme: str, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.cell = cell
+        self.scheme = scheme
+        self.watches = isinstance(cell, WatchingCell)
         self.clock = clock
         self.wall = wall
         self.sightings = Sightings()
-        self.lookout = Lookout()
         self.costs: Costs[str] = Costs()
         self.owned = Owned[str, tuple[Version, Record]](lambda own: _is_over(own[1], clock()))
+        self._closed = False
+        self._waiting: dict[object, Callable[[], object]] = {}
+
+    @contextmanager
+    def waiting(self, ring: Callable[[], object]) -> Iterator[None]:
+        """Have who waits woken when the engine is closed."""
+        number = object()
+        self._waiting[number] = ring
+        try:
+            self._check()
+            yield
+        finally:
+            self._waiting.pop(number, None)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineClosed(self.scheme)
+
+    @contextmanager
+    def asking(self) -> Iterator[Cell]:
+        """Whatever its author's code raises is trouble of the store."""
+        self._check()
+        try:
+            yield self.cell
+        except StampedeError:
+            raise
+        except Exception as error:
+            self._check()  # it may have been closed under our hands, which may raise anything
+            raise EngineError(f"{self.scheme}: {type(error).__name__}: {error}") from error
+
+    def portions(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
+        """As many names as one read may have."""
+        most = self.cell.at_once or len(names)
+        for at in range(0, len(names), most or 1):
+            yield names[at : at + most]
+
+    def close(self) -> None:
+        self._closed = True
+        for ring in list(self._waiting.values()):
+            ring()
+        self.cell.close()
 
     def start_again(self) -> None:
-        """In a forked child: what is being computed is the parent's, and so are those who wait."""
+        """In a forked child: who waits or computes is the parent's, and so are connections."""
+        self._waiting = {}
         self.owned.clear()
-        self.lookout = Lookout()
+        self.cell.start_again()
 
 
 def _is_over(there: Record, now: float) -> bool:
@@ -69,26 +112,48 @@ def _is_over(there: Record, now: float) -> bool:
 
 
 class Records:
-    """Records of one colour."""
+    """Records of one colour. `run` has the cell's verbs done."""
 
-    def __init__(self, way: Way, common: Common, colour: Colour) -> None:
-        self.common = common
-        self.owned = common.owned
-        self._way = way
+    def __init__(self, opened: OpenCell, colour: Colour, run: Run) -> None:
+        self.open = opened
+        self.owned = opened.owned
         self._colour = colour
-        self.clock = common.clock
-        self._ages = common.cell.ages
+        self._run = run
+        self.clock = opened.clock
+        self._ages = opened.cell.ages
+
+    # -- what the cell is asked
+
+    async def seen(self, names: Sequence[str]) -> list[Seen]:
+        """What each has; names are different, and as many as you like."""
+        with self.open.asking() as cell:
+            return [seen for some in self.open.portions(names) for seen in await self._run(cell.read, some)]
+
+    async def swapped(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
+        with self.open.asking() as cell:
+            return await self._run(cell.swap, name, version, data, ttl)
+
+    async def _watched(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
+        """Of a cell that tells of changes."""
+        with self.open.asking() as cell:
+            assert isinstance(cell, WatchingCell)
+            end = await self._run(cell.watch, name, told)
+        return end if self._run is here else lambda: self._aside(end)
+
+    def _aside(self, end: Callable[[], object]) -> None:
+        """A blocking step of which nobody waits for the end."""
+        asyncio.ensure_future(self._run(end)).add_done_callback(_heard)
 
     @property
     def _longest(self) -> float:
-        return self.common.cell.longest or inf  # which some know when they have been asked
+        return self.open.cell.longest or inf  # which some know when they have been asked
 
     # -- read
 
     async def known(self, names: Sequence[str]) -> list[Known]:
         """What each name has."""
         sent = self.clock()
-        found = await self._way.read(names)
+        found = await self.seen(names)
         received = self.clock()
         return [self._known(name, seen, sent, received) for name, seen in zip(names, found, strict=True)]
 
@@ -107,7 +172,7 @@ class Records:
         data, version, age = seen
         if data is None:
             if not self._ages:
-                self.common.sightings.saw(name, version, sent, received)
+                self.open.sightings.saw(name, version, sent, received)
             return Known(version, None, sent, received)
         ours = wire.opened(name, data)
         if ours is None:
@@ -115,9 +180,9 @@ class Records:
         body, wall = ours
         if age is not None and age >= 0 and not wire.leased(body):
             return Known(version, body, sent - age, received - age)
-        sighting = self.common.sightings.saw(name, version, sent, received)
+        sighting = self.open.sightings.saw(name, version, sent, received)
         if age is None or not age >= 0:
-            age = age_of(sighting, self.common.wall() - wall, sent, received)
+            age = age_of(sighting, self.open.wall() - wall, sent, received)
             return Known(version, body, sent - age, sighting.first)
         return Known(version, body, sent - age, min(received - age, sighting.first))
 
@@ -143,13 +208,13 @@ class Records:
                 return answer, swapped, after
             known = None if swapped.seen is None else _read(self._known(name, swapped.seen, now, self.clock()))
             await self.pause(tried)
-        raise EngineError(f"{self.common.open.scheme}: others change this key faster than we can")
+        raise EngineError(f"{self.open.scheme}: others change this key faster than we can")
 
     def _written(self, there: Record, now: float) -> tuple[bytes | None, float]:
         """A body, and for how long it is of use; none for what is as good as nothing."""
         left = there.end - now
         if there.lease is not None and not there.lease.token:
-            left = FREE if self.common.cell.grows else REMEMBERED
+            left = FREE if self.open.cell.grows else REMEMBERED
         return (wire.body_of(there, now, self._longest) if left > 0 else None), left
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
@@ -171,10 +236,10 @@ class Records:
         if body is None and version is None:
             return None
         sent = self.clock()
-        data = None if body is None else wire.sealed(name, body, self.common.wall())
-        swapped = await self._way.swap(name, version, data, max(ttl, 0.001))
+        data = None if body is None else wire.sealed(name, body, self.open.wall())
+        swapped = await self.swapped(name, version, data, max(ttl, 0.001))
         if not isinstance(swapped, Faster) and (not self._ages or (body is not None and wire.leased(body))):
-            self.common.sightings.wrote(name, None if data is None else swapped, sent, self.clock())
+            self.open.sightings.wrote(name, None if data is None else swapped, sent, self.clock())
         return swapped
 
     async def pause(self, tried: int) -> None:
@@ -185,7 +250,7 @@ class Records:
         """TooLarge where it doesn't."""
         if size + wire.ROOM > self._longest:
             most = self._longest - wire.ROOM
-            raise TooLarge(f"{size} bytes are more than a cell of {self.common.open.scheme} has room for: {most:.0f}")
+            raise TooLarge(f"{size} bytes are more than a cell of {self.open.scheme} has room for: {most:.0f}")
 
     # -- wait
 
@@ -193,29 +258,27 @@ class Records:
         self, name: str, busy: Busy, timeout: float, cost: float = 0.0, longest: float = inf
     ) -> tuple[Record, float, float]:
         """Until its lease has fallen or ended, or the time is over: what is there, how long that took, and now."""
-        began, mine, opened, pace = time.monotonic(), Waiter(name), self.common.open, Pace()
+        began, mine, opened, pace = time.monotonic(), _Waiter(), self.open, Pace()
         waited = took = last = 0.0
         left = busy.lease
-        with opened.waiting(mine.ring), self.common.lookout.has(mine):
-            end = await self._way.watch(name, mine.ring) if opened.watches else None
+        with opened.waiting(mine.ring):
+            end = await self._watched(name, mine.ring) if opened.watches else None
             try:
                 while True:
                     bell = mine.fresh()
                     if end is not None or waited:
-                        last, (there, took) = took, await self._seen(mine)
-                        lease, now = there.lease, self.clock()
+                        sent = time.monotonic()
+                        _, there, now = await self.look(name)
+                        last, took = took, time.monotonic() - sent
+                        lease = there.lease
                         if lease is None or not record.standing(lease, busy.token, now):
                             return there, waited, now
                         left = lease.end - now
                     rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random(), longest)
                     rest = max(rest, min(took, last))  # one that is slow, and not for once, has as long a rest
-                    rest = max(min(rest, left, timeout - waited), 0.001)
-                    mine.due = time.monotonic() + rest
-                    await self._colour.park(bell, rest)
+                    await self._colour.park(bell, max(min(rest, left, timeout - waited), 0.001))
                     if end is not None and (crowded := pace.rest(time.monotonic())):
                         await self._colour.park(Bell(), crowded)
-                    elif (asked := mine.due - time.monotonic()) > 0:  # by another, just now
-                        await self._colour.park(bell, min(asked, timeout - waited))
                     waited = time.monotonic() - began
                     if waited >= timeout:
                         return NOTHING, waited, self.clock()
@@ -223,17 +286,25 @@ class Records:
                 if end is not None:
                     end()
 
-    async def _seen(self, mine: Waiter) -> tuple[Record, float]:
-        """What its name has, and how long the question took: another's, or its own, by which it asks for others too."""
-        known, mine.seen, took = mine.seen, None, 0.0
-        if known is None:
-            sent = time.monotonic()
-            those = self.common.lookout.taken_along(mine, sent, OFTEN)
-            names = list({each.name: None for each in those})
-            found = dict(zip(names, await self.known(names), strict=True))
-            self.common.lookout.tell((each for each in those if each is not mine), found)
-            known, took = found[mine.name], time.monotonic() - sent
-        return _read(known)[1], took
+
+def _heard(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()  # a watch that can't be ended ends with its connection
+
+
+class _Waiter:
+    """Rings as often as it is told to: each time for a bell that was made since the last."""
+
+    def __init__(self) -> None:
+        self._bell = Bell()
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    def fresh(self) -> Bell:
+        if self._bell.rung:
+            self._bell = Bell()
+        return self._bell
 
 
 def _read(known: Known) -> tuple[Version, Record]:

@@ -31,8 +31,8 @@ class CellKeys(Versioned):
     def __init__(self, records: Records, generations: Generations) -> None:
         self._records = records
         self._generations = generations
-        self._owned, self._costs = records.owned, records.common.costs
-        self._grows, self._tells = records.common.cell.grows, records.common.cell.tells
+        self._owned, self._costs = records.owned, records.open.costs
+        self._grows, self._tells = records.open.cell.grows, records.open.cell.tells
 
     # -- claims -------------------------------------------------------------------------------------------------
 

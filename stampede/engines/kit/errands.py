@@ -2,7 +2,6 @@
 
     self._errands = Errands(threads=8)
     rows = await self._errands.run(client.read, names)
-    self.alocks = self._errands.face(self.locks)
 
 The threads are the engine's own, and daemons: a server that hangs keeps no other engine waiting, nor the end of the
 program. (asyncio's default executor does both, and is the user's.)
@@ -17,16 +16,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from stampede.colour import Loop, run_blocking, soon
-from stampede.ports import Busy
+from stampede.colour import Loop, soon
 from stampede.threads import Crew
 
 __all__ = ["Errands", "Run", "here"]
 
 T = TypeVar("T")
-
-LOOK = 0.02
-"""Seconds for which one waits who isn't told: a thread for each waiter is none for work."""
 
 LEAVE = 0.3
 """Seconds that a call which is cancelled waits for the end of what it has begun. An event loop that ends waits for all
@@ -66,10 +61,6 @@ class Errands:
             return await self._ended(errand)
         finally:
             del errand  # it has its error, which refers to this frame
-
-    def face(self, port: Any) -> Any:
-        """A blocking port (of claims, a store, locks), as event loops ask it. Nobody is woken there: waiters look."""
-        return _Face(self, port)
 
     async def _ended(self, errand: _Errand[T]) -> T:
         try:
@@ -112,23 +103,3 @@ class _Errand(Generic[T]):
             raise self.error
         finally:
             self.error = None  # or it would refer to itself through this frame
-
-
-class _Face:
-    """Has the verbs of its port, one by one, as they are asked for."""
-
-    def __init__(self, errands: Errands, port: Any) -> None:
-        self._errands = errands
-        self._port = port
-
-    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        act, run = getattr(self._port, verb), self._errands.run
-
-        async def asked(*args: Any, **terms: Any) -> Any:
-            return await run(lambda: run_blocking(act(*args, **terms)))
-
-        setattr(self, verb, asked)
-        return asked
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await asyncio.sleep(max(0.0, min(timeout, busy.lease, LOOK)))
