@@ -136,28 +136,10 @@ def test_packages_may_bring_cells(package: Callable[..., None]) -> None:
         assert cache.get_or_compute("k", lambda: 1) == cache.get_or_compute("k", lambda: 2) == 1
 
 
-@pytest.mark.parametrize(
-    "source, leads_to, kind, told",
-    [
-        ("import no_such_client", "their_engine:from_url", MissingExtra, "can't be imported: No module named"),
-        ("", "their_engine:from_url", OptionError, "can't be loaded: AttributeError"),
-        ("1 / 0", "their_engine:from_url", OptionError, "can't be loaded: ZeroDivisionError"),
-        ("from_url = 1", "their_engine:from_url", OptionError, "is 1: it has to be a function"),
-        ("def from_url(url): return 1", "their_engine:from_url", OptionError, "gives 1, which is neither"),
-        (
-            "def from_url(url): raise TypeError('size')",
-            "their_engine:from_url",
-            OptionError,
-            "can't open 'theirs://host': TypeError",
-        ),
-    ],
-)
-def test_a_package_whose_engine_is_broken_is_named(
-    package: Callable[..., None], source: str, leads_to: str, kind: type[Exception], told: str
-) -> None:
-    """Whose fault it is would have to be found out from a traceback."""
-    package(source, leads_to)
-    with pytest.raises(kind, match=rf"theirs://: the entry point '{leads_to}' of the package their-engine 1.0 {told}"):
+def test_what_a_package_gives_is_an_engine_or_a_cell(package: Callable[..., None]) -> None:
+    """The first call would end in an AttributeError."""
+    package("def from_url(url): return 1")
+    with pytest.raises(OptionError, match="theirs:// gives 1, which is neither"):
         open_engine("theirs://host")
 
 

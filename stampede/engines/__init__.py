@@ -10,7 +10,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from stampede.engines.url import safe_url, scheme_of
-from stampede.errors import MissingExtra, OptionError, StampedeError
+from stampede.errors import MissingExtra, OptionError
 from stampede.policy import nearest
 from stampede.ports import Engine
 
@@ -63,15 +63,9 @@ def open_engine(url: str, **options: Any) -> Engine:
         if scheme not in _KNOWN:
             raise
         raise _missing(scheme, missing.name) from missing
-    except StampedeError:
-        raise
-    except Exception as error:
-        if scheme in _KNOWN:
-            raise  # our own bug; any other engine is somebody else's code
-        raise OptionError(f"{_whence(scheme)} can't open {safe_url(url)!r}: {error!r}") from error
     engine = _engine_of(opened, scheme)
     if engine is None:
-        raise OptionError(f"{_whence(scheme)} gives {opened!r}, which is neither an Engine nor a Cell")
+        raise OptionError(f"{scheme}:// gives {opened!r}, which is neither an Engine nor a Cell")
     engine.url = safe_url(url)
     return engine
 
@@ -123,7 +117,7 @@ def _scheme(url: str) -> str:
 
 
 def _opener(scheme: str) -> Opener:
-    opener: Opener = import_module(_KNOWN[scheme][0]).from_url if scheme in _KNOWN else _loaded(_foreign()[scheme])
+    opener: Opener = import_module(_KNOWN[scheme][0]).from_url if scheme in _KNOWN else _foreign()[scheme].load()
     return opener
 
 
@@ -133,29 +127,6 @@ def _engine_of(given: object, scheme: str) -> Engine | None:
     if cells is not None and isinstance(given, cells.Cell):
         given = cells.CellEngine(given, scheme)
     return given if isinstance(given, Engine) else None
-
-
-def _loaded(point: EntryPoint) -> Opener:
-    """What a package's entry point leads to, or whose fault it is that it doesn't."""
-    try:
-        found = point.load()
-    except ImportError as error:
-        raise MissingExtra(f"{_whence(point.name)} can't be imported: {error}") from error
-    except Exception as error:  # a foreign module's own code
-        raise OptionError(f"{_whence(point.name)} can't be loaded: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise OptionError(f"{_whence(point.name)} is {found!r}: it has to be a function from_url(url, **options)")
-    opener: Opener = found
-    return opener
-
-
-def _whence(scheme: str) -> str:
-    """What an engine comes from, for people."""
-    point = _foreign().get(scheme)
-    if point is None:
-        return f"{scheme}://"
-    package = f" of the package {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-    return f"{scheme}://: the entry point {point.value!r}{package}"
 
 
 def _foreign() -> dict[str, EntryPoint]:

@@ -10,7 +10,6 @@ import fcntl
 import os
 import re
 import threading
-import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,8 +17,6 @@ from pathlib import Path
 from stampede.errors import EngineError
 
 __all__ = ["Life", "dead", "is_there", "no_such_process", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
-
-_UNBORN = "new-"
 
 _NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,20})(-[0-9a-f]{12})?", re.ASCII)
 """What names look like. One that doesn't came out of a damaged or hostile file, and may lead anywhere."""
@@ -71,7 +68,8 @@ class Life:
         """The name, under a lock that stands. A new one after a fork, or when somebody has removed the file."""
         with self._lock:
             try:
-                if self._fd < 0 or not os.fstat(self._fd).st_nlink:
+                # Who sweeps may remove a new file before it is locked.
+                while self._fd < 0 or not os.fstat(self._fd).st_nlink:
                     self._begin()
             except OSError as error:
                 raise EngineError(
@@ -84,11 +82,9 @@ class Life:
             os.close(self._fd)
         self._name, self._fd = f"{process()}-{os.urandom(6).hex()}", -1
         self._folder.mkdir(parents=True, exist_ok=True)
-        unborn = self._folder / (_UNBORN + self._name)
-        fd = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            os.rename(unborn, self._folder / self._name)  # locked before it can be seen: never taken for a dead one
         except BaseException:
             os.close(fd)
             raise
@@ -116,7 +112,7 @@ class Life:
 
 def dead(folder: Path, name: str) -> bool:
     """Whether the process of this name has ended. Its file goes with the first who notices."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name.removeprefix(_UNBORN)):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         return True  # nobody's name: it must neither be opened nor removed
     path = folder / name
     if no_such_process(name):
@@ -140,13 +136,10 @@ def dead(folder: Path, name: str) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files of the dead, and those of births that a death cut short."""
-    try:
-        for each in os.scandir(folder):
-            if not each.name.startswith(_UNBORN) or time.time() - each.stat().st_mtime > 60:
-                dead(folder, each.name)
-    except OSError:
-        pass  # else what can't be swept now will be another time
+    """Remove the files of the dead."""
+    with suppress(OSError):  # what can't be swept now will be another time
+        for name in os.listdir(folder):
+            dead(folder, name)
 
 
 def process() -> str:

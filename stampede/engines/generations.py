@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
-from weakref import ref
 
 from stampede.colour import Bell, Colour, Loop, running_loop
 from stampede.engines.kit.stamps import Stamps
@@ -99,45 +98,32 @@ class Generations:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
         self._bumps = 0
         self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
-        self._asked: dict[tuple[str, ref[Loop] | None], _Asking] = {}  # whose loop may be closed in the middle of it
+        self._asked: dict[tuple[str, Loop | None], _Asking] = {}
 
     async def today(self, scope: str, colour: Colour, ask: Callable[[str], Awaitable[str]]) -> str:
         """Today's, asked for by one for all who need it."""
         known = self.generation_at_hand(scope)
         if known is not None:
             return known
-        loop = running_loop() if colour.suspending else None
-        asked, asking = self._ask(scope, loop)
-        if not asking:
+        key, mine = (scope, running_loop() if colour.suspending else None), _Asking()
+        with self._lock:
+            asked = self._asked.setdefault(key, mine)
+        if asked is not mine:
             await colour.park(asked.bell, SAFETY)
             if asked.error is not None:
                 raise EngineError(str(asked.error)) from asked.error
             return asked.name or await ask(scope)
         try:
-            asked.name = await ask(scope)
+            mine.name = await ask(scope)
         except EngineError as error:
-            asked.error = error
+            mine.error = error
             raise
         finally:
-            self._answered(scope, loop, asked)
-        return asked.name
-
-    def _ask(self, scope: str, loop: Loop | None) -> tuple[_Asking, bool]:
-        """The question that is under way in this loop, or among threads; and whether it is for the caller to ask it."""
-        with self._lock:
-            whose = ref(loop) if loop is not None else None
-            asked = self._asked.get((scope, whose))
-            if asked is not None:
-                return asked, False
-            asked = self._asked[scope, whose] = _Asking()
-            return asked, True
-
-    def _answered(self, scope: str, loop: Loop | None, asked: _Asking) -> None:
-        with self._lock:
-            whose = ref(loop) if loop is not None else None
-            if self._asked.get((scope, whose)) is asked:
-                del self._asked[scope, whose]
-        asked.bell.ring()
+            with self._lock:
+                if self._asked.get(key) is mine:
+                    del self._asked[key]
+            mine.bell.ring()
+        return mine.name
 
     def generation_at_hand(self, scope: str) -> str | None:
         """Today's, as far as it is known to be so: by its ticket, else for a while."""

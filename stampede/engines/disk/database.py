@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from fcntl import LOCK_UN, flock
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ from stampede.colour import running_loop
 from stampede.engines.disk import boot
 from stampede.engines.disk.founding import file_of, found, move_aside, stamps_of
 from stampede.engines.disk.opened import LOOK, Link, Opened, Row
-from stampede.engines.disk.stamps import Gate, Stamps, Unreadable
+from stampede.engines.disk.stamps import GENERATIONS, MARK, Stamps, Unreadable
 from stampede.errors import EngineClosed, EngineError
 
 __all__ = ["Database", "Locked", "Write"]
@@ -215,72 +214,46 @@ class Database:
     def writing(self) -> Iterator[Write]:
         """One transaction, with no other writer in any process. It is committed if the block ends well."""
         deadline = time.monotonic() + self._timeout
-        gate = None
-        try:
-            while True:
-                opened = self._opened or self.open()
-                gate = self._gate(opened)
-                # The directory is looked at behind the gate: before it, that says nothing.
-                if gate is not None and self._enter(gate, opened, deadline) and opened.current:
-                    break
-                self.open()
+        while True:
+            opened = self._opened or self.open()
             try:
                 with opened.link(patiently=True) as link:
-                    self._begin_write(link.sql, deadline)
                     write = Write(link.sql, opened)
-                    if gate.is_after_death:
-                        write.change_everything()  # the marks of the dead writer would stay
                     try:
-                        yield write
-                        self._note(link.sql)
-                        link.sql.execute("COMMIT")
+                        if self._begin_write(link.sql, opened, deadline):
+                            if opened.stamps.words[GENERATIONS] == MARK:
+                                write.change_everything()  # a writer died there: its marks would stay
+                            yield write
+                            self._note(link.sql)
+                            link.sql.execute("COMMIT")
+                            return
                     finally:
                         link.sql.rollback()  # if it was not committed
                         write.settle()
-                        opened.stamps.writer = 0
             except _TROUBLE as error:
                 raise self._told(error, opened) from error
-        finally:
-            if gate is not None:
-                # One call of C, so that the exception of a signal handler comes before or behind it. Its traceback may
-                # refer to the gate for long.
-                flock(gate.fd, LOCK_UN)
-        opened.gates.append(gate)
+            self.open()
 
-    def _gate(self, opened: Opened) -> Gate | None:
-        """Return a gate that no other thread has. None: the directory means something else by now."""
-        with suppress(IndexError):
-            return opened.gates.pop()
-        try:
-            return Gate(opened.stamps)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise EngineError(f"can't write to {self.directory}: {error}") from error
-
-    def _enter(self, gate: Gate, opened: Opened, deadline: float) -> bool:
+    def _begin_write(self, connection: sqlite3.Connection, opened: Opened, deadline: float) -> bool:
         """Wait for the turn to write. False: the directory means something else by now."""
         pause = 0.0001
-        while not gate.enter():
-            if not opened.current:
-                return False
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"process {opened.stamps.writer} has been writing to {self.directory} for {self._timeout:g} s"
-                )
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.002)
-        return True
-
-    def _begin_write(self, connection: sqlite3.Connection, deadline: float) -> None:
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                return
+                opened.stamps.writer = os.getpid()
+                return opened.current  # looked at now: before the turn, that says nothing
             except sqlite3.OperationalError as error:
-                if not _is_busy(error) or time.monotonic() > deadline:
+                if not _is_busy(error):
                     raise
-            time.sleep(0.001)
+            if not opened.current:
+                return False
+            if time.monotonic() > deadline:
+                last = opened.stamps.writer
+                raise EngineError(
+                    f"{opened.file} has been locked for {self._timeout:g} s: by process {last}, or another program"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.002)
 
     def _note(self, connection: sqlite3.Connection) -> None:
         now = boot.clock()
@@ -303,8 +276,6 @@ class Database:
                 return EngineError(f"{opened.file} is damaged ({error}): {self._discard(opened)}")
             except OSError as failure:
                 return EngineError(f"{opened.file} is damaged ({error}): remove {self.directory} ({failure})")
-        if _is_busy(error):
-            return EngineError(f"another program has locked {opened.file} for {self._timeout:g} s")
         name = getattr(error, "sqlite_errorname", "")
         told = EngineError(
             f"{opened.file}: {error} ({name}): see that the file and its directory can be written, and that there is "

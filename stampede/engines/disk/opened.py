@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from stampede.engines.disk import boot
-from stampede.engines.disk.stamps import Gate, Stamps
+from stampede.engines.disk.stamps import Stamps
 from stampede.ports import Pulse
 
 __all__ = ["LOOK", "Link", "Opened", "Row"]
@@ -64,7 +64,6 @@ class Opened:
         self._file_name = str(file)
         self._timeout = timeout
         self._left = False
-        self.gates: list[Gate] = []  # that are idle
         self._idle: list[Link] = []
         self._links: WeakSet[Link] = WeakSet()
         self._lock = threading.RLock()  # a finalizer may want a link in the middle of this
@@ -168,7 +167,7 @@ class Opened:
     def start_again(self) -> list[Link]:
         """In a forked child. Return the links of the parent's other threads: closing them would write."""
         self._lock = threading.RLock()
-        self._idle, self.gates = [], []  # a gate is the parent's, too
+        self._idle = []
         self.looked = self.pulse.until = -inf
         lost, self._links = list(self._links), WeakSet()
         return lost

@@ -2,13 +2,14 @@
 
 There is a slot for each hash of a key. A writer marks the slot inside its transaction, and puts a unique stamp there
 after the commit. A reader samples the slot before it reads, and keeps nothing that it read under a mark. The order
-matters: a stamp put before the commit, or sampled after the read, can name an old value for ever.
+matters: a stamp put before the commit, or sampled after the read, can name an old value for ever. (If one writer's
+stamp removes the next one's mark, what is read meanwhile is kept only until that one puts its own.)
 
 Aligned words of 8 bytes are read and written whole by memoryview on every machine that Python 3.11 runs on with 64
 bits; the system calls of a transaction stand between the mark, the commit and the stamp, for machines that reorder.
 
-The file is also the directory's identity (which database file is in use) and the gate of its writers (flock). It is
-made whole, under another name, before it can be seen: a hole in it would be a SIGBUS on a full disk.
+The file is also the directory's identity (which database file is in use). It is made whole, under another name, before
+it can be seen: a hole in it would be a SIGBUS on a full disk.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import mmap
 import os
 from pathlib import Path
 
-from stampede.engines.flock import shut, try_lock
-
-__all__ = ["GENERATIONS", "MARK", "SLOTS", "Gate", "Stamps", "Unreadable"]
+__all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable"]
 
 SLOTS = 1 << 16
 MARK = 1
@@ -135,36 +134,12 @@ class Stamps:
 
     @property
     def writer(self) -> int:
-        """The process that is writing, or 0."""
+        """The process that has last begun to write."""
         return self.words[_WRITER]
 
     @writer.setter
     def writer(self, process: int) -> None:
         self.words[_WRITER] = process
-
-
-class Gate:
-    """An open file of its own, whose lock excludes all other writers, of this process, too.
-
-    The kernel unlocks it when its process ends, and when it is closed with the last reference to this.
-    """
-
-    def __init__(self, stamps: Stamps) -> None:
-        self.fd = -1
-        self.fd = os.open(stamps.path, os.O_RDWR | os.O_CLOEXEC)
-        self.is_after_death = False  # the last writer ended in the middle of a write
-        self._stamps = stamps
-
-    def enter(self) -> bool:
-        """Become the only writer. False: there is another one."""
-        if not try_lock(self.fd):
-            return False
-        self.is_after_death = bool(self._stamps.writer)
-        self._stamps.writer = os.getpid()
-        return True
-
-    def __del__(self) -> None:
-        shut(self.fd)
 
 
 def _unique() -> int:

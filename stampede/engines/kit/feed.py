@@ -58,33 +58,19 @@ _Pair: TypeAlias = tuple[socket.socket, socket.socket]
 class Channel:
     """One name, subscribed or about to be."""
 
-    __slots__ = ("_only", "ears", "left", "name", "ready", "stands")
+    __slots__ = ("ears", "left", "name", "ready", "stands")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.ears: set[Ear] = set()
-        self._only: dict[bytes, set[Ear]] = {}  # the same, by whose messages they hear
         self.ready = Bell()  # there is an answer: subscribed, refused or lost
         self.stands = False
         self.left = 0.0  # when the last ear did
 
-    def add(self, ear: Ear) -> None:
-        self.ears.add(ear)
-        self._only.setdefault(ear.only, set()).add(ear)
-
-    def discard(self, ear: Ear) -> None:
-        self.ears.discard(ear)
-        some = self._only.get(ear.only)
-        if some is not None:
-            some.discard(ear)
-            if not some:
-                del self._only[ear.only]
-
     def take(self, message: bytes) -> list[Ear]:
         """Those that hear this message; of thousands that wait for their turn it is one."""
-        heard = [ear for only in {b"", message} for ear in self._only.get(only, ())] if message else list(self.ears)
-        for ear in heard:
-            self.discard(ear)
+        heard = [ear for ear in self.ears if not message or ear.only in (b"", message)]
+        self.ears.difference_update(heard)
         return heard
 
     def lose(self) -> None:
@@ -210,12 +196,12 @@ class Feed(ABC):
                     self._channels[name] = channel
                     self.want(channel)
             ear = Ear(channel, only)
-            channel.add(ear)
+            channel.ears.add(ear)
         try:
             yield ear
         finally:
             with self._lock:
-                channel.discard(ear)
+                channel.ears.discard(ear)
                 channel.left = time.monotonic()
 
     def start(self) -> None:
