@@ -215,7 +215,7 @@ class Database:
         """One transaction, with no other writer in any process. It is committed if the block ends well."""
         deadline = time.monotonic() + self._timeout
         while True:
-            opened = self._opened or self.open()
+            opened = self.open()
             try:
                 with opened.link(patiently=True) as link:
                     write = Write(link.sql, opened)
@@ -232,7 +232,6 @@ class Database:
                         write.settle()
             except _TROUBLE as error:
                 raise self._told(error, opened) from error
-            self.open()
 
     def _begin_write(self, connection: sqlite3.Connection, opened: Opened, deadline: float) -> bool:
         """Wait for the turn to write. False: the directory means something else by now."""

@@ -156,9 +156,7 @@ class Opened:
         deadline = time.monotonic() + 1
         self._lock.acquire()
         while any(link.busy for link in list(self._links)) and time.monotonic() < deadline:
-            self._lock.release()
             time.sleep(0.0005)
-            self._lock.acquire()
         self._close_idle()
 
     def after_fork(self) -> None:
