@@ -43,9 +43,8 @@ def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: floa
     if then is not None and then[0] == boot:
         return False
     passed = wall - then[2] if then is not None else -1.0
-    connection.execute("DELETE FROM leases")
-    connection.execute("DELETE FROM rooms")
-    connection.execute("DELETE FROM verdicts")
+    for table in ("leases", "rooms", "pasts"):
+        connection.execute(f"DELETE FROM {table}")
     if passed < 0:  # a day of time that lies before the last one noted: nobody knows how old anything is
         connection.execute("DELETE FROM entries")
     else:

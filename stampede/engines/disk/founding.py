@@ -14,7 +14,7 @@ from stampede.engines.disk.stamps import Stamps
 __all__ = ["file_of", "found", "move_aside", "stamps_of"]
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-FORMAT = 2
+FORMAT = 3
 """In the file names: another layout is another file, so that two releases can share a directory."""
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from random import random
 
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Database, Write
+from stampede.engines.disk.database import Database
 from stampede.engines.kit.errands import Run
 from stampede.engines.limits import T, WindowLimits, usage
 from stampede.ports import Usage
@@ -34,7 +34,7 @@ class DiskLimits(WindowLimits):
 
     def _written(self, name: bytes, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         with self._database.writing() as write:
-            now = _now(write)
+            now = int(clock() * SECOND)
             row = write.execute("SELECT starts FROM limits WHERE name = ?", (name,)).fetchone()
             window = window_of(None if row is None else row[0])
             after, answer = change(window, now)
@@ -47,12 +47,6 @@ class DiskLimits(WindowLimits):
 
     def _all(self) -> list[tuple[str, Usage]]:
         with self._database.writing() as write:
-            now = _now(write)
+            now = int(clock() * SECOND)
             rows = write.execute("SELECT name, starts FROM limits WHERE ends >= ? ORDER BY name", (now,)).fetchall()
         return [(bytes(name).decode("utf-8", "surrogatepass"), usage(window_of(starts), now)) for name, starts in rows]
-
-
-def _now(write: Write) -> int:
-    """In a transaction in which there is a table: that of an earlier release has none."""
-    write.execute("CREATE TABLE IF NOT EXISTS limits (name BLOB PRIMARY KEY, starts BLOB NOT NULL, ends INTEGER)")
-    return int(clock() * SECOND)

@@ -15,6 +15,7 @@ from stampede.engines.disk.database import Database, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.flock import Life, dead, pid_here, sweep
+from stampede.engines.story import heard, told
 from stampede.engines.wake import Post
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
@@ -46,43 +47,33 @@ _COLUMNS = (
     + ", ".join(f"CAST(ifnull({name}, 0) AS REAL)" for name in ("fresh", "keep", "cost", "margin", "ttl"))
     + ", raised, CAST(ifnull(value, '') AS BLOB)"
 )
-_LEASE_COLUMNS = "token, CAST(ifnull(ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)"
+_LEASE_COLUMNS = "token, CAST(ifnull(leases.ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)"
 _PAGE = "SELECT number, key, CAST(ifnull(keep, 0) AS REAL) FROM entries WHERE number > ? ORDER BY number LIMIT ?"
 _LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
 _LEASE = f"SELECT {_LEASE_COLUMNS} FROM leases WHERE number = ?"
 _STATE = f"""
     SELECT {_COLUMNS}, leases.number IS NOT NULL, {_LEASE_COLUMNS},
-        EXISTS (SELECT 1 FROM verdicts WHERE number = asked)
+        pasts.story, CAST(ifnull(pasts.ends, 0) AS REAL)
     FROM (SELECT ? AS asked)
         LEFT JOIN entries ON entries.number = asked
         LEFT JOIN leases ON leases.number = asked
+        LEFT JOIN pasts ON pasts.number = asked
 """
 _DECIDED = _STATE.replace("ifnull(value, '')", "''")  # what is decided without the value itself
-_LEASED = f"""
-    SELECT {"NULL, " * 9} leases.number IS NOT NULL, {_LEASE_COLUMNS},
-        EXISTS (SELECT 1 FROM verdicts WHERE number = asked)
-    FROM (SELECT ? AS asked) LEFT JOIN leases ON leases.number = asked
-"""  # and without what is kept
-_VERDICTS = """
-    SELECT token, kind, type_name,
-        message, CAST(ifnull(ends, 0) AS REAL), CAST(ifnull(rests, 0) AS REAL)
-    FROM verdicts WHERE number = ?
-"""
 
 _Name = tuple[int, bytes]
 
 
 @lru_cache(8192)
-def key_number(key: str) -> _Name:
+def key_number(key: str, person: bytes = b"") -> _Name:
     """The 64-bit number that a key goes by, and its bytes: rows are found by the one and believed by the other."""
     raw = key.encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little", signed=True), raw
+    return int.from_bytes(blake2b(raw, digest_size=8, person=person).digest(), "little", signed=True), raw
 
 
 def lock_number(name: str) -> _Name:
     """The same for locks."""
-    raw = name.encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(raw, digest_size=8, person=b"lock").digest(), "little", signed=True), raw
+    return key_number(name, b"lock")
 
 
 def bell_of(number: int) -> int:
@@ -139,15 +130,10 @@ class Rows:
         opened = database.opened(now)
         stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # before the read: what changes later, changes the stamp
         row = database.row(opened, _STATE, (number,))
-        kept = _kept(row) if row is not None and row[0] == raw else None
-        found = record.hit(kept, ask, now) if kept is not None else None
+        was = NOTHING if row is None else _record_of(row, raw)
+        found = record.hit(was.kept, ask, now) if was.kept is not None else None
         if found is not None:
             return self._found(opened, number, found.entry, stamp)
-        if row is None or row[-1]:  # verdicts are many, and belong to what stands beside them
-            with database.reading() as (_, connection):
-                was = _record(connection, _STATE, number, raw)
-        else:
-            was = Record(kept, _lease_of(row[10:14]) if row[9] else None)
         reply = self._decide(was, token, ask, clock())[1]
         return None if isinstance(reply, (Granted, Found)) else reply
 
@@ -192,17 +178,13 @@ class Rows:
         return self.life.is_mine(holder) or not dead(self._alive, holder)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        def ask(was: Record, now: float) -> Change[bool]:
-            return record.fill(was, token, entry, now)
-
-        its = key_number(key)
-        return self._change(its, ask, _LEASED) or self._change(its, ask)  # what is kept tells of one that is sent again
+        return self._change(key_number(key), lambda was, now: record.fill(was, token, entry, now))
 
     def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return self._change(key_number(key), lambda was, now: record.abandon(was, token, verdict, rest, now), _LEASED)
+        return self._change(key_number(key), lambda was, now: record.abandon(was, token, verdict, rest, now))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        return self._change(key_number(key), lambda was, now: record.renew(was, token, seconds, now), _LEASED)
+        return self._change(key_number(key), lambda was, now: record.renew(was, token, seconds, now))
 
     def tell(self, opened: Opened, number: int, bell: int) -> None:
         """After the commit: wake who waits for this number, in all processes. Mostly nobody does."""
@@ -266,7 +248,7 @@ class Rows:
         return [key.decode("utf-8", "surrogatepass") for key in found], after
 
     def set(self, key: str, entry: Entry[Any]) -> None:
-        self._change(key_number(key), lambda was, now: record.set(was, entry, now), _LEASED)
+        self._change(key_number(key), lambda was, now: record.set(was, entry, now))
 
     def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         return self._change(key_number(key), lambda was, now: record.replace(was, seen, entry, now))
@@ -341,9 +323,9 @@ class Rows:
             else:
                 self._put(write, number, raw, kept, now)
         if lease is not was.lease:
-            _put_lease(write, number, raw, lease)
+            _put_lease(write, number, lease)
         if past is not was.past:
-            _put_past(write, number, past)
+            _put_past(write, number, past, now)
 
     def _put(self, write: Write, number: int, raw: bytes, kept: Keeps, now: float) -> None:
         entry = kept.entry
@@ -367,7 +349,7 @@ class Rows:
             self._swept = now
             write.execute("DELETE FROM leases WHERE ends < ?", (now,))
             write.execute("DELETE FROM rooms WHERE ends < ?", (now,))
-            write.execute("DELETE FROM verdicts WHERE max(ends, rests) < ?", (now,))
+            write.execute("DELETE FROM pasts WHERE ends < ?", (now,))
             sweep(self._alive)
         for _ in range(16):
             if not _takes_more(write, limit):
@@ -419,11 +401,6 @@ def _generation_of(found: list[str]) -> str:
     return f"{hard}~{softer}" if softer.strip(".") else hard
 
 
-def _lease(write: Any, number: int) -> Lease | None:
-    rows = write.execute(_LEASE, (number,)).fetchall()
-    return _lease_of(rows[0]) if rows else None
-
-
 def _lease_of(row: Sequence[Any]) -> Lease:
     token, end, holder, fence = row
     return Lease(token, end, fence, holder)
@@ -432,35 +409,35 @@ def _lease_of(row: Sequence[Any]) -> Lease:
 def _record(connection: Any, state: str, number: int, raw: bytes) -> Record:
     """All that is known of one key at one moment."""
     row, *_ = connection.execute(state, (number,)).fetchall()  # more, if the file is damaged
-    past = _past_of(connection.execute(_VERDICTS, (number,)).fetchall()) if row[-1] else None
-    return Record(_kept(row) if row[0] == raw else None, _lease_of(row[10:14]) if row[9] else None, past)
+    return _record_of(row, raw)
 
 
-def _past_of(rows: Sequence[Sequence[Any]]) -> Past:
-    verdicts = {token: (Verdict(*map(str, text)), end) for token, *text, end, _ in rows}
-    *text, _, rest = max(rows, key=lambda row: row[5])[1:]
-    return Past(verdicts, rest, Verdict(*map(str, text)))
+def _record_of(row: Sequence[Any], raw: bytes) -> Record:
+    kept = _kept(row) if row[0] == raw else None
+    return Record(kept, _lease_of(row[10:14]) if row[9] else None, None if row[14] is None else _past_of(*row[14:]))
 
 
-def _put_lease(write: Write, number: int, raw: bytes, lease: Lease | None) -> None:
+def _past_of(story: Any, end: float) -> Past | None:
+    try:
+        return heard(story, end)
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None  # it is damaged
+
+
+def _put_lease(write: Write, number: int, lease: Lease | None) -> None:
     if lease is None:
         write.execute("DELETE FROM leases WHERE number = ?", (number,))
         return
-    values = number, raw, lease.token, lease.end, lease.holder, lease.fence
-    write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", values)
+    values = number, lease.token, lease.end, lease.holder, lease.fence
+    write.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
 
 
-def _put_past(write: Write, number: int, past: Past | None) -> None:
-    """A row for each verdict, and one that is nobody's for the rest."""
-    write.execute("DELETE FROM verdicts WHERE number = ?", (number,))
-    if past is not None:
-        rows = [(token, verdict, end, 0.0) for token, (verdict, end) in past.verdicts.items()]
-        if past.rest > 0:
-            rows.append((b"", past.why, 0.0, past.rest))
-        for token, verdict, end, rest in rows:
-            message = verdict.message[:_MESSAGE].encode("utf-8", "backslashreplace").decode()
-            values = number, token, verdict.kind, verdict.type_name, message, end, rest
-            write.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+def _put_past(write: Write, number: int, past: Past | None, now: float) -> None:
+    if past is None:
+        write.execute("DELETE FROM pasts WHERE number = ?", (number,))
+    else:
+        values = number, told(past, now, past.end, _MESSAGE, record.MOST), past.end
+        write.execute("INSERT OR REPLACE INTO pasts VALUES (?, ?, ?)", values)
 
 
 def _takes_more(write: Write, limit: int) -> bool:

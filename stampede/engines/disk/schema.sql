@@ -17,17 +17,16 @@ CREATE TABLE entries (
 );
 CREATE INDEX entries_gone ON entries (gone);
 
--- The right to compute a key, or a lock. The row decides; the holder's file only tells that the holder is dead.
+-- The right to compute a key. The row decides; the holder's file only tells that the holder is dead.
 CREATE TABLE leases (
     number INTEGER PRIMARY KEY,
-    name   BLOB NOT NULL,
     token  BLOB NOT NULL,
     ends   REAL NOT NULL,
     holder TEXT NOT NULL,
     fence  INTEGER NOT NULL
 );
 
--- A lock with room for more than one, as `stampede.room` writes it down. No lease stands beside it.
+-- A lock, as `stampede.room` writes it down.
 CREATE TABLE rooms (
     number INTEGER PRIMARY KEY,
     name   BLOB NOT NULL,
@@ -35,17 +34,13 @@ CREATE TABLE rooms (
     ends   REAL NOT NULL
 );
 
--- What an abandoned lease left for those who waited for it, and until when its key rests.
-CREATE TABLE verdicts (
-    number    INTEGER NOT NULL,
-    token     BLOB NOT NULL,
-    kind      TEXT NOT NULL,
-    type_name TEXT NOT NULL,
-    message   TEXT NOT NULL,
-    ends      REAL NOT NULL,
-    rests     REAL NOT NULL,
-    PRIMARY KEY (number, token)
-) WITHOUT ROWID;
+-- What abandoned leases left for those who waited for them, and until when their key rests; as `story.py` writes it.
+CREATE TABLE pasts (
+    number INTEGER PRIMARY KEY,
+    story  BLOB NOT NULL,
+    ends   REAL NOT NULL
+);
 
+CREATE TABLE limits (name BLOB PRIMARY KEY, starts BLOB NOT NULL, ends INTEGER);
 CREATE TABLE generations (scope TEXT PRIMARY KEY, generation TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE fences (one INTEGER PRIMARY KEY, last INTEGER NOT NULL);
