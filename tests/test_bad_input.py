@@ -25,7 +25,6 @@ from stampede import (
     StampedeError,
     cached,
     configure,
-    engines,
     try_lock,
 )
 from stampede.testing import isolated
@@ -139,14 +138,6 @@ def test_errors_of_the_line_that_is_wrong(number: int) -> None:
         act()
     assert isinstance(caught.value, StampedeError)
     assert isinstance(caught.value, family)
-
-
-def test_engines_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message holds the line that installs them, or says that a newer release is needed."""
-    monkeypatch.setitem(engines._KNOWN, "soon", ("stampede.engines.soon", "soon"))
-    with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[soon\]' --upgrade") as caught:
-        Cache("soon://h")
-    assert isinstance(caught.value, ImportError)
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])

@@ -22,8 +22,7 @@ from dynamodb_server import shared_dynalite, shared_moto
 from stampede import Cache, EngineError, events
 from stampede.engines import dynamodb, open_engine
 from stampede.engines.cells import Faster, Seen
-from stampede.engines.dynamodb import DynamoCell
-from stampede.engines.kit.dates import ServiceClock
+from stampede.engines.dynamodb import DynamoCell, ServiceClock
 from stampede.errors import OptionError
 
 

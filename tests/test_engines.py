@@ -71,15 +71,8 @@ def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
         open_engine(url)
 
 
-def test_an_engine_that_is_to_come_prints_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its user would get a ModuleNotFoundError of ours."""
-    monkeypatch.setitem(_known(), "soon", ("stampede.engines.soon", "soon"))
-    with pytest.raises(MissingExtra, match=r"pip install 'stampede-guard\[soon\]'"):
-        open_engine("soon://localhost")
-
-
 def test_a_missing_package_prints_its_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The same where the engine is there and its client isn't."""
+    """Its user would get a ModuleNotFoundError of ours."""
     (tmp_path / "engine_without_client.py").write_text("import no_such_client\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(_known(), "redis", ("engine_without_client", "redis"))

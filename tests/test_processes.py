@@ -354,7 +354,7 @@ def test_a_failure_is_told_to_waiters_elsewhere(url: str, declared: bool) -> Non
 
 
 LOOKS = [
-    "disk.LOOK",
+    "disk.rows.LOOK",
     "disk.rows.SAFETY",
     "redis.verbs.LOOK",
     "redis.verbs.SAFETY",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,8 @@ def open_engine(url: str, **options: Any) -> Engine:
     except ModuleNotFoundError as missing:
         if scheme not in _KNOWN:
             raise
-        raise _missing(scheme, missing.name) from missing
+        line = f"pip install 'stampede-guard[{_KNOWN[scheme][1]}]'"
+        raise MissingExtra(f"{scheme}:// needs the package {missing.name!r}: {line}") from missing
     engine = _engine_of(opened, scheme)
     if engine is None:
         raise OptionError(f"{scheme}:// gives {opened!r}, which is neither an Engine nor a Cell")
@@ -97,11 +97,6 @@ def schemes() -> list[str]:
     return sorted({*_KNOWN, *_foreign()})
 
 
-def _here() -> list[str]:
-    """Those of this release."""
-    return [scheme for scheme in schemes() if scheme not in _KNOWN or find_spec(_KNOWN[scheme][0]) is not None]
-
-
 def _scheme(url: str) -> str:
     """The one that has an engine: all of it, or what stands before its first `+`."""
     scheme = scheme_of(url)
@@ -113,7 +108,7 @@ def _scheme(url: str) -> str:
     for name in (scheme, family):
         if name in _foreign():
             return name
-    raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, _here())}")
+    raise OptionError(f"there is no engine {scheme + '://'!r}: {nearest(scheme, schemes())}")
 
 
 def _opener(scheme: str) -> Opener:
@@ -133,13 +128,3 @@ def _foreign() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # a tenth of what it takes to import us, and few have another's engine
 
     return {point.name: point for point in entry_points(group="stampede.engines")}
-
-
-def _missing(scheme: str, package: str | None) -> MissingExtra:
-    module, extra = _KNOWN[scheme]
-    line = f"pip install 'stampede-guard[{extra}]'"
-    if package == module:
-        return MissingExtra(
-            f"{scheme}:// is not in this release of stampede; a newer one may have it: {line} --upgrade"
-        )
-    return MissingExtra(f"{scheme}:// needs the package {package!r}: {line}")

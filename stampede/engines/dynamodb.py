@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import cache
-from math import ceil, isinf
+from math import ceil, inf, isinf
+from random import uniform
 from typing import Any
 
 import boto3
@@ -15,8 +17,6 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
-from stampede.engines.kit.dates import ServiceClock
-from stampede.engines.kit.rests import rests
 from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
 from stampede.errors import EngineError, OptionError
 
@@ -198,3 +198,35 @@ def from_url(url: str, **options: Any) -> DynamoCell:
 
 
 check_url = _parsed
+
+
+DRIFT = 1e-4
+"""Seconds by which two clocks come apart in one."""
+
+
+class ServiceClock:
+    """The service's clock, by the dates of its answers: whole seconds, so that each answer narrows it down."""
+
+    def __init__(self) -> None:
+        self.told = -inf, inf, 0.0  # ahead of ours at least, and at most; as of when
+
+    def heard(self, date: str, sent: float) -> None:
+        """It has answered what was sent then."""
+        received, said = time.monotonic(), parsedate_to_datetime(date).timestamp()
+        drift = DRIFT * (received - self.told[2])
+        news, known = (said - received, said + 1.0 - sent), (self.told[0] - drift, self.told[1] + drift)
+        both = max(news[0], known[0]), min(news[1], known[1])
+        self.told = *(both if both[0] <= both[1] else news), received  # one of the two was set
+
+
+FIRST, MOST = 0.02, 1.0
+"""Seconds that one rests whom the table has refused since it is asked too much: the first time, and in all."""
+
+
+def rests() -> Iterator[bool]:
+    """True, behind each rest, which is longer than the one before; until they would be too long in all."""
+    end, rest = time.monotonic() + MOST, FIRST
+    while time.monotonic() + rest < end:
+        time.sleep(uniform(rest / 2, rest))
+        rest *= 2
+        yield True

@@ -101,34 +101,6 @@ def default_directory() -> Path:
     return path
 
 
-class _Locks:
-    """`Locks` and `Holds` of one colour. Only `wait` suspends."""
-
-    def __init__(self, names: _Names, colour: Colour) -> None:
-        self._names = names
-        self._colour = colour
-
-    async def acquire(
-        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
-    ) -> Granted | Busy:
-        return self._names.acquire(name, token, lease)
-
-    async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return self._names.renew(name, token, lease)
-
-    async def release(self, name: str, token: bytes) -> bool:
-        return self._names.release(name, token)
-
-    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        await self._names.wait(name, busy, timeout, self._colour)
-
-    async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        return self._names.holder(name)
-
-    async def held(self, prefix: str = "") -> list[Held]:
-        return self._names.held(prefix)
-
-
 # -- one name, one file ------------------------------------------------------------------------------------------
 
 
@@ -169,9 +141,9 @@ _LENGTH = 256
 class _Held:
     """A lock that this process has. The kernel unlocks it when this is closed with the last reference to it."""
 
-    def __init__(self, path: str, fence: int, token: bytes) -> None:
+    def __init__(self, path: str, token: bytes) -> None:
         self.path = path
-        self.record = _Record(fence, token, 0.0, process())
+        self.record = _Record(0, token, 0.0, process())
         self.fd = -1
         self.fd = os.open(path, _FLAGS, 0o600)
 
@@ -205,115 +177,152 @@ class _Names:
     """The locks of one directory, for one process."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._folder = directory, str(directory)
+        self.directory, self._folder = directory, str(directory)
         self.post = Post(directory, no_such_process)
-        self._closed = False
+        self.closed = False
         self._begin()
 
     def _begin(self) -> None:
-        self._held: dict[tuple[str, bytes], _Held] = {}
-        self._lock = threading.RLock()  # a signal's handler may want a lock in the middle of this
+        self.held: dict[tuple[str, bytes], _Held] = {}
+        self.lock = threading.RLock()  # a signal's handler may want a lock in the middle of this
         self._alarm = inf  # when `look` is called
 
     def prepare(self) -> None:
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = self._directory / f"probe-{os.urandom(6).hex()}"
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = self.directory / f"probe-{os.urandom(6).hex()}"
             os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             probe.unlink()
         except OSError as error:
-            raise self._trouble(error) from error
+            raise self.trouble(error) from error
 
-    def acquire(self, name: str, token: bytes, lease: float) -> Granted | Busy:
-        try:
-            with self._lock:
-                if self._closed:
-                    raise EngineClosed(f"file://{self._directory}")
-                mine = self._held.get((name, token))
-                if mine is not None and not mine.stands:
-                    self._drop(name, token)
-                    mine = None
-                taken = mine or self._take(name, token)
-                if isinstance(taken, Busy):
-                    return taken
-                self._extend(taken, lease, name if mine is None else "")
-                return Granted(fence=taken.record.fence)
-        except OSError as error:
-            raise self._trouble(error) from error
-
-    def _take(self, name: str, token: bytes) -> _Held | Busy:
-        path, _ = self._file(name)
+    def take(self, name: str, token: bytes) -> _Held | Busy:
+        path, _ = self.file(name)
         while True:
             try:
-                held = _Held(path, 0, token)
+                held = _Held(path, token)
             except FileNotFoundError:
                 self.prepare()
-                held = _Held(path, 0, token)
+                held = _Held(path, token)
             if not try_lock(held.fd):
                 return _busy(_Record.read(held.fd))
             if held.is_in_place:
                 fence = _Record.read(held.fd).fence + 1
                 held.record.fence = max(fence, int(time.time() * 1000))  # grows also where files were lost
-                self._held[name, token] = held
+                self.held[name, token] = held
                 return held
             held.close()  # somebody removed the file before we had it: others lock another one
 
-    def _extend(self, held: _Held, lease: float, name: str = "") -> None:
+    def extend(self, held: _Held, lease: float, name: str = "") -> None:
         """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
         held.record.ends = time.monotonic() + lease
         held.record.write(held.fd, name)
         if held.record.ends < self._alarm and _ends.add(self, held.record.ends):
             self._alarm = held.record.ends
 
-    def renew(self, name: str, token: bytes, lease: float) -> bool:
-        try:
-            with self._lock:
-                held = self._held.get((name, token))
-                if held is None or not held.stands:
-                    return False
-                self._extend(held, lease)
-                return True
-        except OSError as error:
-            raise self._trouble(error) from error
-
-    def release(self, name: str, token: bytes) -> bool:
-        with self._lock:
-            held = self._held.get((name, token))
-            stood = held is not None and held.stands
-            self._drop(name, token)
-        if held is not None:
-            self.post.ring(self._file(name)[1])
-        return stood
-
-    def _drop(self, name: str, token: bytes) -> None:
-        held = self._held.pop((name, token), None)
+    def drop(self, name: str, token: bytes) -> None:
+        held = self.held.pop((name, token), None)
         if held is not None:
             held.free()
 
     def look(self, now: float) -> float | None:
         """End what isn't renewed: nobody else can. Return when to look again."""
-        with self._lock:
-            over = [key for key, held in self._held.items() if held.record.ends <= now]
+        with self.lock:
+            over = [key for key, held in self.held.items() if held.record.ends <= now]
             for key in over:
-                self._drop(*key)
-            self._alarm = min((held.record.ends for held in self._held.values()), default=inf)
+                self.drop(*key)
+            self._alarm = min((held.record.ends for held in self.held.values()), default=inf)
             alarm = self._alarm
         self._ring_after(over)
         return alarm if alarm < inf else None
 
     def _ring_after(self, over: list[tuple[str, bytes]]) -> None:
         for name, _ in over:
-            self.post.ring(self._file(name)[1])
+            self.post.ring(self.file(name)[1])
 
-    # -- who has what ---------------------------------------------------------------------------------------------
+    def file(self, name: str) -> tuple[str, int]:
+        """The file of a name, and the number that its bells go by."""
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return f"{self._folder}/{digest.hex()}.lock", SINGLE + int.from_bytes(digest[:7], "little")
 
-    def holder(self, name: str) -> list[tuple[bytes, float]]:
-        record = _record_of(self._file(name)[0])
+    def trouble(self, error: OSError) -> EngineError:
+        return EngineError(f"can't lock in {self.directory}: {error}: give a directory that can be made and written")
+
+    def close(self) -> None:
+        with self.lock:
+            self.closed = True
+            mine = list(self.held)
+            for key in mine:
+                self.drop(*key)
+        self._ring_after(mine)
+        self.post.close()
+
+    def start_again(self) -> None:
+        """In a forked child: the locks are the parent's; unlocking here would unlock them there."""
+        for held in self.held.values():
+            held.close()
+        self._begin()
+        self.post.start_again()
+
+
+class _Locks:
+    """`Locks` and `Holds` of one colour. Only `wait` suspends."""
+
+    def __init__(self, names: _Names, colour: Colour) -> None:
+        self._names = names
+        self._colour = colour
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        names = self._names
+        try:
+            with names.lock:
+                if names.closed:
+                    raise EngineClosed(f"file://{names.directory}")
+                mine = names.held.get((name, token))
+                if mine is not None and not mine.stands:
+                    names.drop(name, token)
+                    mine = None
+                taken = mine or names.take(name, token)
+                if isinstance(taken, Busy):
+                    return taken
+                names.extend(taken, lease, name if mine is None else "")
+                return Granted(fence=taken.record.fence)
+        except OSError as error:
+            raise names.trouble(error) from error
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        names = self._names
+        try:
+            with names.lock:
+                held = names.held.get((name, token))
+                if held is None or not held.stands:
+                    return False
+                names.extend(held, lease)
+                return True
+        except OSError as error:
+            raise names.trouble(error) from error
+
+    async def release(self, name: str, token: bytes) -> bool:
+        names = self._names
+        with names.lock:
+            held = names.held.get((name, token))
+            stood = held is not None and held.stands
+            names.drop(name, token)
+        if held is not None:
+            names.post.ring(names.file(name)[1])
+        return stood
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        names = self._names
+        record = _record_of(names.file(name)[0])
         return [(record.token, max(record.ends - time.monotonic(), 0.0))] if record.stands else []
 
-    def held(self, prefix: str) -> list[Held]:
+    async def held(self, prefix: str = "") -> list[Held]:
+        names = self._names
         found = []
-        for path in sorted(self._directory.glob("*.lock")):
+        for path in sorted(names.directory.glob("*.lock")):
             record, name = _record_of(path), _name_in(path)
             if not record.stands or not name.startswith(prefix):
                 continue
@@ -321,10 +330,11 @@ class _Names:
             found.append(Held(name, host, pid_here(record.holder), None, record.fence, None, None, left, True, None))
         return found
 
-    async def wait(self, name: str, busy: Busy, timeout: float, colour: Colour) -> None:
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         """Until the release, or the holder's death. The bell hangs before the file is read: nothing falls between."""
-        path, number = self._file(name)
-        bell, told = self.post.listen(number)
+        names = self._names
+        path, number = names.file(name)
+        bell, told = names.post.listen(number)
         try:
             record = _record_of(path)
             if record.token != busy.token:
@@ -332,35 +342,11 @@ class _Names:
             pid = pid_here(record.holder)
             if pid != os.getpid():
                 told = told and pid is not None
-                self.post.watch(record.holder, bell)
+                names.post.watch(record.holder, bell)
             longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
-            await colour.park(bell, min(timeout, longest, max(record.ends - time.monotonic(), LOOK)))
+            await self._colour.park(bell, min(timeout, longest, max(record.ends - time.monotonic(), LOOK)))
         finally:
-            self.post.forget(number, bell)
-
-    def _file(self, name: str) -> tuple[str, int]:
-        """The file of a name, and the number that its bells go by."""
-        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        return f"{self._folder}/{digest.hex()}.lock", SINGLE + int.from_bytes(digest[:7], "little")
-
-    def _trouble(self, error: OSError) -> EngineError:
-        return EngineError(f"can't lock in {self._directory}: {error}: give a directory that can be made and written")
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            mine = list(self._held)
-            for key in mine:
-                self._drop(*key)
-        self._ring_after(mine)
-        self.post.close()
-
-    def start_again(self) -> None:
-        """In a forked child: the locks are the parent's; unlocking here would unlock them there."""
-        for held in self._held.values():
-            held.close()
-        self._begin()
-        self.post.start_again()
+            names.post.forget(number, bell)
 
 
 def _busy(record: _Record) -> Busy:

@@ -46,12 +46,9 @@ def is_there(fd: int, path: str | Path) -> bool:
 
 def shut(fd: int) -> None:
     """Close what may be closed already, or was never opened: below 0, gevent's `os.close` raises a ValueError."""
-    if fd < 0:
-        return
-    try:
-        os.close(fd)
-    except OSError:
-        pass
+    if fd >= 0:
+        with suppress(OSError):
+            os.close(fd)
 
 
 class Life:

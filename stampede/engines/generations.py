@@ -55,23 +55,18 @@ class Beliefs:
 
 
 class News(Protocol):
-    """What is to be known of the news of one server."""
+    """What is to be known of the news of one server: as of a `Feed`.
+
+    `told` is the connection that is told of changes, 0 while there is none; `tracks`: they are to be told at all.
+    """
 
     stamps: Stamps
 
-    def ticket(self, slot: int, stamp: int) -> Ticket:
-        """A ticket of what was read after this stamp was."""
-        ...
-
+    def ticket(self, slot: int, stamp: int) -> Ticket: ...
     @property
-    def told(self) -> int:
-        """Which connection is told of changes; 0 while there is none, and no tickets."""
-        ...
-
+    def told(self) -> int: ...
     @property
-    def tracks(self) -> bool:
-        """Whether changes are to be told at all."""
-        ...
+    def tracks(self) -> bool: ...
 
 
 class _Asking:

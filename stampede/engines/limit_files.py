@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -36,8 +35,8 @@ _LENGTH = 65_536
 class LimitFiles(WindowLimits):
     """Limits of one colour in one directory. The clock is the machine's, from its start, and nobody can set it.
 
-    A file holds the window in its first line and the name in the second; what a killed writer has left behind them is
-    not read. Files of limits that are over are removed now and then, and by those who list them.
+    A file holds the window in its first line, and behind it the name, for people. Files of limits that are over are
+    removed now and then, and by those who list them.
     """
 
     def __init__(self, directory: Path, colour: Colour) -> None:
@@ -64,7 +63,7 @@ class LimitFiles(WindowLimits):
                 window, _ = _parsed(before)
                 after, answer = change(window, _now())
                 if after is not window:
-                    _put(fd, bytes_of(after) + b"\n" + _line_of(name) + b"\n", before)
+                    _put(fd, bytes_of(after) + b"\n" + name.encode("utf-8", "surrogatepass"), before)
         except OSError as error:
             raise EngineError(f"can't keep limits in {self._directory}: {error}") from error
         if not before and random() < SWEPT:
@@ -89,17 +88,9 @@ class LimitFiles(WindowLimits):
             return NOTHING, ""
 
 
-_ESCAPED = re.compile(rb"\\[n\\]")
-
-
-def _line_of(name: str) -> bytes:
-    """In one line, whatever is in it."""
-    return name.encode("utf-8", "surrogatepass").replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
-
-
 def _parsed(data: bytes) -> tuple[Window, str]:
-    window, name, *_ = [*data.split(b"\n", 2), b""]
-    return window_of(window), shown(_ESCAPED.sub(lambda its: b"\n" if its[0] == b"\\n" else b"\\", name))
+    window, _, name = data.partition(b"\n")
+    return window_of(window), shown(name)
 
 
 def _now() -> int:
@@ -124,9 +115,11 @@ def _remove(path: Path) -> None:
 
 def _put(fd: int, data: bytes, before: bytes) -> None:
     """The data, or what was there before and an OSError: a disk that is nearly full takes a part."""
-    if os.pwrite(fd, data, 0) < len(data):
+    full = os.pwrite(fd, data, 0) < len(data)
+    if full:
         os.pwrite(fd, before, 0)
-        os.ftruncate(fd, len(before))
+    os.ftruncate(fd, len(before if full else data))
+    if full:
         raise OSError(ENOSPC, os.strerror(ENOSPC))
 
 

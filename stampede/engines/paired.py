@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -108,11 +109,12 @@ class _Computations(Owned[str, _Computation]):
         self.put(key, token, _Computation(seen, self._clock(), failed_before))
 
     def get(self, name: str, token: bytes) -> _Computation | None:
-        own = super().get(name, token)
-        return None if own is None or self._is_late(own) else own
+        return self._in_time(super().get(name, token))
 
     def pop(self, name: str, token: bytes) -> _Computation | None:
-        own = super().pop(name, token)
+        return self._in_time(super().pop(name, token))
+
+    def _in_time(self, own: _Computation | None) -> _Computation | None:
         return None if own is None or self._is_late(own) else own
 
     def _is_late(self, own: _Computation) -> bool:
@@ -268,10 +270,8 @@ class _Verbs:
         await self._locks.release(BUSY + key, token if isinstance(reply, Granted) else reply.token)
 
     async def _give_up(self, key: str, token: bytes) -> None:
-        try:
+        with suppress(EngineError):  # it ends by itself
             await self._locks.release(BUSY + key, token)
-        except EngineError:
-            pass  # it ends by itself
 
 
 def _answer(there: Entry[Any] | None, past: Entry[Any] | None, token: bytes, ask: Ask) -> Reply:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,13 @@ class Post:
                 _send(self._wake / name, number)
 
     def _ring_here(self, number: int) -> None:
-        if self._bells:
-            with self._lock:
-                bells = list(self._bells.pop(number, ()))
-                if number >= SINGLE and bells[1:]:
-                    self._bells[number] = dict.fromkeys(bells[1:])
-                    bells = bells[:1]
-            for bell in bells:
-                bell.ring()
+        with self._lock:
+            bells = list(self._bells.pop(number, ()))
+            if number >= SINGLE and bells[1:]:
+                self._bells[number] = dict.fromkeys(bells[1:])
+                bells = bells[:1]
+        for bell in bells:
+            bell.ring()
 
     def _ring_all(self) -> None:
         with self._lock:
@@ -196,24 +196,17 @@ def _send(path: Path, number: int) -> None:
         return
     try:
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
-            _write(fd, number.to_bytes(_WORD, "little", signed=True))
+            os.write(fd, number.to_bytes(_WORD, "little", signed=True))
+    except OSError:
+        pass  # else full: its reader will ring everything; or gone
     finally:
         os.close(fd)
 
 
 def _remove_old(path: Path) -> None:
-    try:
+    with suppress(OSError):
         if time.time() - path.stat().st_mtime > 1:
             path.unlink()
-    except OSError:
-        pass
-
-
-def _write(fd: int, word: bytes) -> None:
-    try:
-        os.write(fd, word)
-    except OSError:
-        pass  # else full: its reader will ring everything; or gone
 
 
 def _read(fd: int) -> bytes:

@@ -35,13 +35,13 @@ def note(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> 
     connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?)", (boot, now, wall))
 
 
-def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> bool:
+def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> None:
     """After a reboot: move every end to this boot's clock and drop the leases. Inside a transaction."""
     then = connection.execute(
         "SELECT boot, CAST(ifnull(now, 0) AS REAL), CAST(ifnull(wall, 0) AS REAL) FROM clock"
     ).fetchone()
     if then is not None and then[0] == boot:
-        return False
+        return  # another process was first
     passed = wall - then[2] if then is not None else -1.0
     for table in ("leases", "rooms", "pasts"):
         connection.execute(f"DELETE FROM {table}")
@@ -52,4 +52,3 @@ def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: floa
         shifts = (shift, shift, shift)
         connection.execute("UPDATE entries SET fresh = fresh + ?, keep = keep + ?, gone = gone + ?", shifts)
     note(connection, boot, now, wall)
-    return True

@@ -169,11 +169,9 @@ class Database:
         with opened.link(patiently=True) as link:
             then = link.sql.execute("SELECT boot FROM clock").fetchone()
             if then is None or then[0] != boot.boot:
-                link.sql.execute(f"PRAGMA busy_timeout = {int(self._timeout * 1000)}")
-                link.sql.execute("BEGIN IMMEDIATE")
+                self._begin_write(link.sql, opened, time.monotonic() + self._timeout)
                 boot.carry_over(link.sql, boot.boot, boot.clock(), time.time())
                 link.sql.execute("COMMIT")
-                link.sql.execute("PRAGMA busy_timeout = 0")
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stampede import room
 from stampede.engines.disk.boot import clock
-from stampede.engines.disk.database import Write
-from stampede.engines.disk.rows import Rows, bell_of, lock_number
+from stampede.engines.disk.database import Locked, Write
+from stampede.engines.disk.rows import Awaited, Port, bell_of, lock_number
 from stampede.engines.flock import pid_here
 from stampede.engines.wake import SINGLE
 from stampede.engines.whereabouts import here, parts_of
 from stampede.ports import Busy, Granted, Held
-from stampede.room import EMPTY, SAFETY, Change, Inside, Room
+from stampede.room import EMPTY, SAFETY, Change, Inside, Queued, Room
 
-__all__ = ["LockRows", "lock_bell", "number_of"]
+__all__ = ["DiskLocks"]
 
 T = TypeVar("T")
 
@@ -27,14 +27,25 @@ _ROOM = "SELECT state FROM rooms WHERE number = ?"
 _ROOMS = "SELECT number, CAST(name AS BLOB), state FROM rooms"
 
 
-class LockRows:
-    """One directory's locks, for one process."""
+class DiskLocks(Port):
+    """`Locks`, `Holds` and `Hands` of one colour in one directory."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._database = rows.database
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        try:
+            busy = self._refusal(name, token, room)
+        except Locked:
+            busy = None
+        if busy is not None:
+            return busy
+        reply = await self.run(self._acquire, name, token, lease, waits, room)
+        number = lock_number(name)[0]
+        if isinstance(reply, Granted) and self.rows.post.listens(_bell(number)):
+            await self.read(self.rows.expect, number)  # for those that were not woken when it came free
+        return reply
 
-    def refusal(self, name: str, token: bytes, its: float) -> Busy | None:
+    def _refusal(self, name: str, token: bytes, its: float) -> Busy | None:
         """Return what a caller hears that is refused, if reading tells: most that ask for an exclusive lock."""
         now, it = clock(), self._room(name)
         first = it.inside[0] if it.inside and not it.queue else None
@@ -42,8 +53,8 @@ class LockRows:
             return None
         return Busy(first.token, first.end - now)
 
-    def acquire(self, name: str, token: bytes, lease: float, waits: bool, its: float) -> Granted | Busy:
-        holder = self._rows.life.name
+    def _acquire(self, name: str, token: bytes, lease: float, waits: bool, its: float) -> Granted | Busy:
+        holder = self.rows.life.name
 
         def ask(was: Room, now: float, write: Write) -> Change[Granted | Busy]:
             fence = _last_fence(write) + 1
@@ -65,19 +76,33 @@ class LockRows:
 
         return self._change(name, ask)
 
-    def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return self._change(name, lambda was, now, _: room.renew(was, token, lease, now))
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self.run(self._change, name, lambda was, now, _: room.renew(was, token, lease, now))
 
-    def hand_over(self, name: str, token: bytes, lease: float) -> bool:
-        return self._change(name, lambda was, now, _: room.renew(was, token, lease, now, holder=HANDED))
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        def ask(was: Room, now: float, _: Write) -> Change[bool]:
+            return room.renew(was, token, lease, now, holder=HANDED)
 
-    def release(self, name: str, token: bytes) -> bool:
-        return self._change(name, lambda was, now, _: room.release(was, token, now))
+        return await self.run(self._change, name, ask)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self.run(self._change, name, lambda was, now, _: room.release(was, token, now))
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        number = _number(busy.own) if isinstance(busy, Queued) else lock_number(name)[0]
+        await self.park(number, _bell(number), timeout, self._awaited, name, busy)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        now, it = clock(), await self.read(self._room, name)
+        return [(each.token, each.end - now) for each in it.inside if self._stands(each, now)]
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return await self.read(self._held, prefix)
 
     def _change(self, name: str, ask: Callable[[Room, float, Write], Change[T]]) -> T:
         """Return the answer. By then the lock's row has changed, and waiters are woken, in all processes."""
         number, raw = lock_number(name)
-        with self._database.writing() as write:
+        with self.rows.database.writing() as write:
             was = _load(write.execute(_ROOM, (number,)).fetchall())
             after, answer, told = ask(was, clock(), write)
             if after.idle and was is not EMPTY:
@@ -85,13 +110,11 @@ class LockRows:
             elif after is not was and not after.idle:
                 values = number, raw, room.dump(after), after.end
                 write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", values)
-        for each in [*map(number_of, told.called), *([number] if told.left else [])]:
-            self._rows.tell(write.opened, each, lock_bell(each))
+        for each in [*map(_number, told.called), *([number] if told.left else [])]:
+            self.rows.tell(write.opened, each, _bell(each))
         return answer
 
-    def awaited(self, name: str, busy: Busy) -> tuple[float, Iterable[str]] | None:
-        """Return how long a waiter that is not woken waits until it looks again, and the processes that have the lock.
-        None: not at all, since something has happened."""
+    def _awaited(self, name: str, busy: Busy) -> Awaited:
         now, it = clock(), self._room(name)
         awaited = room.awaited(it, busy, now)
         if awaited is None:
@@ -100,12 +123,8 @@ class LockRows:
             each.holder for each in it.inside
         } - {HANDED}
 
-    def holder(self, name: str) -> list[tuple[bytes, float]]:
-        now = clock()
-        return [(each.token, each.end - now) for each in self._room(name).inside if self._stands(each, now)]
-
-    def held(self, prefix: str = "") -> list[Held]:
-        with self._database.reading() as (_, connection):
+    def _held(self, prefix: str) -> list[Held]:
+        with self.rows.database.reading() as (_, connection):
             locks = {_name(raw): (number, _load([(state,)])) for number, raw, state in connection.execute(_ROOMS)}
         now, host, found = clock(), parts_of(here())[0], []
         for name, (number, it) in locks.items():
@@ -117,26 +136,26 @@ class LockRows:
 
     def _room(self, name: str) -> Room:
         """As it was read last. `Locked`: not at this moment."""
-        opened = self._database.opened(clock())
-        row = self._database.row(opened, _ROOM, lock_number(name)[:1])
+        opened = self.rows.database.opened(clock())
+        row = self.rows.database.row(opened, _ROOM, lock_number(name)[:1])
         try:
             return EMPTY if row is None else _load([row])
         except sqlite3.DatabaseError as error:
-            raise self._database.trouble(error, opened) from error
+            raise self.rows.database.trouble(error, opened) from error
 
     def _stands(self, each: Inside, now: float) -> bool:
         return each.end > now and self._lives(each)
 
     def _lives(self, each: Inside) -> bool:
-        return each.holder == HANDED or self._rows.lives(each.holder)
+        return each.holder == HANDED or self.rows.lives(each.holder)
 
 
-def number_of(token: bytes) -> int:
+def _number(token: bytes) -> int:
     """Return the number by which a waiter in a queue is woken. One without a place is woken by that of the lock."""
     return int.from_bytes(token[:8], "little")
 
 
-def lock_bell(number: int) -> int:
+def _bell(number: int) -> int:
     """Return the number of the bell that rings for this number of a lock or of a token."""
     return SINGLE + bell_of(number)
 

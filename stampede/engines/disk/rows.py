@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from stampede import forks, record
+from stampede.colour import Colour
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
 from stampede.engines.flock import Life, dead, pid_here, sweep
+from stampede.engines.kit.errands import Run
 from stampede.engines.story import heard, told
-from stampede.engines.wake import Post
+from stampede.engines.wake import LOOK, Post
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
@@ -24,7 +26,7 @@ from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
 from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
 from stampede.room import SAFETY
 
-__all__ = ["Rows", "bell_of", "key_number", "lock_number"]
+__all__ = ["Awaited", "Port", "Rows", "bell_of", "key_number", "lock_number"]
 
 T = TypeVar("T")
 
@@ -62,6 +64,10 @@ _STATE = f"""
 _DECIDED = _STATE.replace("ifnull(value, '')", "''")  # what is decided without the value itself
 
 _Name = tuple[int, bytes]
+
+Awaited: TypeAlias = tuple[float, Iterable[str]] | None
+"""How long a waiter that is not woken waits until it looks again, and the processes that hold what it waits for. None:
+not at all, since something has happened."""
 
 
 @lru_cache(8192)
@@ -131,11 +137,10 @@ class Rows:
         stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # before the read: what changes later, changes the stamp
         row = database.row(opened, _STATE, (number,))
         was = NOTHING if row is None else _record_of(row, raw)
-        found = record.hit(was.kept, ask, now) if was.kept is not None else None
-        if found is not None:
-            return self._found(opened, number, found.entry, stamp)
-        reply = self._decide(was, token, ask, clock())[1]
-        return None if isinstance(reply, (Granted, Found)) else reply
+        reply = self._decide(was, token, ask, now)[1]
+        if isinstance(reply, Found):
+            return self._found(opened, number, reply.entry, stamp)
+        return None if isinstance(reply, Granted) else reply
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         """The answer, decided in a transaction; a lease that is granted stands when it is given."""
@@ -195,9 +200,7 @@ class Rows:
         """Note that somebody waits for this number; before it is read whether there is still a reason."""
         self.database.opened().stamps.expect(number)
 
-    def awaited(self, key: str, busy: Busy) -> tuple[float, Iterable[str]] | None:
-        """Return how long a waiter that is not woken waits until it looks again, and the process that has the lease.
-        None: not at all, since that has fallen."""
+    def awaited(self, key: str, busy: Busy) -> Awaited:
         now = clock()
         row = self.database.row(self.database.opened(now), _LEASE, (key_number(key)[0],))
         lease = _lease_of(row) if row is not None else None
@@ -385,6 +388,46 @@ class Rows:
 
     def start_again(self) -> None:
         forks.each(part.start_again for part in (self.database, self.post, self.life))
+
+
+class Port:
+    """Verbs of one colour. `run` has done what may wait for another writer."""
+
+    def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
+        self.rows = rows
+        self._colour = colour
+        self.run = run
+
+    async def read(self, read: Callable[..., T], *args: Any) -> T:
+        try:
+            return read(*args)
+        except Locked:
+            return await self.run(self.rows.database.patiently, lambda: read(*args))
+
+    async def park(
+        self,
+        number: int,
+        bell_number: int,
+        timeout: float,
+        awaited: Callable[[str, Busy], Awaited],
+        name: str,
+        busy: Busy,
+    ) -> None:
+        """Wait for the bell of this number, or until it is time to look again. It is listened to before `awaited` looks
+        whether there is still a reason to wait: nothing falls between."""
+        post = self.rows.post
+        bell, told = post.listen(bell_number)
+        try:
+            await self.read(self.rows.expect, number)
+            found = await self.read(awaited, name, busy)
+            if found is not None:
+                longest, holders = found
+                for holder in holders:
+                    if not self.rows.life.is_mine(holder):
+                        post.watch(holder, bell)
+                await self._colour.park(bell, min(timeout, longest if told else LOOK))
+        finally:
+            post.forget(bell_number, bell)
 
 
 def _kept(row: Sequence[Any]) -> Kept:

@@ -21,7 +21,7 @@ from math import inf
 from typing import Any, Protocol, TypeAlias
 
 from stampede import decisions
-from stampede.colour import Bell, running_loop
+from stampede.colour import Bell
 from stampede.engines.kit.stamps import Stamps
 from stampede.ports import Pulse, Ticket
 from stampede.threads import begun
@@ -153,7 +153,6 @@ class Feed(ABC):
         self._thread: threading.Thread | None = None
         self._poke: _Pair | None = None
         self._down = False
-        self._connects = False  # just now: that may take long
         self._closed = False
         self._deaf = False  # people were told
         self._deaf_since, self._failed_at = 0.0, inf
@@ -232,14 +231,11 @@ class Feed(ABC):
         return
 
     def close(self) -> None:
-        """Let everybody go. The thread ends by itself: it may be connecting, for which nobody waits."""
+        """Let everybody go. The thread ends by itself."""
         with self._lock:
             self._closed = True
             thread = self._thread
             self.wake()
-        waits = not self._connects and thread is not threading.current_thread() and running_loop() is None
-        if thread is not None and waits:
-            thread.join(TICK)
         self._lose()
         if thread is None:
             self.over()
@@ -338,7 +334,7 @@ class Feed(ABC):
             while self._serves(poke):
                 source, seconds, began = None, AGAIN, inf
                 try:
-                    source = self._connected()
+                    source = self.connect()
                     began = time.monotonic()
                     with self._lock:
                         self._down = self.mute = False
@@ -373,13 +369,6 @@ class Feed(ABC):
             self._deaf = True
             self.on_deaf(f"the connection for that fails ({' '.join(str(error).split())}): {MEANS}")
         self._failed_at = now
-
-    def _connected(self) -> Source:
-        self._connects = True
-        try:
-            return self.connect()
-        finally:
-            self._connects = False
 
     def _attend(self, source: Source, pair: _Pair) -> None:
         """Ask what is to be asked, and hear what is said, until the connection breaks."""

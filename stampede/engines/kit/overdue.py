@@ -16,9 +16,6 @@ from stampede.watch import watch
 
 __all__ = ["Overdue"]
 
-GRACE = 1.0
-"""Seconds by which a look may be late."""
-
 
 class Overdue:
     """Questions under way, by clients whose connections have a file descriptor. None takes longer than `seconds`."""
@@ -30,22 +27,21 @@ class Overdue:
 
     def _begin(self) -> None:
         self._asked: dict[object, tuple[float, int]] = {}
-        self._alarm = -inf  # when we look
+        self._alarm = inf  # when we look
 
     @contextmanager
     def asking(self, client: Any) -> Iterator[None]:
         """What the client raises when its connection is shut is his."""
-        fd, now, question = _descriptor(client), time.monotonic(), object()
+        fd, end, question = _descriptor(client), time.monotonic() + self._seconds, object()
         if fd is None:
             yield
             return
         try:
             with decisions.lock:
-                self._asked[question] = now, fd
-                alone = self._alarm + GRACE <= now
-                self._alarm = now + self._seconds if alone else self._alarm
-            if alone and not watch.add(self, now + self._seconds):
-                self._alarm = -inf  # there is no thread to be had
+                self._asked[question] = end, fd
+                first, self._alarm = self._alarm == inf, min(self._alarm, end)
+            if first and not watch.add(self, end):
+                self._alarm = inf  # there is no thread to be had
             yield
         finally:
             with decisions.lock:  # from now on the number may be anybody's
@@ -54,14 +50,11 @@ class Overdue:
     def look(self, now: float) -> float | None:
         """Shut those that are overdue."""
         with decisions.lock:
-            if now < self._alarm:
-                return None  # another look was asked for since
-            asked, late = [*self._asked.values()], now - self._seconds
-            for began, fd in asked:
-                if began <= late:
+            for end, fd in self._asked.values():
+                if end <= now:
                     _shut(fd)
-            self._alarm = min((began for began, _ in asked if began > late), default=-inf) + self._seconds
-            return self._alarm if self._alarm > now else None
+            self._alarm = min((end for end, _ in self._asked.values() if end > now), default=inf)
+            return self._alarm if self._alarm < inf else None
 
 
 def _descriptor(client: Any) -> int | None:
