@@ -153,7 +153,6 @@ POINTS: dict[str, tuple[type, str, Callable[[Callable[..., object]], Callable[..
     "before the transaction": (Database, "_begin_write", lambda _: die),
     "in the transaction": (Database, "_begin_write", after),
     "under the mark": (Write, "change", after),
-    "before the commit": (Database, "_note", lambda _: die),
     "after the commit": (Write, "settle", lambda _: die),
     "after the stamp": (Write, "settle", after),
 }

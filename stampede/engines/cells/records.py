@@ -162,11 +162,11 @@ class Records:
         (known,) = await self.known([name])
         return *_read(known), self.clock()
 
-    async def looks(self, names: Sequence[str]) -> tuple[dict[str, Record], float]:
+    async def looks(self, names: Sequence[str]) -> tuple[list[Record], float]:
         """What each has, and now."""
         different = list(dict.fromkeys(names))
-        found = await self.known(different) if different else []
-        return {name: _read(known)[1] for name, known in zip(different, found, strict=True)}, self.clock()
+        found = dict(zip(different, await self.known(different), strict=True)) if different else {}
+        return [_read(found[name])[1] for name in names], self.clock()
 
     def _known(self, name: str, seen: Seen, sent: float, received: float) -> Known:
         data, version, age = seen

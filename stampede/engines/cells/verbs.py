@@ -87,9 +87,8 @@ class CellKeys(Versioned):
     # -- store --------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        names = [_named(key) for key in keys]
-        found, now = await self._records.looks(names)
-        return [record.served(found[name].kept, now) for name in names]
+        found, now = await self._records.looks([_named(key) for key in keys])
+        return [record.served(each.kept, now) for each in found]
 
     async def show(self, key: str) -> Shown:
         _, there, now = await self._records.look(_named(key))

@@ -31,7 +31,7 @@ clock: Callable[[], float] = (
 
 
 def note(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> None:
-    """Write down what both clocks show."""
+    """Write down what both clocks show, as of this boot."""
     connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?)", (boot, now, wall))
 
 

@@ -27,9 +27,6 @@ __all__ = ["Database", "Locked", "Write"]
 
 T = TypeVar("T")
 
-NOTE = 60.0
-"""Seconds between two notes of what both clocks show."""
-
 _UNWRITABLE = "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"
 """Nothing can be written, but what is stored can be read."""
 
@@ -87,7 +84,6 @@ class Database:
         self._opening = threading.RLock()  # it may be wanted by a finalizer, or a signal, that interrupts us
         self._forking: Opened | None = None
         self._lost: list[Link] = []
-        self._noted = 0.0
         self._closed = False
         if running_loop() is None:
             with suppress(EngineError):  # the first call raises it; cached functions go on without the engine
@@ -222,7 +218,6 @@ class Database:
                             if opened.stamps.words[GENERATIONS] == MARK:
                                 write.change_everything()  # a writer died there: its marks would stay
                             yield write
-                            self._note(link.sql)
                             link.sql.execute("COMMIT")
                             return
                     finally:
@@ -251,12 +246,6 @@ class Database:
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.002)
-
-    def _note(self, connection: sqlite3.Connection) -> None:
-        now = boot.clock()
-        if abs(now - self._noted) > NOTE:
-            self._noted = now
-            boot.note(connection, boot.boot, now, time.time())
 
     # -- trouble ------------------------------------------------------------------------------------------------
 
