@@ -17,7 +17,7 @@ from typing import Any
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.flock import is_there, no_such_process, pid_here, process, shut, try_lock, unlock
+from stampede.engines.flock import dead, is_there, pid_here, process, shut, try_lock, unlock
 from stampede.engines.limit_files import LimitFiles
 from stampede.engines.url import options_of, path_of
 from stampede.engines.wake import LOOK, SINGLE, Post
@@ -129,7 +129,7 @@ class _Record:
     @property
     def stands(self) -> bool:
         """Its holder lives, as far as can be seen from here; one that is frozen has it also beyond its end."""
-        if not self.token or no_such_process(self.holder):
+        if not self.token or dead(self.holder):
             return False
         return pid_here(self.holder) is not None or self.ends > time.monotonic()
 
@@ -178,7 +178,7 @@ class _Names:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._folder = directory, str(directory)
-        self.post = Post(directory, no_such_process)
+        self.post = Post(directory, dead)
         self.closed = False
         self._begin()
 

@@ -1,7 +1,7 @@
-"""Signs of life: a file per process that the kernel unlocks when the process ends, however it ends.
+"""Files that are locked by the kernel, and the names of the processes that hold something.
 
-The lock says nothing of leases: a frozen process keeps it, and those are rows with an end. It only tells that a
-holder is dead, so that nobody waits for the end of a dead holder's lease.
+A process's name says which process it is on this machine, also after its number is given to another one. It says
+nothing of leases, which are rows with an end: it only tells that a holder is dead, so that nobody waits for that end.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from stampede.errors import EngineError
+__all__ = ["dead", "is_there", "pid_here", "process", "shut", "try_lock", "unlock"]
 
-__all__ = ["Life", "dead", "is_there", "no_such_process", "pid_here", "process", "shut", "sweep", "try_lock", "unlock"]
-
-_NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,20})(-[0-9a-f]{12})?", re.ASCII)
-"""What names look like. One that doesn't came out of a damaged or hostile file, and may lead anywhere."""
+_NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,20})-([0-9]{0,20})", re.ASCII)
+"""Number, namespace of numbers, start. What looks otherwise came out of a damaged or hostile file."""
 
 
 def try_lock(fd: int) -> bool:
@@ -51,97 +48,14 @@ def shut(fd: int) -> None:
             os.close(fd)
 
 
-class Life:
-    """This process's name among those that share a folder, and the file that is locked while it lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock = threading.RLock()
-        self._name = ""
-        self._fd = -1
-
-    @property
-    def name(self) -> str:
-        """The name, under a lock that stands. A new one after a fork, or when somebody has removed the file."""
-        with self._lock:
-            try:
-                # Who sweeps may remove a new file before it is locked.
-                while self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                    self._begin()
-            except OSError as error:
-                raise EngineError(
-                    f"can't use {self._folder}: {error}: give a directory that can be made and written"
-                ) from error
-            return self._name
-
-    def _begin(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._name, self._fd = f"{process()}-{os.urandom(6).hex()}", -1
-        self._folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
-
-    def is_mine(self, name: str) -> bool:
-        return bool(name) and name == self._name
-
-    def close(self) -> None:
-        """End here: what this name holds is anybody's."""
-        with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)  # this ends it; the file is removed as well, or by the next one that sees it
-                with suppress(OSError):
-                    (self._folder / self._name).unlink()
-
-    def start_again(self) -> None:
-        """In a forked child: close without unlocking, since the life is the parent's."""
-        self._lock = threading.RLock()
-        fd, self._fd, self._name = self._fd, -1, ""
-        if fd >= 0:
-            os.close(fd)
-
-
-def dead(folder: Path, name: str) -> bool:
-    """Whether the process of this name has ended. Its file goes with the first who notices."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return True  # nobody's name: it must neither be opened nor removed
-    path = folder / name
-    if no_such_process(name):
-        path.unlink(missing_ok=True)  # some child has it open, and the lock with it
-        return True
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False  # out of files, no right to look: nobody knows, so the lease's end decides
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    else:
-        path.unlink(missing_ok=True)
-        return True
-    finally:
-        os.close(fd)
-
-
-def sweep(folder: Path) -> None:
-    """Remove the files of the dead."""
-    with suppress(OSError):  # what can't be swept now will be another time
-        for name in os.listdir(folder):
-            dead(folder, name)
-
-
 def process() -> str:
-    """This process's number, and where that number is valid."""
-    return f"{os.getpid()}-{_pid_namespace()}"
+    """This process's name."""
+    return _name_of(os.getpid())
+
+
+@cache
+def _name_of(pid: int) -> str:
+    return f"{pid}-{_pid_namespace()}-{_start_of(pid) or ''}"
 
 
 def pid_here(name: str) -> int | None:
@@ -150,17 +64,33 @@ def pid_here(name: str) -> int | None:
     return int(parts[1]) if parts is not None and parts[2] == str(_pid_namespace()) else None
 
 
-def no_such_process(name: str) -> bool:
-    """Whether the process of this name has ended, as far as can be told by its number."""
+def dead(name: str) -> bool:
+    """Whether the process of this name has ended. Of a process in another container nobody knows."""
+    if name == process():
+        return False
+    parts = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if parts is None:
+        return True  # nobody's name
     pid = pid_here(name)
+    if pid is None:
+        return False
     try:
-        if pid is not None:
-            os.kill(pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # else it is another user's
-    return False
+        pass  # it is another user's
+    return parts[3] != "" and _start_of(pid) not in (None, parts[3])
+
+
+def _start_of(pid: int) -> str | None:
+    """When the process was started, as the kernel counts; "" of one that has ended and was not waited for. None: it
+    is not told (outside of Linux)."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return "" if state in ("Z", "X") else fields[18]
 
 
 @cache

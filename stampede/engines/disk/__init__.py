@@ -16,6 +16,7 @@ from stampede.engines.disk.database import Database, Locked
 from stampede.engines.disk.limits import DiskLimits
 from stampede.engines.disk.locks import DiskLocks
 from stampede.engines.disk.rows import Port, Rows, bell_of, key_number
+from stampede.engines.flock import dead
 from stampede.engines.kit.errands import Errands, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.errors import OptionError
@@ -80,7 +81,7 @@ class DiskEngine(Engine):
             "entries, stale": kept - int(fresh),
             "bytes of keys and values": int(size),
             "bytes on disk": sum(each.stat().st_size for each in self.directory.iterdir() if each.is_file()),
-            "leases and locks standing": sum(map(self._rows.lives, holders)) + locks,
+            "leases and locks standing": len([holder for holder in holders if not dead(holder)]) + locks,
         }
 
 

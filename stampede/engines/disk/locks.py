@@ -10,7 +10,7 @@ from stampede import room
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Locked, Write
 from stampede.engines.disk.rows import Awaited, Port, bell_of, lock_number
-from stampede.engines.flock import pid_here
+from stampede.engines.flock import dead, pid_here, process
 from stampede.engines.wake import SINGLE
 from stampede.engines.whereabouts import here, parts_of
 from stampede.ports import Busy, Granted, Held
@@ -54,7 +54,7 @@ class DiskLocks(Port):
         return Busy(first.token, first.end - now)
 
     def _acquire(self, name: str, token: bytes, lease: float, waits: bool, its: float) -> Granted | Busy:
-        holder = self.rows.life.name
+        holder = process()
 
         def ask(was: Room, now: float, write: Write) -> Change[Granted | Busy]:
             fence = _last_fence(write) + 1
@@ -147,7 +147,7 @@ class DiskLocks(Port):
         return each.end > now and self._lives(each)
 
     def _lives(self, each: Inside) -> bool:
-        return each.holder == HANDED or self.rows.lives(each.holder)
+        return each.holder == HANDED or not dead(each.holder)
 
 
 def _number(token: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
-from stampede.engines.flock import Life, dead, pid_here, sweep
+from stampede.engines.flock import dead, pid_here, process
 from stampede.engines.kit.errands import Run
 from stampede.engines.story import heard, told
 from stampede.engines.wake import LOOK, Post
@@ -93,9 +93,7 @@ class Rows:
     def __init__(self, database: Database, max_bytes: int) -> None:
         self.database = database
         self._max_bytes = max_bytes
-        self._alive = database.directory / "alive"
-        self.life = Life(self._alive)
-        self.post = Post(database.directory, partial(dead, self._alive))
+        self.post = Post(database.directory, dead)
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 
@@ -144,7 +142,7 @@ class Rows:
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         """The answer, decided in a transaction; a lease that is granted stands when it is given."""
-        holder = self.life.name
+        holder = process()
         return self._change(key_number(key), lambda was, now: self._decide(was, token, ask, now, holder), _STATE)
 
     def _change(self, name: _Name, ask: Callable[[Record, float], Change[T]], state: str = _DECIDED) -> T:
@@ -176,11 +174,7 @@ class Rows:
 
     def _stands(self, lease: Lease, now: float) -> bool:
         """A lease stands until its end, or its holder's."""
-        return lease.end > now and self.lives(lease.holder)
-
-    def lives(self, holder: str) -> bool:
-        """Whether this process has not ended."""
-        return self.life.is_mine(holder) or not dead(self._alive, holder)
+        return lease.end > now and not dead(lease.holder)
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         return self._change(key_number(key), lambda was, now: record.fill(was, token, entry, now))
@@ -353,7 +347,6 @@ class Rows:
             write.execute("DELETE FROM leases WHERE ends < ?", (now,))
             write.execute("DELETE FROM rooms WHERE ends < ?", (now,))
             write.execute("DELETE FROM pasts WHERE ends < ?", (now,))
-            sweep(self._alive)
         for _ in range(16):
             if not _takes_more(write, limit):
                 return
@@ -384,10 +377,9 @@ class Rows:
     def close(self) -> None:
         self.database.close()
         self.post.close()
-        self.life.close()
 
     def start_again(self) -> None:
-        forks.each(part.start_again for part in (self.database, self.post, self.life))
+        forks.each(part.start_again for part in (self.database, self.post))
 
 
 class Port:
@@ -423,7 +415,7 @@ class Port:
             if found is not None:
                 longest, holders = found
                 for holder in holders:
-                    if not self.rows.life.is_mine(holder):
+                    if holder != process():
                         post.watch(holder, bell)
                 await self._colour.park(bell, min(timeout, longest if told else LOOK))
         finally:
