@@ -12,7 +12,6 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pandas.testing as pdt
 import pyarrow as pa
@@ -22,7 +21,7 @@ from pandas.tseries.offsets import CustomBusinessDay
 from stampede import CodecError, KeyingError, cached
 from stampede.codec import make_codec
 from stampede.codec.sealed import Sealed
-from stampede.codec.tables import checked
+from stampede.codec.tables import read
 from stampede.entry import Entry
 from stampede.keys import canonical
 from stampede.testing import isolated
@@ -33,7 +32,6 @@ except ImportError:  # a hundred MB more: it is tested where it is
     pl = None  # type: ignore[assignment]
 
 KEY, ID = "k", b"12345678"
-CODECS = ["sealed", "msgpack", "json"]
 BERLIN = "Europe/Berlin"
 DAYS = pd.date_range("2020-10-24", periods=6, freq="D", tz=BERLIN)  # the clocks are set back in between
 
@@ -69,27 +67,25 @@ DTYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_numpys_scalars_come_back_as_they_are(codec: str) -> None:
+def test_numpys_scalars_come_back_as_they_are() -> None:
     """Else a function that returns one, as a mean is, would be computed for ever, or give others another type."""
     for value in SCALARS:
-        back = there_and_back(value, codec)
+        back = there_and_back(value)
         assert type(back) is type(value) and back.dtype == value.dtype and back == value, value
         assert str(back) == str(value)
     assert np.isnan(there_and_back(np.float64("nan")))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_numpys_arrays_come_back_as_they_are(codec: str) -> None:
+def test_numpys_arrays_come_back_as_they_are() -> None:
     """Else one is refused, or comes back of another dtype or shape, transposed, or can be written to no more."""
     for value in ARRAYS:
-        back = there_and_back(value, codec)
+        back = there_and_back(value)
         assert type(back) is np.ndarray and (back.dtype, back.dtype.char) == (value.dtype, value.dtype.char), value
         assert back.shape == value.shape and back.tobytes() == value.tobytes(), value
         assert back.flags.writeable == value.flags.writeable
         assert back.flags.f_contiguous == value.flags.f_contiguous or not value.flags.forc
     for dtype in DTYPES:
-        assert (there_and_back(dtype, codec), type(there_and_back(dtype, codec))) == (dtype, type(dtype))
+        assert (there_and_back(dtype), type(there_and_back(dtype))) == (dtype, type(dtype))
 
 
 MOMENTS = [
@@ -127,24 +123,23 @@ FRAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_pandas_comes_back_as_it_is(codec: str) -> None:
+def test_pandas_comes_back_as_it_is() -> None:
     """Else a frame is refused, or loses its index's frequency or zone, its names, a column's dtype or its attrs."""
     for value in (*MOMENTS, pd.NaT, pd.NA):
-        back = there_and_back(value, codec)
+        back = there_and_back(value)
         assert type(back) is type(value) and (back is value or back == value), value
         assert all(getattr(back, name, 0) == getattr(value, name, 0) for name in ("unit", "tz", "fold")), value
     for index in INDEXES:
-        back = there_and_back(index, codec)
+        back = there_and_back(index)
         pdt.assert_index_equal(back, index, exact=True)
         assert type(back) is type(index) and (back.names, back.dtype) == (index.names, index.dtype)
         assert getattr(back, "freq", 0) == getattr(index, "freq", 0)
     for frame in FRAMES:
-        back = there_and_back(frame, codec)
+        back = there_and_back(frame)
         pdt.assert_frame_equal(back, frame, check_exact=True, check_freq=True, check_flags=True)
         assert back.attrs == frame.attrs and type(back.index) is type(frame.index)
     for name in FRAME:
-        pdt.assert_series_equal(there_and_back(FRAME[name], codec), FRAME[name], check_exact=True, check_freq=True)
+        pdt.assert_series_equal(there_and_back(FRAME[name]), FRAME[name], check_exact=True, check_freq=True)
 
 
 def test_a_frame_that_was_read_can_be_written_to() -> None:
@@ -181,11 +176,10 @@ def tables() -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_tables_come_back_as_they_are(codec: str) -> None:
+def test_tables_come_back_as_they_are() -> None:
     """Else a table of Arrow's, or a frame of polars', is refused or comes back with another schema."""
     for value in tables():
-        back = there_and_back(value, codec)
+        back = there_and_back(value)
         assert type(back) is type(value) and back.equals(value)
         assert getattr(back, "schema", 0) == getattr(value, "schema", 0)
 
@@ -199,8 +193,6 @@ def test_a_slice_of_a_table_takes_no_more_than_itself() -> None:
 class Report:
     mean: float
     best: np.float64
-    rows: npt.NDArray[np.float64]
-    frame: pd.DataFrame | None = None
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
@@ -208,9 +200,8 @@ def test_a_number_of_numpys_is_kept_as_the_number_that_is_annotated(codec: str) 
     """Else `mean() -> float` that returns a numpy.float64 would be refused; where nothing is said, it must be."""
     assert there_and_back(np.float64(1.5), codec, float) == 1.5
     assert there_and_back({"n": np.int64(3)}, codec, dict[str, int]) == {"n": 3}
-    report = Report(np.float64(1.5), np.float64(2), np.arange(3.0), pd.DataFrame({"a": [1]}))
-    back = there_and_back(report, codec)
-    assert (type(back.mean), type(back.best), back.frame.equals(report.frame)) == (float, np.float64, True)
+    back = there_and_back(Report(np.float64(1.5), np.float64(2)), codec)
+    assert (type(back.mean), type(back.best)) == (float, np.float64)
     assert isinstance(there_and_back(np.float64(1.5), "sealed", float), np.float64)
     for returns in (Any, dict[str, Any]):
         with pytest.raises(CodecError):
@@ -232,11 +223,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "masked": (lambda: np.ma.array([1]), "filled"),
     "recarray": (lambda: np.array([(1,)], [("a", "i4")]).view(np.recarray), "np.array"),
     "string dtype": (lambda: np.array(["a"], dtype=np.dtypes.StringDType()), "tolist"),
-    "a bool that is none": (lambda: np.array([2], "u1").view("?"), "view"),
-    "a bool that is none, in a structure": (lambda: np.array([2], "u1").view([("a", "?")]), "view"),
-    "a record with a bool that is none": (lambda: np.array([2], "u1").view([("a", "?")])[0], "view"),
-    "no character": (lambda: np.array([1 << 31], "u4").view("U1"), "character"),
-    "a column with a bool that is none": (lambda: pd.DataFrame({"a": np.array([2], "u1").view("?")}), "view"),
     "dtype of objects": (lambda: np.dtype("O"), "dtype"),
     "sparse": (lambda: pd.Series(pd.arrays.SparseArray([0, 1])), "to_dense"),
     "group": (lambda: pd.DataFrame({"a": [1]}).groupby("a"), "compute"),
@@ -244,7 +230,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pd.date_range("2020-01-01", periods=1, freq=CustomBusinessDay(holidays=["2020-05-05"])),
         "freq = None",
     ),
-    "nothing but nulls": (lambda: pa.table({"n": pa.nulls(10**6)}), "to_pylist"),
     "array of Arrow's": (lambda: pa.array([1]), "chunked_array"),
     "array of Arrow's, of texts": (lambda: pa.array(["a"], pa.large_string()), "chunked_array"),
     "array of Arrow's, of nulls": (lambda: pa.nulls(3), "chunked_array"),
@@ -278,7 +263,6 @@ def test_what_is_advised_is_kept() -> None:
     kinds = [pa.string_view(), pa.large_string(), pa.null(), pa.dictionary(pa.int8(), pa.string())]
     for array in [pa.nulls(2, kind) for kind in kinds]:
         assert there_and_back(pa.chunked_array([array])).equals(pa.chunked_array([array]))
-    assert there_and_back(np.array([2], "u1").view("?").view("u1") != 0).tolist() == [True]
     assert there_and_back(np.array(np.array(["a"], dtype=np.dtypes.StringDType()).tolist())).tolist() == ["a"]
 
 
@@ -313,8 +297,6 @@ HOSTILE = {
     "a dtype's long spelling": ("numpy.dtype", "=f8"),
     "a dtype that overlaps its end": ("numpy.dtype", ("fields", 4, False, (("a", 0, "<f8"),))),
     "a dtype in a dtype in a ...": ("numpy.dtype", ("sub", ("sub", "<f8", (1 << 40, 1 << 40)), (2,))),
-    "no bool": ("numpy.array", "|b1", (1,), "C", b"\7"),
-    "no character": ("numpy.array", "<U1", (1,), "C", b"\xff" * 4),
     "another order": ("numpy.array", "<f8", (1,), "K", bytes(8)),
     "a text for bytes": ("numpy.array", "<f8", (1,), "C", "12345678"),
     "a scalar that is none": ("numpy.scalar", "<f8", b"1"),
@@ -333,9 +315,6 @@ HOSTILE = {
     "a stream of nothing": ("pyarrow.Table", b""),
     "no stream": ("pyarrow.Table", b"\xff" * 64),
     "a stream that is cut": ("pyarrow.Table", stream(pa.table({"a": [*range(100)]}))[:-50]),
-    "a compressed stream": ("pyarrow.Table", stream(pa.table({"a": [0] * 1000}), compression="zstd")),
-    "rows of nothing": ("pyarrow.Table", stream(pa.table({"n": pa.Array.from_buffers(pa.null(), 1 << 30, [None])}))),
-    "more in a batch": ("pyarrow.RecordBatch", stream(pa.table({"n": pa.chunked_array([], pa.int8())}))),
 }  # fmt: skip
 
 
@@ -344,19 +323,20 @@ def test_hostile_bytes_are_a_miss(what: str) -> None:
     """Else who can write to the engine makes readers fail, or run out of memory, or read what is not theirs."""
     with pytest.raises(Exception) as caught:  # the envelope makes it a CodecError
         Sealed().load(node(*HOSTILE[what]), False)
-    assert isinstance(caught.value, (CodecError, ValueError, TypeError, KeyError, OverflowError, pa.ArrowException))
+    assert isinstance(
+        caught.value, (CodecError, ValueError, TypeError, KeyError, OSError, OverflowError, pa.ArrowException)
+    )
 
 
-def test_a_stream_is_looked_through_before_it_is_read() -> None:
-    """Else a reader in C++ or Rust is given lengths and places that lie outside of the bytes."""
+def test_a_damaged_stream_harms_nobody() -> None:
+    """Else a reader in C++ is given lengths and places that lie outside of the bytes."""
     honest = stream(pa.table({"a": [1, 2, 3], "s": ["x", "yy", None]}))
-    assert checked(honest) is honest
     for place in range(len(honest)):
         for bit in (1, 128):
             damaged = bytearray(honest)
             damaged[place] ^= bit
             try:
-                pa.ipc.open_stream(checked(bytes(damaged))).read_all().validate(full=True)
+                read(bytes(damaged)).to_pylist()
             except (CodecError, ValueError, OSError, TypeError, KeyError, NotImplementedError, UnicodeDecodeError):
                 pass
 

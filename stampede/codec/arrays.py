@@ -116,7 +116,6 @@ def parts_of(array: Any) -> tuple[Any, ...]:
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     if array.size == 0:
         return dtype, array.shape, order, b""
-    _refuse_broken(array)
     if order == "C" and not array.flags.c_contiguous:
         frozen = not array.flags.writeable
         array = np.array(array, order="C", copy=True)
@@ -138,41 +137,10 @@ def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
         if prod(n for n in shape if n) > 1 << 62:
             raise CodecError("no shape of an array")
         return np.empty(shape, dtype, order=order)
-    array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
-    _check(array)
-    return array
-
-
-def _refuse_broken(array: Any) -> None:
-    """What would not be believed when it is read, and be computed at every call."""
-    try:
-        _check(array)
-    except CodecError as error:
-        instead = "it.view('u1') != 0" if "bool" in str(error) else "an array of texts that are made anew"
-        raise CodecError(f"an array with {error} can't be stored: return {instead}") from None
-
-
-def _check(array: Any) -> None:
-    """Nothing in it that numpy would never have written, and that trips who reads it."""
-    dtype = array.dtype
-    if dtype.names is not None:
-        for name in dtype.names:
-            _check(array[name])
-    elif dtype.kind == "b" and not bool((array.view(np.uint8) <= 1).all()):
-        raise CodecError("a bool that is none")
-    elif dtype.kind == "U" and dtype.itemsize:
-        points = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(dtype.byteorder))
-        if bool((points > 0x10FFFF).any()):
-            raise CodecError("a character that is none")
+    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
 
 
 # -- scalars ----------------------------------------------------------------------------------------------------------
-
-
-def _scalar(value: Any) -> tuple[Any, ...]:
-    if value.dtype.names is not None:
-        _refuse_broken(np.asarray(value))
-    return dtype_parts(value.dtype), value.tobytes()
 
 
 def _make_scalar(dtype: Any, raw: Any) -> Any:
@@ -184,7 +152,7 @@ def _make_scalar(dtype: Any, raw: Any) -> Any:
 
 _SHAPES = (
     tagged("numpy.array", np.ndarray, parts_of, array_of),
-    tagged("numpy.scalar", np.generic, _scalar, _make_scalar),
+    tagged("numpy.scalar", np.generic, lambda value: (dtype_parts(value.dtype), value.tobytes()), _make_scalar),
     plain("numpy.str", np.str_, lambda value: (str.__str__(value),), str),
     plain("numpy.bytes", np.bytes_, lambda value: (bytes(value),), bytes),
     tagged("numpy.dtype", np.dtype, lambda value: (dtype_parts(value),), dtype_of),

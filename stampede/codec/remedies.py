@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import tzinfo
-from pickle import PicklingError
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -18,14 +17,13 @@ from typing import Any
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import BUILTIN
-from stampede.codec.packages import advice, is_row, package_of, shape_for
+from stampede.codec.packages import advice, is_row, shape_for
 from stampede.codec.shapes import is_model, is_text
 from stampede.errors import CodecError
 
 __all__ = ["ANNOTATION", "foreign", "not_alike", "where"]
 
 ANNOTATION = "the return annotation of the @cached function"
-_SEALED = "use codec='sealed', which holds it"
 _ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _PLAIN: tuple[type, ...] = (int, float, bytes, list, dict, tuple, set)
@@ -51,35 +49,22 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
         return "use a zoneinfo.ZoneInfo, or a datetime.timezone"
     if kind is memoryview:
         return "return bytes(it)"
+    if not sealed and (shape_for(kind) is not None or (kind in BUILTIN and kind is not object)):
+        return "use codec='sealed', which holds it"
     if is_model(kind):
         if (refusal := _refusal(value, kind)) is not None:
             return refusal
         if sealed:
             return f"name it in {named}, or in {ANNOTATION}"
-        if shape_for(kind) is not None:
-            return _SEALED
         if is_row(kind) or is_text(kind):
             return f"use codec='sealed', and name it in {named}, or in {ANNOTATION}"
         return f"name it in {ANNOTATION}, or use codec='sealed' with {named}"
-    if not sealed and kind in BUILTIN and kind is not object:
-        return _SEALED
     base = next((base for base in _PLAIN if issubclass(kind, base)), None)
     plain = "return plain values, or a dataclass" if base is None else f"return {base.__name__}(it)"
-    if not _reduces(value):
-        return f"it can't be made again out of bytes, by no codec: {plain}"
     if kind.__module__ == "builtins":
         return f"{plain}, or use codec='pickle' with a signing_key"
     trust = f"give {named}" if sealed else f"use codec='sealed' with {named}"
     return f"{plain}; or {trust}, whose __reduce__ is called then; or use codec='pickle' with a signing_key"
-
-
-def _reduces(value: Any) -> bool:
-    """Return whether it can be made again: not a lock, a socket or a session, nor what holds one."""
-    try:
-        held = vars(value).values() if hasattr(value, "__dict__") else ()
-        return all(isinstance(each.__reduce_ex__(4), tuple) for each in (value, *held) if type(each) not in BUILTIN)
-    except (TypeError, PicklingError):
-        return False
 
 
 def _refusal(value: Any, kind: Any) -> str | None:
@@ -140,6 +125,4 @@ def _annotation(value: Any, kind: type, codec: str) -> str:
         return "JSON has no word for it: use codec='msgpack' or 'sealed'"
     if kind in (tuple, set, frozenset):
         return f"say {kind.__name__}[...] in {ANNOTATION}, or use codec='sealed'"
-    if package_of(kind) is not None:
-        return f"name {_named(kind)} in {ANNOTATION}, or use codec='sealed'"
     return f"say what it is in {ANNOTATION}, or use codec='sealed'" if kind in BUILTIN else _remedy(value, kind, codec)

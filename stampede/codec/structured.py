@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from copy import copy
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, get_origin
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, reach
 from stampede.codec.depth import deep_bytes
-from stampede.codec.packages import is_row, package_of, shape_for
+from stampede.codec.packages import is_row, package_of
 from stampede.codec.pydantic import model_of, plain_shape, tree_of_model
 from stampede.codec.remedies import foreign, not_alike, where
-from stampede.codec.trees import tree_of, value_of, without_scalars
 from stampede.errors import CodecError, MissingExtra, OptionError
 from stampede.keys.models import is_pydantic
 from stampede.threads import on_stack
@@ -93,12 +95,8 @@ def _give(json: bool, value: Any) -> Any:
         return tree_of_model(value)
     if (shape := plain_shape(kind, "")) is not None:
         return shape.lower(value)[1]
-    if package_of(kind) is not None:
-        plain = without_scalars(value)
-        if plain is not value:
-            return plain
-        if shape_for(kind) is not None:
-            return tree_of(value, json=json)
+    if package_of(kind) == "numpy" and (plain := without_scalars(value)) is not value:
+        return plain
     raise CodecError(foreign(value, "json" if json else "msgpack"))
 
 
@@ -110,8 +108,29 @@ def _take(kind: Any, plain: Any) -> Any:
         return shape.rebuild(plain)
     origin = get_origin(kind) or kind
     if package_of(origin) is not None:
-        made = value_of(plain) if type(plain) in (dict, list) else origin(plain)
-        if not isinstance(made, origin):
-            raise CodecError(f"a {type(made).__name__} where a {origin.__name__} is to be")
-        return made
+        return origin(plain)  # a number of numpy's
     raise CodecError(f"a {kind!r} can't be read by this codec: use codec='sealed'")
+
+
+def without_scalars(value: Any) -> Any:
+    """Return the value with Python's own numbers and texts in place of numpy's, where these say as much."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([without_scalars(each) for each in value])
+    if kind is dict:
+        return {without_scalars(key): without_scalars(each) for key, each in value.items()}
+    if is_dataclass(kind):
+        twin = copy(value)
+        for field in fields(value):
+            object.__setattr__(twin, field.name, without_scalars(getattr(value, field.name)))
+        return twin
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.generic):
+        plain = value.item()
+        if (
+            type(plain) in (bool, int, float, str, bytes)
+            and (plain == value or plain != plain)
+            and value.dtype.char != "g"
+        ):
+            return plain
+    return value
