@@ -15,14 +15,14 @@ from stampede.engines.kit.replies import MORE, ODD, out_of_step
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import NOT_TO_OTHERS
 from stampede.engines.postgres.connect import Server
-from stampede.engines.postgres.line import ServerLine, check_refusal
+from stampede.engines.postgres.line import Line, check_refusal
 from stampede.engines.postgres.reach import LOOK, READ, WRITE, until_ready
 from stampede.engines.postgres.talk import Answer, Command, Talk, encoded
 
 __all__ = ["Blocking"]
 
 
-class Blocking(ServerLine):
+class Blocking(Line):
     """Asks a server, from any thread."""
 
     def __init__(self, server: Server) -> None:

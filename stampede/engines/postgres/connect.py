@@ -15,7 +15,7 @@ from psycopg.errors import InvalidSchemaName, UndefinedFunction
 from stampede.engines.kit.overdue import Overdue
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.postgres import address
-from stampede.engines.postgres.reach import reached, reached_in_loop, said, said_in_loop
+from stampede.engines.postgres.reach import reached, said
 from stampede.engines.postgres.schema import check_version
 from stampede.engines.postgres.talk import Command, Row, Talk
 from stampede.engines.url import safe_url
@@ -103,7 +103,7 @@ class Server:
         self.closed = True
 
     def connection(self) -> Talk:
-        """A new one of the blocking colour."""
+        """Return a new connection. It blocks."""
         self.check()
         made = self._reached(self._conninfo)
         try:
@@ -129,21 +129,6 @@ class Server:
         except TimeoutError:
             self.vigil.ends(began, self.timeout)
             raise
-
-    async def suspending_connection(self) -> Talk:
-        """A new one of the running event loop."""
-        self.check()
-        made = await reached_in_loop(self._conninfo, self.timeout)
-        try:
-            first = Talk(made, pooled=True)  # for all that is known yet
-            talk = self._met(made, *await said_in_loop(first, MEET, self.timeout))
-            for each in self._first(talk):
-                await said_in_loop(first, each, self.timeout)
-        except BaseException as error:
-            await made.close()
-            self._unmet(error)
-            raise
-        return talk
 
     @property
     def direct(self) -> dict[str, Any]:

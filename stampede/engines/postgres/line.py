@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from psycopg import Error
 
@@ -12,7 +11,7 @@ from stampede.engines.postgres.connect import APART, Server
 from stampede.engines.postgres.talk import Answer, Command, Row
 from stampede.errors import EngineError, TooLarge
 
-__all__ = ["Command", "Line", "ServerLine", "check_refusal", "is_refusal", "trouble"]
+__all__ = ["Command", "Line", "check_refusal", "is_refusal", "trouble"]
 
 _REFUSES = {"25006": "it writes nothing (a standby, or default_transaction_read_only)", "53100": "its disk is full"}
 """What a server says that answers, and takes nothing new."""
@@ -32,20 +31,8 @@ _STALE = {"26000", "42P05", APART}
 now."""
 
 
-class Line(Protocol):
-    """How one colour asks. EngineError if there is no answer, or a refusal."""
-
-    async def ask(self, command: Command) -> list[Row]:
-        """The rows."""
-        ...
-
-    async def ask_all(self, commands: Sequence[Command]) -> list[list[Row]]:
-        """The rows of each, in order; each is a transaction of its own."""
-        ...
-
-
-class ServerLine(ABC):
-    """Asks a server. Its colour says how questions are sent."""
+class Line(ABC):
+    """Asks a server, and raises EngineError if there is no answer, or a refusal. Its colour says how it is sent."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -55,9 +42,11 @@ class ServerLine(ABC):
         """The answer to each. It raises whatever psycopg does if they don't come."""
 
     async def ask(self, command: Command) -> list[Row]:
+        """Return the rows."""
         return (await self.ask_all((command,)))[0]
 
     async def ask_all(self, commands: Sequence[Command]) -> list[list[Row]]:
+        """Return the rows of each, in order; each is a transaction of its own."""
         if self._server.closed:
             self._server.check()
         if not commands:

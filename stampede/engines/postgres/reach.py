@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import select
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from psycopg import AsyncConnection, AsyncRawCursor, Connection, OperationalError, RawCursor
+from psycopg import Connection, OperationalError, RawCursor
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
 from stampede.engines.kit.replies import MORE
-from stampede.engines.postgres.talk import Answer, Command, Row, Talk, encoded
+from stampede.engines.postgres.talk import Command, Row, Talk, encoded
 
-__all__ = ["LOOK", "READ", "WRITE", "Look", "reached", "reached_in_loop", "said", "said_in_loop", "until_ready"]
+__all__ = ["LOOK", "READ", "WRITE", "Look", "reached", "said", "until_ready"]
 
 Look = Callable[[], object]
 """Called now and then by a thread that waits. It raises if the wait is in vain."""
@@ -23,7 +22,6 @@ Look = Callable[[], object]
 LOOK = 0.05
 """Seconds between two looks."""
 
-LATE = "it has let nobody in for {:g} s"
 READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 
 
@@ -56,19 +54,8 @@ def reached(conninfo: Mapping[str, Any], seconds: float, look: Look) -> Connecti
         poll = select.poll()  # libpq may have another socket by now
         poll.register(its.socket, select.POLLIN if status == PollingStatus.READING else select.POLLOUT)
         if not until_ready(poll, max(end - time.monotonic(), 0.0), look):
-            raise TimeoutError(LATE.format(seconds))
+            raise TimeoutError(f"it has let nobody in for {seconds:g} s")
     raise OperationalError(f"connection failed: {its.get_error_message()}")
-
-
-async def reached_in_loop(conninfo: Mapping[str, Any], seconds: float) -> AsyncConnection[Row]:
-    """A connection of the running event loop, which is the same otherwise."""
-    try:
-        async with asyncio.timeout(None if _are_many(conninfo) else seconds):
-            return await AsyncConnection.connect(
-                **conninfo, autocommit=True, prepare_threshold=None, cursor_factory=AsyncRawCursor
-            )
-    except TimeoutError as late:
-        raise TimeoutError(LATE.format(seconds)) from late
 
 
 def _are_many(conninfo: Mapping[str, Any]) -> bool:
@@ -84,30 +71,7 @@ def said(talk: Talk, command: Command, seconds: float) -> list[Row]:
         if not until_ready(poll, end - time.monotonic(), lambda: None):
             raise TimeoutError(f"it has said nothing for {seconds:g} s")
         talk.feed()
-    return _rows(answer)
-
-
-async def said_in_loop(talk: Talk, command: Command, seconds: float) -> list[Row]:
-    """The same, in the running event loop."""
-    talk.put(encoded(command))
-    loop, fd, ready = asyncio.get_running_loop(), talk.connection.fileno(), asyncio.Event()
-    loop.add_reader(fd, ready.set)
-    try:
-        async with asyncio.timeout(seconds):
-            while (answer := talk.gets()) is MORE:
-                if talk.flush():
-                    loop.add_writer(fd, ready.set)
-                ready.clear()
-                await ready.wait()
-                loop.remove_writer(fd)
-                talk.feed()
-    finally:
-        loop.remove_reader(fd)
-        loop.remove_writer(fd)
-    return _rows(answer)
-
-
-def _rows(answer: Answer) -> list[Row]:
     if isinstance(answer, Exception):
         raise answer
-    return answer
+    rows: list[Row] = answer
+    return rows

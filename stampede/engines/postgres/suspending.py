@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from psycopg import Error
-from psycopg.errors import ConnectionTimeout
 
+from stampede.engines.kit.errands import Errands
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.postgres.connect import Server
-from stampede.engines.postgres.line import ServerLine, check_refusal
+from stampede.engines.postgres.line import Line, check_refusal
 from stampede.engines.postgres.talk import Answer, Command, Encoded, Talk, encoded
 from stampede.errors import StampedeError
 
@@ -30,15 +30,17 @@ REST = 1.0
 """Seconds for which those that are there have to do, after the server has taken no more."""
 
 
-class Suspending(ServerLine):
+class Suspending(Line):
     """Asks a server, from any task of any event loop."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self._desks = Pipes[_Desk](lambda _: _Desk(server))
+        errands = Errands(threads=MOST)
+        self._desks = Pipes[_Desk](lambda _: _Desk(server, errands))
 
     async def sent(self, commands: Sequence[Command]) -> list[Answer]:
-        desk, asked = self._desks.to(None), [encoded(each) for each in commands]
+        asked = [encoded(each) for each in commands]
+        desk = self._desks.to(None)
         pipe = desk.pipe(asked)
         question = pipe.ask(asked, len(asked), twice=not is_once(commands))
         try:
@@ -62,20 +64,20 @@ class Suspending(ServerLine):
 class _Desk:
     """The connections of one loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, errands: Errands) -> None:
         self.server = server
+        self.errands = errands  # connecting takes several steps that block
         self.pipes: list[_Pipe] = []
         self.left: list[tuple[_Pipe, Question]] = []  # by cancelled callers; the answers are yet to come
         self.rests = 0.0  # until when no more connections are made than there are
 
     def pipe(self, asked: Sequence[Encoded]) -> _Pipe:
         """The one to ask this over: the first that is not busy, or that which has least to do."""
-        if self.left:
-            self.left = [(pipe, question) for pipe, question in self.left if pipe.owes(question)]
-            for pipe, question in self.left:
-                # The caller is about to take it back. Over another connection, that would come too early.
-                if _ids(question.asked) & _ids(asked):
-                    return pipe
+        self.left = [(pipe, question) for pipe, question in self.left if pipe.owes(question)]
+        for pipe, question in self.left:
+            # The caller is about to take it back. Over another connection, that would come too early.
+            if _ids(question.asked) & _ids(asked):
+                return pipe
         pooled = self.server.pooled
         for pipe in self.pipes:
             if pipe.load < (1 if pooled else BUSY) or (pipe.wire is None and not pooled):
@@ -118,7 +120,7 @@ class _Pipe(Pipe):
         return self.wire is not None and question in self.wire.flying
 
     async def reach(self) -> Wire:
-        talk = await self._desk.server.suspending_connection()
+        talk = await self._desk.errands.run(self._desk.server.connection)
         wire = Wire(self, talk)
         wire.connection_made(_Transport(talk, wire))
         wire.stand()
@@ -126,8 +128,6 @@ class _Pipe(Pipe):
 
     def failed(self, error: Exception) -> None:
         """If the server takes no more connections, those that are there have to do."""
-        if isinstance(error, (TimeoutError, ConnectionTimeout)):
-            self.vigil.ends(self._connects, self._patience)
         others = [each for each in self._desk.pipes if each.wire is not None]
         self._desk.pipes.remove(self)
         if others:
