@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -20,36 +19,14 @@ def _text(name: str) -> str:
     return (files(__package__) / name).read_text()
 
 
-STEPS: Mapping[int, str] = {}
-"""By the version that it begins with: what brings the tables to the next one, and keeps what is in them. No release has
-had others yet. Functions and views are made anew."""
-
 _ONE = 8319104481669375078
 """The lock of who makes it, or another version of it."""
-
-_FUNCTIONS = "values.sql", "locks.sql", "limits.sql"
-
-_UNMAKE = """
-    DROP VIEW IF EXISTS stampede.history, stampede.past, stampede.held;
-    DO $$ DECLARE its text; BEGIN
-        FOR its IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'stampede'::regnamespace LOOP
-            EXECUTE format('DROP FUNCTION %s CASCADE', its);
-        END LOOP;
-    END $$;
-"""
 
 
 def statements(*, durable: bool = False) -> str:
     """All of it, for who migrates by hand. With `durable`, nothing is lost in a crash, and every change is logged."""
-    return _logged(_text("tables.sql"), durable) + _functions()
-
-
-def _functions() -> str:
-    return "\n" + "\n".join(_text(name) for name in _FUNCTIONS)
-
-
-def _logged(text: str, durable: bool) -> str:
-    return re.sub(r"\bUNLOGGED (?=TABLE)", "", text) if durable else text
+    tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql", "limits.sql"))
+    return "\n".join([re.sub(r"\bUNLOGGED (?=TABLE)", "", tables) if durable else tables, *functions])
 
 
 def grants(role: str) -> str:
@@ -66,11 +43,10 @@ _RIGHTS = (
 )
 
 
-def make(connection: Connection[Any], *, durable: bool = False, steps: Mapping[int, str] = STEPS) -> str:
+def make(connection: Connection[Any], *, durable: bool = False) -> str:
     """Make it, or what is missing of it, in one transaction; says what was done. The connection is in autocommit.
 
-    Of an older version what is kept stays: values, leases, locks and the record. With `durable`, tables that were
-    unlogged are logged from now on; without it they stay as they are.
+    With `durable`, tables that were unlogged are logged from now on; without it they stay as they are.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # or who had to wait sees nothing new
@@ -81,30 +57,19 @@ def make(connection: Connection[Any], *, durable: bool = False, steps: Mapping[i
             # Who may not make schemas may have been given this one.
             connection.execute((re.sub(r"CREATE SCHEMA [^;]*;", "", text, count=1) if made else text).encode())
             return f"made version {VERSION}{', durable' if durable else ''}"
-        done = _upgrade(connection, version, steps)
+        if version > VERSION:
+            raise EngineError(f"it {_NEWER.format(version, VERSION)}")
+        if version < VERSION:
+            raise EngineError(
+                f"no way leads from version {version} to {VERSION}: DROP SCHEMA stampede CASCADE, with all that is "
+                "stored in it (locks that are held and the record, too), and make it anew"
+            )
+        done = f"version {version} was there already"
         if durable and (unlogged := _unlogged(connection)):
             for name in unlogged:
                 connection.execute(f"ALTER TABLE stampede.{name} SET LOGGED".encode())
             done += "; durable from now on"
         return done
-
-
-def _upgrade(connection: Connection[Any], version: int, steps: Mapping[int, str]) -> str:
-    if version > VERSION:
-        raise EngineError(f"it {_NEWER.format(version, VERSION)}")
-    if version == VERSION:
-        return f"version {version} was there already"
-    durable = not _unlogged(connection)
-    connection.execute(_UNMAKE)
-    for number in range(version, VERSION):
-        if number not in steps:
-            raise EngineError(
-                f"no way leads from version {number} to {number + 1}: DROP SCHEMA stampede CASCADE, with all that is "
-                "kept in it (locks that are held and the record, too), and make it anew"
-            )
-        connection.execute(_logged(steps[number], durable).encode())
-    connection.execute(_functions().encode())
-    return f"version {VERSION} was made of version {version}; what was kept is kept"
 
 
 def _there(connection: Connection[Any]) -> tuple[bool, int | None]:
