@@ -130,36 +130,32 @@ BEGIN
             pid = my_pid, started = my_start, homes = l.homes;
 END $$;
 
--- Store if the lease stands. `homes` are to be told, if it stood.
-CREATE FUNCTION stampede.fill(
-    its bytea, its_lock bigint, its_name bytea, mine bytea, its_entry bytea, fresh float8, keep float8, gone float8,
-    cost float8, margin float8, ttl float8, raised bool, value bytea, OUT done bool, OUT homes text[]
-) LANGUAGE plpgsql AS $$
+-- Store if the lease stands. `homes` are to be told, if it stood. In an entry that is passed, `fresh`, `keep` and `gone`
+-- are seconds from now, and `stored` says nothing.
+CREATE FUNCTION stampede.fill(e stampede.entries, its_lock bigint, mine bytea, OUT done bool, OUT homes text[])
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := stampede.alone(its_lock);
 BEGIN
-    DELETE FROM stampede.leases AS l WHERE l.id = its AND l.token = mine AND l.ends > now RETURNING l.homes INTO homes;
+    DELETE FROM stampede.leases AS l WHERE l.id = e.id AND l.token = mine AND l.ends > now
+        RETURNING l.homes INTO homes;
     done := FOUND;
-    IF NOT done THEN  -- it was sent again, perhaps
-        done := EXISTS (SELECT FROM stampede.entries AS e WHERE e.id = its AND e.entry = its_entry AND e.gone > now);
-        RETURN;
+    IF done THEN
+        PERFORM stampede.store(e, now);
+    ELSE  -- it was sent again, perhaps
+        done := EXISTS (SELECT FROM stampede.entries AS s WHERE s.id = e.id AND s.entry = e.entry AND s.gone > now);
     END IF;
-    PERFORM stampede.store(its, its_name, its_entry, now, fill.fresh, fill.keep, fill.gone, fill.cost, fill.margin,
-        fill.ttl, fill.raised, fill.value);
 END $$;
 
-CREATE FUNCTION stampede.store(
-    its bytea, its_name bytea, its_entry bytea, now float8, fresh float8, keep float8, gone float8, cost float8,
-    margin float8, ttl float8, raised bool, value bytea
-) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION stampede.store(e stampede.entries, now float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO stampede.entries VALUES (its, its_name, its_entry, now + store.fresh, now + store.keep,
-            now + store.gone, now, store.cost, store.margin, store.ttl, store.raised, store.value)
+    INSERT INTO stampede.entries VALUES (e.id, e.name, e.entry, now + e.fresh, now + e.keep, now + e.gone, now, e.cost,
+            e.margin, e.ttl, e.raised, e.value)
         ON CONFLICT (id) DO UPDATE SET entry = EXCLUDED.entry, fresh = EXCLUDED.fresh, keep = EXCLUDED.keep,
             gone = EXCLUDED.gone, stored = EXCLUDED.stored, cost = EXCLUDED.cost, margin = EXCLUDED.margin,
             ttl = EXCLUDED.ttl, raised = EXCLUDED.raised, value = EXCLUDED.value;
-    PERFORM stampede.tell(its);
+    PERFORM stampede.tell(e.id);
 END $$;
 
 -- Drop the lease if it stands; leave a verdict (to be told for `told` seconds) and a rest.
@@ -215,37 +211,32 @@ END $$;
 
 -- What is no computation ends the one under way: `token` is that of the lease that has fallen.
 
-CREATE FUNCTION stampede.set(
-    its bytea, its_lock bigint, its_name bytea, its_entry bytea, fresh float8, keep float8, gone float8, cost float8,
-    margin float8, ttl float8, raised bool, value bytea, OUT token bytea, OUT homes text[]
-) LANGUAGE plpgsql AS $$
+CREATE FUNCTION stampede.set(e stampede.entries, its_lock bigint, OUT token bytea, OUT homes text[])
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := stampede.alone(its_lock);
 BEGIN
-    DELETE FROM stampede.leases AS l WHERE l.id = its RETURNING l.token, l.homes INTO token, homes;
-    PERFORM stampede.store(its, its_name, its_entry, now, set.fresh, set.keep, set.gone, set.cost, set.margin,
-        set.ttl, set.raised, set.value);
+    DELETE FROM stampede.leases AS l WHERE l.id = e.id RETURNING l.token, l.homes INTO token, homes;
+    PERFORM stampede.store(e, now);
 END $$;
 
 -- Store if what is kept has the id that was seen (NULL: nothing is kept).
 CREATE FUNCTION stampede.replace(
-    its bytea, its_lock bigint, its_name bytea, seen bytea, its_entry bytea, fresh float8, keep float8, gone float8,
-    cost float8, margin float8, ttl float8, raised bool, value bytea, OUT done bool, OUT token bytea, OUT homes text[]
+    e stampede.entries, its_lock bigint, seen bytea, OUT done bool, OUT token bytea, OUT homes text[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := stampede.alone(its_lock);
-    there bytea := (SELECT e.entry FROM stampede.entries AS e WHERE e.id = its AND e.keep > now);
+    there bytea := (SELECT s.entry FROM stampede.entries AS s WHERE s.id = e.id AND s.keep > now);
 BEGIN
     done := there IS NOT DISTINCT FROM seen;
-    IF NOT done THEN
-        done := there IS NOT DISTINCT FROM its_entry;  -- it was sent again
-        RETURN;
+    IF done THEN
+        DELETE FROM stampede.leases AS l WHERE l.id = e.id RETURNING l.token, l.homes INTO token, homes;
+        PERFORM stampede.store(e, now);
+    ELSE
+        done := there IS NOT DISTINCT FROM e.entry;  -- it was sent again
     END IF;
-    DELETE FROM stampede.leases AS l WHERE l.id = its RETURNING l.token, l.homes INTO token, homes;
-    PERFORM stampede.store(its, its_name, its_entry, now, replace.fresh, replace.keep, replace.gone, replace.cost,
-        replace.margin, replace.ttl, replace.raised, replace.value);
 END $$;
 
 -- Stale from now on, and kept as long as it would have been. `done`: there was something fresh.

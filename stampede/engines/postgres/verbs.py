@@ -18,7 +18,6 @@ from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.wire import (
     Names,
-    columns,
     entry_of,
     fresh_of,
     is_whole,
@@ -27,6 +26,7 @@ from stampede.engines.postgres.wire import (
     names,
     news_of,
     reply_of,
+    row_of,
     shown,
     verdict_string,
 )
@@ -67,64 +67,16 @@ def _called(function: str, count: int) -> str:
     return f"SELECT * FROM stampede.{function}({', '.join(f'${n}' for n in range(1, count + 1))})"
 
 
-CLAIM, FILL, ABANDON, FAIL, SET, REPLACE, EXPIRE, INVALIDATE, GENERATIONS, BUMP, SOFTEN = (
+CLAIM, ABANDON, FAIL, EXPIRE, INVALIDATE, GENERATIONS, BUMP, SOFTEN = (
     _called(*each)
     for each in [
-        ("claim", 14), ("fill", 13), ("abandon", 7), ("fail", 14), ("set", 12), ("replace", 13),
-        ("expire", 2), ("invalidate", 2),
+        ("claim", 14), ("abandon", 7), ("fail", 14), ("expire", 2), ("invalidate", 2),
         ("generations", 3), ("bump", 3), ("soften", 3),
     ]
 )  # fmt: skip
-
-
-class Commands:
-    """The verbs that change a key, as they are sent: by their names, with their terms."""
-
-    def __init__(self, news: News, history: History) -> None:
-        self._news = news
-        self._history = history
-
-    def of(self, asked: Asked) -> Command:
-        command: Command = getattr(self, asked.verb)(*asked.args)
-        return command
-
-    def claim(self, key: str, token: bytes, ask: Ask) -> Command:
-        its = names(key)
-        terms = ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
-        return CLAIM, (its.id, its.lock, its.raw, token, *terms, here(), *self._news.life, self._history.failures)
-
-    def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Command:
-        its = names(key)
-        return FILL, (its.id, its.lock, its.raw, token, *columns(entry))
-
-    def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
-        its = names(key)
-        told = None if verdict is None else verdict_string(verdict)
-        why = told or verdict_string(Verdict("failed"))
-        terms = its.id, its.lock, token, told, VERDICT, float(rest), why
-        if verdict is None or verdict.kind != "failed" or not self._history.failures:
-            return ABANDON, terms
-        error = readable(verdict.type_name.removeprefix("builtins.")), readable(verdict.message)
-        return FAIL, (*terms, *who(), *error, *self._history.bounds)
-
-    def renew(self, key: str, token: bytes, lease: float) -> Command:
-        return RENEW, (names(key).id, token, float(lease), *self._news.life)
-
-    def set(self, key: str, entry: Entry[Any]) -> Command:
-        its = names(key)
-        return SET, (its.id, its.lock, its.raw, *columns(entry))
-
-    def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> Command:
-        its = names(key)
-        return Once((REPLACE, (its.id, its.lock, its.raw, seen, *columns(entry))))
-
-    def expire(self, key: str) -> Command:
-        its = names(key)
-        return EXPIRE, (its.id, its.lock)
-
-    def invalidate(self, key: str) -> Command:
-        its = names(key)
-        return INVALIDATE, (its.id, its.lock)
+_STORED = "ROW($1, $2, $3, $4, $5, $6, 0, $7, $8, $9, $10, $11)::stampede.entries, $12"
+FILL, REPLACE = (f"SELECT * FROM stampede.{verb}({_STORED}, $13)" for verb in ("fill", "replace"))
+SET = f"SELECT * FROM stampede.set({_STORED})"
 
 
 def _changing(verb: str) -> Any:
@@ -154,8 +106,38 @@ class Keys(Versioned):
         self._news = news
         self._teller = teller
         self._generations = generations
+        self._history = history
         self._colour = colour
-        self._commands = Commands(news, history)
+
+    def _command(self, asked: Asked) -> Command:
+        """A verb that changes a key, as it is sent."""
+        key, *terms = asked.args
+        its = names(key)
+        match asked.verb, *terms:
+            case "claim", token, ask:
+                how = ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
+                holder = here(), *self._news.life, self._history.failures
+                return CLAIM, (its.id, its.lock, its.raw, token, *how, *holder)
+            case "fill", token, entry:
+                return FILL, (*row_of(its, entry), its.lock, token)
+            case "set", entry:
+                return SET, (*row_of(its, entry), its.lock)
+            case "replace", seen, entry:
+                return Once((REPLACE, (*row_of(its, entry), its.lock, seen)))
+            case "renew", token, lease:
+                return RENEW, (its.id, token, float(lease), *self._news.life)
+            case "abandon", token, *how:
+                return self._abandoned(its, token, *how)
+        return EXPIRE if asked.verb == "expire" else INVALIDATE, (its.id, its.lock)
+
+    def _abandoned(self, its: Names, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
+        told = None if verdict is None else verdict_string(verdict)
+        why = told or verdict_string(Verdict("failed"))
+        terms = its.id, its.lock, token, told, VERDICT, float(rest), why
+        if verdict is None or verdict.kind != "failed" or not self._history.failures:
+            return ABANDON, terms
+        error = readable(verdict.type_name.removeprefix("builtins.")), readable(verdict.message)
+        return FAIL, (*terms, *who(), *error, *self._history.bounds)
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -168,13 +150,13 @@ class Keys(Versioned):
         return None if entry is None else Found(entry, self._ticket(its, stamp, told))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        its, news = names(key), self._news
+        its, news, asked = names(key), self._news, Asked("claim", (key, token, ask))
         news.start()
         if news.home_backend is None:
             await news.at_home(self._colour)
         while True:
             stamp, told = news.stamps[its.slot], news.told
-            (row,) = await self._line.ask(self._commands.claim(key, token, ask))
+            (row,) = await self._line.ask(self._command(asked))
             whole = row if is_whole(row) else await self._whole(its, row)
             if whole is not None:
                 return self._replied(its, whole, stamp, told)
@@ -199,7 +181,7 @@ class Keys(Versioned):
         its, news, asked = names(key), self._news, Asked("fill", (key, token, entry))
         stamp, told, ticket = news.stamps[its.slot], news.told, None
         try:
-            done: bool = self._done(asked, await self._line.ask(self._commands.of(asked)))
+            done: bool = self._done(asked, await self._line.ask(self._command(asked)))
             if done and told and told == news.told:
                 ticket = news.stored(its.slot, stamp)
         finally:
@@ -211,7 +193,7 @@ class Keys(Versioned):
         return bool(await self.changed(Asked("abandon", (key, token, verdict, rest))))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return bool(await self._line.ask(self._commands.renew(key, token, lease)))
+        return bool(await self._line.ask(self._command(Asked("renew", (key, token, lease)))))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """All in one round trip."""
@@ -225,7 +207,7 @@ class Keys(Versioned):
         its = [names(each.args[0]) for each in asked]
         before = [(self._news.stamps[each.slot], self._news.told) for each in its]
         looks = [name.id for name, each in zip(its, asked, strict=True) if each.verb == "look"]
-        commands = [self._commands.of(each) for each in asked if each.verb != "look"]
+        commands = [self._command(each) for each in asked if each.verb != "look"]
         try:
             seen, *others = await self._line.ask_all([(ALL_SEEN, (looks,)), *commands])
         finally:
@@ -287,7 +269,7 @@ class Keys(Versioned):
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """All in one round trip."""
         now, sample = time.monotonic(), self._generations.sample()
-        commands = [self._commands.of(each) for each in asked]
+        commands = [self._command(each) for each in asked]
         try:
             rows = await self._line.ask_all([*commands, *map(_asking, scopes)])
         finally:
@@ -299,7 +281,7 @@ class Keys(Versioned):
     async def changed(self, asked: Asked) -> bool:
         """What was read here before it is true no more, at once: the news may still be on their way."""
         try:
-            rows = await self._line.ask(self._commands.of(asked))
+            rows = await self._line.ask(self._command(asked))
         finally:
             self._void([asked])
         done: bool = self._done(asked, rows)

@@ -17,7 +17,6 @@ from stampede.ports import Busy, Failed, Found, Granted, Reply, Shown, Ticket
 __all__ = [
     "SMALL",
     "Names",
-    "columns",
     "entry_of",
     "fresh_of",
     "is_whole",
@@ -26,6 +25,7 @@ __all__ = [
     "names",
     "news_of",
     "reply_of",
+    "row_of",
     "shown",
     "verdict_string",
 ]
@@ -66,13 +66,14 @@ def key_of(raw: bytes) -> str:
 # -- entries ------------------------------------------------------------------------------------------------------
 
 
-def columns(entry: Entry[Any]) -> tuple[Any, ...]:
-    """The entry as it is stored; TooLarge if it can't be."""
+def row_of(its: Names, entry: Entry[Any]) -> tuple[Any, ...]:
+    """The entry as it is sent, in the order of its table, but for `stored`; TooLarge if it can't be."""
     if len(entry.value) > _LONGEST:
         raise TooLarge(f"{len(entry.value)} bytes are more than Postgres is given in one value")
     keep = max(entry.keep, entry.fresh)
     gone = max(keep, entry.fresh + GRACE)
-    return entry.id, entry.fresh, keep, gone, entry.cost, entry.margin, entry.ttl, entry.raised, entry.value
+    ends = entry.fresh, keep, gone
+    return its.id, its.raw, entry.id, *ends, entry.cost, entry.margin, entry.ttl, entry.raised, entry.value
 
 
 def entry_of(row: Row) -> Entry[Any]:
