@@ -86,7 +86,7 @@ def test_it_is_done_by_those_who_write(engine: PostgresEngine) -> None:
 
     def ask(command: Any) -> Any:
         done.set()
-        return [(0, 0.0)]
+        return [(0,)]
 
     sweeper = Sweeper(ask)
     for _ in range(WRITES - 1):

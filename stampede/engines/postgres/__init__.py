@@ -4,8 +4,8 @@ tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: func
 schema.py    makes them, and tells those of another release
 connect.py   what is behind a URL: how connections are made, by reach.py;  address.py   what a URL says
 talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows
-verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   what is recorded;
-             sessions.py   connections that locks are bound to; reports.py   and told of that
+verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   their record;
+             sessions.py   connections that locks are bound to
 line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour: by the pool
              and the pipe of the kit
 news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
@@ -26,15 +26,14 @@ from stampede.engines.kit.feed import MEANS
 from stampede.engines.kit.stamps import Stamps
 from stampede.engines.postgres.blocking import Blocking
 from stampede.engines.postgres.connect import Server, of_pool, of_url
-from stampede.engines.postgres.history import History
+from stampede.engines.postgres.history import History, PostgresReports
 from stampede.engines.postgres.limits import PostgresLimits
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.locks import PostgresLocks
 from stampede.engines.postgres.news import GENERATIONS, Bumps, News
-from stampede.engines.postgres.reports import PostgresHolds, PostgresReports
 from stampede.engines.postgres.sessions import PostgresSessions
 from stampede.engines.postgres.suspending import Suspending
-from stampede.engines.postgres.sweep import Reaper, Sweeper
+from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import Keys
@@ -97,8 +96,8 @@ class PostgresEngine(Engine):
 
 
 def _side(keys: Any, locks: Any, line: Any) -> Side:
-    limits, holds = PostgresLimits(line), PostgresHolds(line)
-    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=holds, hands=locks)
+    limits = PostgresLimits(line)
+    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
 
 
 class _All:
@@ -115,8 +114,7 @@ class _All:
         self.news.on_tick = self.aline.close_dead
         self.teller = Teller(self._ask, self.news)
         self.sweeper = Sweeper(self._ask, server.entries, server.max_bytes)
-        self.reaper = Reaper(self._ask)
-        self.news.on_left = self.reaper.unbind
+        self.news.on_left = self.sweeper.unbind
         self.history = History(*server.history, failures=server.failures)
         self.claims, self.aclaims = self._keys(self.line, BLOCKING), self._keys(self.aline, SUSPENDING)
         self.locks, self.alocks = self._names(self.line, BLOCKING), self._names(self.aline, SUSPENDING)
@@ -125,7 +123,7 @@ class _All:
         return Keys(line, self.news, self.teller, self.sweeper, self.generations, self.history, colour)
 
     def _names(self, line: Line, colour: Colour) -> PostgresLocks:
-        return PostgresLocks(line, self.news, self.teller, self.history, self.reaper, colour)
+        return PostgresLocks(line, self.news, self.teller, self.history, self.sweeper, colour)
 
     def _ask(self, command: Command) -> list[Row]:
         return run_blocking(self.line.ask(command))
@@ -149,7 +147,6 @@ class _All:
     def close(self) -> None:
         self.teller.close()
         self.sweeper.close()
-        self.reaper.close()
         self._server.close()  # who is woken by the others finds it so
         for part in (self.news, self.line, self.aline):
             part.close()

@@ -1,4 +1,4 @@
-"""What goes into the record of locks and of failed computations: who we are, and how what was done has failed."""
+"""The record of locks and of failed computations: what goes into it, and what people are told of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from functools import cache
 from pathlib import PurePath
 
 from stampede import forks
-from stampede.ports import Problem, Records
+from stampede.engines.postgres.line import Line
+from stampede.ports import Problem, Records, Released, Reports
 
-__all__ = ["History", "readable", "who"]
+__all__ = ["History", "PostgresReports", "name_of", "readable", "who"]
+
+RELEASED = """SELECT number, kind, name, host, process, program, fence, date_part('epoch', taken),
+        date_part('epoch', released), problem, exception, message, traceback
+    FROM stampede.past
+    WHERE (problem <> '' OR NOT $1) AND date_part('epoch', released) > stampede.clock() - $2
+    ORDER BY number DESC LIMIT $3"""
 
 Details = tuple[bytes | None, bytes | None, bytes | None]
 
@@ -59,3 +66,20 @@ def _plain(text: str) -> str:
 
 def readable(text: str) -> bytes:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace")
+
+
+class PostgresReports(Reports):
+    """Of one database."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
+        rows = await self._line.ask((RELEASED, (failed, float(since), most)))
+        released = [Released(number, kind, name_of(name), *others) for number, kind, name, *others in rows]
+        return sorted(released, key=lambda each: each.released, reverse=True)
+
+
+def name_of(raw: bytes) -> str:
+    """A name for people, as any text is."""
+    return raw.decode("utf-8", "backslashreplace")

@@ -16,15 +16,15 @@ from random import uniform
 from time import monotonic
 
 from stampede.colour import Colour
-from stampede.engines.postgres.history import History, who
+from stampede.engines.postgres.history import History, name_of, who
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
-from stampede.engines.postgres.sweep import Reaper
+from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import LOOK, SAFETY
 from stampede.engines.postgres.wire import names
 from stampede.pace import FARTHEST, look_again
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Granted, Held
 
 __all__ = ["PostgresLocks", "lock_id"]
 
@@ -39,6 +39,17 @@ RELEASE = "SELECT * FROM stampede.release($1, $2, $3, $4, $5, $6, $7)"
 STANDING = "SELECT * FROM stampede.standing($1, $2, $3, $4)"
 
 
+HELD = """SELECT l.name, l.host, l.process, l.program, l.fence, l.taken, now.now - l.taken, l.ends - now.now,
+        l.pid IS NOT NULL, (SELECT count(*) FROM stampede.waiting AS w WHERE w.id = l.id)
+    FROM stampede.locks AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
+    WHERE l.fence IS NOT NULL AND l.ends > now.now AND NOT stampede.dead(l)
+        AND substr(l.name, 1, length($1::bytea)) = $1::bytea"""
+
+HOLDER = """SELECT l.token, l.ends - now.now
+    FROM stampede.locks AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
+    WHERE l.id = $1 AND l.fence IS NOT NULL AND l.ends > now.now AND NOT stampede.dead(l)"""
+
+
 @dataclass(slots=True)
 class _Queued(Busy):
     """Busy, and the place of the one who asked."""
@@ -51,20 +62,14 @@ class PostgresLocks:
     """Locks of one colour."""
 
     def __init__(
-        self,
-        line: Line,
-        news: News,
-        teller: Teller,
-        history: History,
-        reaper: Reaper,
-        colour: Colour,
+        self, line: Line, news: News, teller: Teller, history: History, sweeper: Sweeper, colour: Colour
     ) -> None:
         self._line = line
         self._news = news
         self._teller = teller
         self._colour = colour
         self._history = history
-        self._reaper = reaper
+        self._sweeper = sweeper
         self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
 
     async def acquire(
@@ -84,7 +89,7 @@ class PostgresLocks:
             self._tell(its.channel, called, homes)
         if granted:
             self._arrivals.pop(token, None)
-            self._reaper.took()
+            self._sweeper.took()
             self._unbind_if_gone(life)
             return Granted(fence=number)
         if not waits:
@@ -113,6 +118,13 @@ class PostgresLocks:
         if homes:
             self._tell(names(name, b"lock").channel, called, homes)
         return bool(stood)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return [(token, left) for token, left in await self._line.ask((HOLDER, (lock_id(name),)))]
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        rows = await self._line.ask((HELD, (prefix.encode("utf-8", "surrogatepass"),)))
+        return [Held(name_of(name), *others) for name, *others in rows]
 
     def _tell(self, channel: bytes, called: Sequence[bytes], homes: Sequence[str]) -> None:
         """Have each waiter told whose turn has come, in its process. A token that is empty wakes all who wait there."""
@@ -148,7 +160,7 @@ class PostgresLocks:
     def _unbind_if_gone(self, life: tuple[int, float] | tuple[None, None]) -> None:
         """Say again that we live if this connection has ended while a lock was being bound to it."""
         if life[0] is not None and life != self._news.home_backend:
-            self._reaper.unbind(life)
+            self._sweeper.unbind(life)
 
     def _remember(self, token: bytes, arrival: int) -> None:
         if len(self._arrivals) >= _REMEMBERED:

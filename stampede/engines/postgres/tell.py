@@ -12,7 +12,8 @@ import threading
 from binascii import b2a_base64
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from contextlib import suppress
+from typing import Any
 
 from stampede.colour import running_loop
 from stampede.engines.postgres.talk import Command
@@ -46,19 +47,11 @@ TELL = (
 )
 
 
-class Here(Protocol):
-    """Those of this process who wait."""
-
-    home: str
-
-    def ring(self, name: bytes, message: bytes) -> None: ...
-
-
 class Teller:
     """Tells processes, by their homes. `ask` sends a command, and blocks."""
 
-    def __init__(self, ask: Callable[[Command], object], news: Here) -> None:
-        """What is for our own home takes no round trip."""
+    def __init__(self, ask: Callable[[Command], object], news: Any) -> None:
+        """What is for the own home of the `News` takes no round trip."""
         self._ask = ask
         self._news = news
         self._crew = Crew(1, "stampede-postgres-tell")
@@ -66,11 +59,7 @@ class Teller:
 
     def start_again(self) -> None:
         """In a forked child: what is to be told is the parent's, who tells it."""
-        self._lock = threading.RLock()  # a finalizer, or a signal, may tell in the middle of this
         self._left: deque[tuple[str, str]] = deque(maxlen=MOST)
-        self._telling = False
-        self._idle = threading.Event()
-        self._idle.set()
         self._hurry = threading.Event()
 
     def tell(self, homes: Iterable[str] | None, channel: bytes, message: bytes = b"") -> None:
@@ -81,40 +70,34 @@ class Teller:
             self._news.ring(channel, message)
         if theirs:
             payload = _payload(channel, message)
-            with self._lock:
-                self._idle.clear()
-                self._left.extend((home, payload) for home in theirs)
-            if not self._telling:  # asked behind: who has just found nothing more to tell has said so
-                self._crew.do(self._tell)
+            self._left.extend((home, payload) for home in theirs)
+            self._crew.do(self._tell)
 
     def flush(self, seconds: float) -> None:
-        """Wait until it has been told, if that takes no longer."""
+        """Wait until all has been told, if that takes no longer."""
+        told = threading.Event()
         self._hurry.set()
-        self._idle.wait(seconds)
+        self._crew.do(told.set)
+        told.wait(seconds)
 
     def close(self) -> None:
         self.flush(AT_EXIT if running_loop() is None else IN_A_LOOP)
 
     def _tell(self) -> None:
-        """By the one thread: until there is nothing more."""
-        try:
-            while some := self._next():
-                try:
-                    self._ask((TELL, [[home for home, _ in some], [payload for _, payload in some]]))
-                except EngineError as error:  # waiters look by themselves
-                    _log.debug("nobody was told: %s", error)
-                self._hurry.wait(GATHER)
-        except BaseException:  # or nothing would be told any more
-            self._telling = False
-            raise
+        """Until there is nothing more; the jobs behind this one find nothing to do then."""
+        while some := self._next():
+            try:
+                self._ask((TELL, [[home for home, _ in some], [payload for _, payload in some]]))
+            except EngineError as error:  # waiters look by themselves
+                _log.debug("nobody was told: %s", error)
+            self._hurry.wait(GATHER)
 
     def _next(self) -> list[tuple[str, str]]:
-        with self._lock:
-            some = [self._left.popleft() for _ in range(min(len(self._left), AT_ONCE))]
-            self._telling = bool(some)
-            if not some:
-                self._idle.set()
-            return some
+        some = list[tuple[str, str]]()
+        with suppress(IndexError):
+            while len(some) < AT_ONCE:
+                some.append(self._left.popleft())
+        return some
 
 
 def _payload(channel: bytes, message: bytes) -> str:
