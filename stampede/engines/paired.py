@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from stampede import forks, record
-from stampede.engines.kit.owned import Owned
+from stampede.engines.ending import Ending
 from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
@@ -60,6 +60,7 @@ class Paired(Engine):
         self.blocking = Side(keys, keys, named, counts.blocking.limits, softens=store.blocking.softens)
         self.suspending = Side(akeys, akeys, anamed, counts.suspending.limits, softens=store.suspending.softens)
         self._engines = store, locks
+        forks.in_child(self._start_again)
 
     @property
     def lock_engine(self) -> Engine:
@@ -75,6 +76,9 @@ class Paired(Engine):
         for engine in self._engines:
             engine.close()
 
+    def _start_again(self) -> None:
+        self._computations.clear()
+
 
 def _replaceable(engine: Engine, store: Store | None) -> Versioned:
     if store is None:
@@ -89,36 +93,19 @@ def _replaceable(engine: Engine, store: Store | None) -> Versioned:
 
 @dataclass(slots=True)
 class _Computation:
-    """One of ours: the version that its claim saw, and when."""
+    """One of ours: the version that its claim saw, and until when it may be stored."""
 
     seen: bytes | None
-    began: float
     failed_before: bool
+    end: float
 
 
-class _Computations(Owned[str, _Computation]):
-    """Those of this process, for both colours."""
+class _Computations(Ending[tuple[str, bytes], _Computation]):
+    """Those of this process by key and token, for both colours."""
 
     def __init__(self, max_hold: float, clock: Callable[[], float]) -> None:
-        super().__init__(self._is_late)
-        self.max_hold = max_hold
-        self._clock = clock
-        forks.in_child(self.clear)
-
-    def begin(self, key: str, token: bytes, seen: bytes | None, failed_before: bool) -> None:
-        self.put(key, token, _Computation(seen, self._clock(), failed_before))
-
-    def get(self, name: str, token: bytes) -> _Computation | None:
-        return self._in_time(super().get(name, token))
-
-    def pop(self, name: str, token: bytes) -> _Computation | None:
-        return self._in_time(super().pop(name, token))
-
-    def _in_time(self, own: _Computation | None) -> _Computation | None:
-        return None if own is None or self._is_late(own) else own
-
-    def _is_late(self, own: _Computation) -> bool:
-        return self._clock() - own.began >= self.max_hold
+        super().__init__()
+        self.max_hold, self.clock = max_hold, clock
 
 
 # -- the verbs ----------------------------------------------------------------------------------------------------
@@ -155,11 +142,13 @@ class _Verbs:
         if not isinstance(answer, Granted):
             await self._locks.release(BUSY + key, token)
             return answer
-        self._computations.begin(key, token, _version(there), past is not None)
+        began = self._computations.clock()
+        own = _Computation(_version(there), past is not None, began + self._computations.max_hold)
+        self._computations.put((key, token), own, began)
         return Granted(answer.entry, reply.fence)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        own = self._computations.pop(key, token)
+        own = self._taken(key, token)
         if not await self._locks.renew(BUSY + key, token, MOMENT):
             (there,) = await self._store.get([key])
             return there is not None and there.id == entry.id  # it was sent again
@@ -170,7 +159,7 @@ class _Verbs:
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        self._computations.pop(key, token)
+        self._taken(key, token)
         if (verdict is not None or rest > 0) and await self._locks.renew(BUSY + key, token, MOMENT):
             (past,) = await self._store.get([PAST + key])
             failed = (_past(past) or Past()).with_failure(token, verdict, rest, 0.0)
@@ -182,7 +171,7 @@ class _Verbs:
         return None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        own = self._computations.get(key, token)
+        own = self._computations.living((key, token), self._computations.clock())
         if own is None or not await self._locks.renew(BUSY + key, token, lease):
             return False
         (there,) = await self._store.get([key])
@@ -240,6 +229,10 @@ class _Verbs:
             stolen |= await self._locks.release(BUSY + key, reply.token)
             reply = await self._locks.acquire(BUSY + key, token, ask.lease)
         return reply, stolen
+
+    def _taken(self, key: str, token: bytes) -> _Computation | None:
+        own = self._computations.pop((key, token), None)
+        return own if own is not None and own.end > self._computations.clock() else None
 
     async def _changed(self, key: str, there: Entry[Any] | None) -> Entry[Any] | None:
         """Change the version alone, so that the computation from which the lock was taken can't be stored."""

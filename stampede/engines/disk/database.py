@@ -20,7 +20,7 @@ from stampede.colour import running_loop
 from stampede.engines.disk import boot
 from stampede.engines.disk.founding import file_of, found, move_aside, stamps_of
 from stampede.engines.disk.opened import LOOK, Link, Opened, Row
-from stampede.engines.disk.stamps import GENERATIONS, MARK, Stamps, Unreadable
+from stampede.engines.disk.stamps import GENERATIONS, MARK, WRITER, Stamps, Unreadable
 from stampede.errors import EngineClosed, EngineError
 
 __all__ = ["Database", "Locked", "Write"]
@@ -232,7 +232,7 @@ class Database:
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                opened.stamps.writer = os.getpid()
+                opened.stamps.words[WRITER] = os.getpid()
                 return opened.current  # looked at now: before the turn, that says nothing
             except sqlite3.OperationalError as error:
                 if not _is_busy(error):
@@ -240,7 +240,7 @@ class Database:
             if not opened.current:
                 return False
             if time.monotonic() > deadline:
-                last = opened.stamps.writer
+                last = opened.stamps.words[WRITER]
                 raise EngineError(
                     f"{opened.file} has been locked for {self._timeout:g} s: by process {last}, or another program"
                 )

@@ -14,7 +14,7 @@ from stampede.colour import Colour
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked, Write
 from stampede.engines.disk.opened import Opened
-from stampede.engines.disk.stamps import GENERATIONS, MARK, SLOTS
+from stampede.engines.disk.stamps import GENERATIONS, HAND, MARK, SLOTS
 from stampede.engines.flock import dead, pid_here, process
 from stampede.engines.kit.errands import Run
 from stampede.engines.story import heard, told
@@ -356,8 +356,8 @@ class Rows:
         """One step of the hand: entries in the order of their numbers, a second chance to those in use."""
         stamps = write.opened.stamps
         sql = "SELECT number FROM entries WHERE number > ? ORDER BY number LIMIT 64"
-        numbers = [row[0] for row in write.execute(sql, (stamps.hand,))]
-        stamps.hand = numbers[-1] if len(numbers) == 64 else -(1 << 63)
+        numbers = [row[0] for row in write.execute(sql, (stamps.words[HAND] + _LEAST,))]
+        stamps.words[HAND] = numbers[-1] - _LEAST if len(numbers) == 64 else 0
         unused = []
         for number in numbers:
             at = number & 0xFFFF

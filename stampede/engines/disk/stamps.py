@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import mmap
 import os
+from errno import ENOSPC
 from pathlib import Path
 
-__all__ = ["GENERATIONS", "MARK", "SLOTS", "Stamps", "Unreadable"]
+__all__ = ["GENERATIONS", "HAND", "MARK", "SLOTS", "WRITER", "Stamps", "Unreadable"]
 
 SLOTS = 1 << 16
 MARK = 1
@@ -28,8 +29,8 @@ _MAGIC = int.from_bytes(b"stampede", "little")
 _WORDS = 8 + SLOTS
 _SIZE = 8 * _WORDS + 2 * SLOTS
 
-# The words in front of the slots.
-_WHAT, _INCARNATION, GENERATIONS, _WRITER, _HAND = range(5)
+# The words in front of the slots: the process that has last begun to write; where eviction goes on, and so forth.
+_WHAT, _INCARNATION, GENERATIONS, WRITER, HAND = range(5)
 
 
 class Unreadable(Exception):
@@ -62,11 +63,9 @@ class Stamps:
         """Make a whole new file, every block of it allocated."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(fd, 0, _SIZE)
-            else:
-                os.write(fd, bytes(_SIZE))
-            os.pwrite(fd, _MAGIC.to_bytes(8, "little") + int(incarnation, 16).to_bytes(8, "little"), 0)
+            head = _MAGIC.to_bytes(8, "little") + int(incarnation, 16).to_bytes(8, "little")
+            if os.write(fd, head.ljust(_SIZE, b"\0")) < _SIZE:
+                raise OSError(ENOSPC, os.strerror(ENOSPC))
         finally:
             os.close(fd)
 
@@ -119,27 +118,6 @@ class Stamps:
         if awaited:
             self._awaited[at] = 0  # before they are told, or one that comes meanwhile would be forgotten
         return awaited
-
-    # -- the hand of eviction, which goes round the entries by their numbers ----------------------------------------
-
-    @property
-    def hand(self) -> int:
-        return self.words[_HAND] - (1 << 63)
-
-    @hand.setter
-    def hand(self, number: int) -> None:
-        self.words[_HAND] = number + (1 << 63)
-
-    # -- writers ------------------------------------------------------------------------------------------------
-
-    @property
-    def writer(self) -> int:
-        """The process that has last begun to write."""
-        return self.words[_WRITER]
-
-    @writer.setter
-    def writer(self, process: int) -> None:
-        self.words[_WRITER] = process
 
 
 def _unique() -> int:

@@ -10,7 +10,6 @@ program. (asyncio's default executor does both, and is the user's.)
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -67,16 +66,10 @@ class Errands:
             await asyncio.wait([errand.bell])
         except asyncio.CancelledError:
             if not self._crew.take_back(errand.do):
-                await self._left(errand)
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([errand.bell], timeout=self._leave)
             raise
         return errand.result()
-
-    async def _left(self, errand: _Errand[Any]) -> None:
-        """Wait a moment for the end of what was begun. Who cancels again, in vain, does not make that longer."""
-        until = time.monotonic() + self._leave
-        while not errand.bell.done() and (left := until - time.monotonic()) > 0:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([errand.bell], timeout=left)
 
 
 class _Errand(Generic[T]):
