@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from sys import modules
 from typing import Any, Protocol, TypeVar
 
 from stampede import decisions, forks, record
@@ -122,7 +123,8 @@ class _Locked:
     """A cachetools cache as a shelf. A look moves things there, so every one takes the lock."""
 
     def __init__(self, cache: Any) -> None:
-        if not _is_cachetools(cache):
+        cachetools = modules.get("cachetools")  # who has a cache of it has imported it
+        if cachetools is None or not isinstance(cache, cachetools.Cache):
             raise OptionError(f"store is {type(cache).__name__!r}: give a cache of cachetools, such as LFUCache(1000)")
         if hasattr(cache, "ttu"):
             raise OptionError("a TLRUCache's ttu would be given entries of ours: give an LRUCache, and ttl= a function")
@@ -161,14 +163,6 @@ class _Locked:
 def _of_value(size: Callable[[Any], float]) -> Callable[[Any], float]:
     """The same, of the value that a resident holds: people measure what they have stored."""
     return lambda it: size(it.value if isinstance(it, Resident) else it)
-
-
-def _is_cachetools(cache: object) -> bool:
-    try:
-        from cachetools import Cache
-    except ImportError:
-        return False
-    return isinstance(cache, Cache)
 
 
 # -- what is decided under one lock -------------------------------------------------------------------------------

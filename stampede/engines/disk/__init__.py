@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stampede import forks
+from stampede import forks, record
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked
@@ -19,8 +18,10 @@ from stampede.engines.disk.rows import Port, Rows, bell_of, key_number
 from stampede.engines.flock import dead
 from stampede.engines.kit.errands import Errands, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
+from stampede.entry import Verdict
 from stampede.errors import OptionError
 from stampede.ports import Ask, Busy, Engine, Found, Reply, Side, Versioned
+from stampede.record import Change
 
 __all__ = ["DiskEngine", "from_url"]
 
@@ -117,9 +118,9 @@ def directory_of(url: str) -> Path:
 # another writer runs in a thread beside the loop.
 
 
-def _written(verb: str) -> Any:
-    async def asked(self: _Keys, *terms: Any, **more: Any) -> Any:
-        return await self.run(partial(getattr(self.rows, verb), *terms, **more))
+def _changing(question: Callable[..., Change[Any]]) -> Any:
+    async def asked(self: _Keys, key: str, *terms: Any) -> Any:
+        return await self.run(self.rows.change, key, question, *terms)
 
     return asked
 
@@ -134,9 +135,9 @@ def _read(verb: str) -> Any:
 class _Keys(Port, Versioned):
     """Claims and Store."""
 
-    fill, abandon, renew = map(_written, ("fill", "abandon", "renew"))
-    set, replace, expire, invalidate = map(_written, ("set", "replace", "expire", "invalidate"))
-    bump, soften = map(_written, ("bump", "soften"))
+    fill, renew = _changing(record.fill), _changing(record.renew)
+    set, replace = _changing(record.set), _changing(record.replace)
+    expire, invalidate = _changing(record.expire), _changing(record.invalidate)
     get, show, page, generation = map(_read, ("get", "show", "page", "generation"))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
@@ -147,6 +148,15 @@ class _Keys(Port, Versioned):
         if reply is not None:
             return reply
         return await self.run(self.rows.claim, key, token, ask)
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return await self.run(self.rows.change, key, record.abandon, token, verdict, rest)
+
+    async def bump(self, scope: str) -> None:
+        await self.run(self.rows.bump, scope)
+
+    async def soften(self, scope: str) -> None:
+        await self.run(self.rows.soften, scope)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         number = key_number(key)[0]

@@ -20,7 +20,7 @@ from stampede.engines.kit.errands import Run
 from stampede.engines.story import heard, told
 from stampede.engines.wake import LOOK, Post
 from stampede.engines.whereabouts import here
-from stampede.entry import Entry, Verdict
+from stampede.entry import Entry
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
 from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
@@ -142,16 +142,16 @@ class Rows:
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         """The answer, decided in a transaction; a lease that is granted stands when it is given."""
-        holder = process()
-        return self._change(key_number(key), lambda was, now: self._decide(was, token, ask, now, holder), _STATE)
+        return self.change(key, self._decide, token, ask, state=_STATE)
 
-    def _change(self, name: _Name, ask: Callable[[Record, float], Change[T]], state: str = _DECIDED) -> T:
-        """The answer to a question. When it is given, what it has made of the key is so, and who waits is told."""
-        number, raw = name
+    def change(self, key: str, question: Callable[..., Change[T]], *terms: Any, state: str = _DECIDED) -> T:
+        """The answer to a question of `record`. When it is given, what it has made of the key is so, and who waits is
+        told."""
+        number, raw = key_number(key)
         with self.database.writing() as write:
             now = clock()
             was = _record(write, state, number, raw)
-            after, answer, _ = ask(was, now)
+            after, answer, _ = question(was, *terms, now)
             if after is not was:
                 self._become(write, number, raw, was, after, now)
         if was.lease is not None and (after.lease is None or after.lease.token != was.lease.token):
@@ -165,25 +165,16 @@ class Rows:
             return Found(entry)
         return Found(entry, Ticket(stamps.words, stamps.slot(number), stamp, opened.pulse))
 
-    def _decide(self, was: Record, token: bytes, ask: Ask, now: float, holder: str = "") -> Change[Reply]:
+    def _decide(self, was: Record, token: bytes, ask: Ask, now: float) -> Change[Reply]:
         """A lease whose holder is dead is none."""
         lease = was.lease
         if lease is not None and lease.token != token and not self._stands(lease, now):
             was = Record(was.kept, None, was.past)
-        return record.claim(was, token, ask, now, holder=holder)
+        return record.claim(was, token, ask, now, holder=process())
 
     def _stands(self, lease: Lease, now: float) -> bool:
         """A lease stands until its end, or its holder's."""
         return lease.end > now and not dead(lease.holder)
-
-    def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        return self._change(key_number(key), lambda was, now: record.fill(was, token, entry, now))
-
-    def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return self._change(key_number(key), lambda was, now: record.abandon(was, token, verdict, rest, now))
-
-    def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        return self._change(key_number(key), lambda was, now: record.renew(was, token, seconds, now))
 
     def tell(self, opened: Opened, number: int, bell: int) -> None:
         """After the commit: wake who waits for this number, in all processes. Mostly nobody does."""
@@ -243,18 +234,6 @@ class Rows:
         found = [key for _, key, keep in rows if keep > now and type(key) is bytes and key.startswith(raw)]
         after = rows[-1][0] if len(rows) == PAGE else None
         return [key.decode("utf-8", "surrogatepass") for key in found], after
-
-    def set(self, key: str, entry: Entry[Any]) -> None:
-        self._change(key_number(key), lambda was, now: record.set(was, entry, now))
-
-    def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        return self._change(key_number(key), lambda was, now: record.replace(was, seen, entry, now))
-
-    def expire(self, key: str) -> bool:
-        return self._change(key_number(key), record.expire)
-
-    def invalidate(self, key: str) -> bool:
-        return self._change(key_number(key), record.invalidate)
 
     def generation(self, scope: str, *, surely: bool = False) -> str:
         """Known to the process while no one bumps; asked anew after. `surely`: of what the directory means now."""
