@@ -202,8 +202,6 @@ class Cached(Verbs):
                     self._identity = self._told_by()
                 namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
-                if self._identity.edition and not home.shared:
-                    name += f"~{self._identity.edition}"  # what is kept there are objects, perhaps of another's classes
                 if self.options.get("key") is None:
                     home.namesakes.add(name, self._identity)
                     self._warn_of_captured(home)

@@ -5,52 +5,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
-from operator import is_
 from typing import Any
 
-from stampede import decisions
 from stampede.errors import OptionError
 from stampede.keys import Identity
 
 __all__ = ["Namesakes", "told_apart"]
 
 
-class _Editions:
-    """The classes that functions of one code knew: since a reload there may be others, by the same names."""
-
-    def __init__(self) -> None:
-        self._next = count()
-        self._known: dict[int, list[Callable[[], Any]]] = {}
-
-    def of(self, classes: tuple[type, ...]) -> int:
-        with decisions.lock:
-            for edition, refers in [*self._known.items()]:
-                known = [refer() for refer in refers]
-                if len(known) == len(classes) and all(map(is_, known, classes)):
-                    return edition
-                if any(each is None for each in known):
-                    del self._known[edition]  # there will be none of these any more
-            edition = next(self._next)
-            self._known[edition] = [*map(_ref, classes)]
-            return edition
-
-
 _codes: dict[str, str] = {}
 """The code of the first function that this process has decorated under a name."""
 
-_editions: dict[tuple[str, str], _Editions] = {}
-"""Of the functions of one name and code."""
-
 
 def told_apart(identity: Identity) -> Identity:
-    """The same; where another function had its name in this process, as it was loaded anew, told by its code; and of
-    those that have the same code, by the classes that it knows."""
+    """Return the same; told by its code if another function had its name in this process, as after a reload."""
     named = identity.named and _codes.setdefault(identity.name, identity.code) == identity.code
-    if not identity.classes:
-        return replace(identity, named=named)  # and nothing is noted: each closure may have a code of its own
-    editions = _editions.setdefault((identity.name, identity.code), _Editions())
-    return replace(identity, named=named, edition=editions.of(identity.classes))
+    return replace(identity, named=named)
 
 
 class Namesakes:

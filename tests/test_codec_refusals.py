@@ -99,12 +99,7 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
         lambda: Price(1), {"returns": object}, ["trust=[Price]"], [(lambda: Price(1), {"trust": [Price]})],
     ),
     "a class that is annotated": (
-        Plain, {"returns": Plain}, ["trust=[Plain]", "signing_key"],
-        [(Plain, {"returns": Plain, "trust": [Plain]}), (Plain, {"name": "pickle", "signing_key": b"k"})],
-    ),
-    "a class, by msgpack": (
-        Plain, {"name": "msgpack", "returns": Plain}, ["codec='sealed' with trust=[Plain]"],
-        [(Plain, {"trust": [Plain]})],
+        Plain, {"returns": Plain}, ["plain values", "signing_key"], [(Plain, {"name": "pickle", "signing_key": b"k"})],
     ),
     "a struct": (lambda: Struct(1), {}, ["msgpack"], [(lambda: Struct(1), {"name": "msgpack", "returns": Struct})]),
     "a text of one's own": (

@@ -449,31 +449,6 @@ def test_what_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         sys.modules.pop(file.stem)
 
 
-@pytest.mark.parametrize("annotated", ["R", "'R'", "list[R]"])
-def test_a_class_that_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, annotated: str) -> None:
-    """Where values are kept as they are, objects of the older class would come back, with its methods."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    file = tmp_path / "classes_of_whose_value.py"
-    source = (
-        "from dataclasses import dataclass\nfrom stampede import cached\n"
-        "@dataclass\nclass R:\n    def twice(self): return {}\ndef made(): return R()\n"
-        f"@cached(version='code')\ndef make(x) -> {annotated}:\n    return [made()]\n"
-    )
-    file.write_text(source.format(1))
-    module: Any = importlib.import_module(file.stem)
-    try:
-        older, key = module.make(1), module.make.key(1)
-        importlib.invalidate_caches()
-        file.write_text(source.format(22))
-        importlib.reload(module)
-        assert module.make(1)[0].twice() == 22
-        assert type(older[0]) is not module.R
-        assert module.make.key(1) != key
-    finally:
-        sys.modules.pop(file.stem)
-
-
 # -- scripts, notebooks, what comes from nowhere ----------------------------------------------------------------------
 
 SCRIPT = """

@@ -32,11 +32,9 @@ _SCALARS = {np.dtype(code).type for code in (*"?bhilqBHILQefdgFDG", "M8", "m8", 
 # -- dtypes: their own short text, checked to mean the same when it is read; structures field by field ----------------
 
 _TEXT = re.compile(r"[<>|=]?[?bhilqBHILQefdgFDGiufcmMSUV]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,7}\])?", re.ASCII)
-_FIELDS = 10_000
-DEEPEST = 32
 
 
-def dtype_parts(dtype: Any, left: int = DEEPEST) -> Any:
+def dtype_parts(dtype: Any) -> Any:
     """A dtype as text, or as tuples of such. CodecError: it holds objects, or more than its text tells."""
     if dtype.char == "T":
         raise CodecError("an array of numpy's StringDType can't be stored: return np.array(it.tolist())")
@@ -46,16 +44,14 @@ def dtype_parts(dtype: Any, left: int = DEEPEST) -> Any:
         )
     if dtype.metadata:
         raise CodecError("a dtype's metadata would be lost: return it.astype() of one without")
-    if left < 0:
-        raise CodecError("a dtype that is nested too deeply")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return ("sub", dtype_parts(base, left - 1), tuple(map(int, shape)))
+        return ("sub", dtype_parts(base), tuple(map(int, shape)))
     if dtype.names is not None:
         if dtype.type is not np.void:
             raise CodecError(f"an array of {dtype.type.__name__} can't be stored: {ADVICE['numpy.recarray']}")
         fields = [
-            (name, dtype.fields[name][1], dtype_parts(dtype.fields[name][0], left - 1), *dtype.fields[name][2:])
+            (name, dtype.fields[name][1], dtype_parts(dtype.fields[name][0]), *dtype.fields[name][2:])
             for name in dtype.names
         ]
         return ("fields", dtype.itemsize, dtype.isalignedstruct, tuple(fields))
@@ -67,19 +63,19 @@ def dtype_parts(dtype: Any, left: int = DEEPEST) -> Any:
     return str(text)
 
 
-def dtype_of(parts: Any, left: int = DEEPEST) -> Any:
+def dtype_of(parts: Any) -> Any:
     """The dtype of these parts; CodecError for any others."""
     if type(parts) is str and _TEXT.fullmatch(parts):
         dtype = np.dtype(parts)
-    elif left < 0 or type(parts) is not tuple or not parts or type(parts[0]) is not str:
+    elif type(parts) is not tuple or not parts or type(parts[0]) is not str:
         raise CodecError("no dtype")
     elif parts[0] == "sub":
         expect(parts, str, (str, tuple), tuple)
-        dtype = np.dtype((dtype_of(parts[1], left - 1), _shape_of(parts[2])))
+        dtype = np.dtype((dtype_of(parts[1]), _shape_of(parts[2])))
     else:
         expect(parts, str, int, bool, tuple)
         kind, itemsize, aligned, fields = parts
-        if kind != "fields" or len(fields) > _FIELDS:
+        if kind != "fields":
             raise CodecError("no dtype")
         for field in fields:
             expect((field,), tuple)
@@ -88,13 +84,13 @@ def dtype_of(parts: Any, left: int = DEEPEST) -> Any:
             {
                 "names": [field[0] for field in fields],
                 "offsets": [field[1] for field in fields],
-                "formats": [dtype_of(field[2], left - 1) for field in fields],
+                "formats": [dtype_of(field[2]) for field in fields],
                 "titles": [field[3] if len(field) > 3 else None for field in fields],
                 "itemsize": itemsize,
             },
             align=aligned,
         )
-    if dtype.hasobject or dtype_parts(dtype, left) != parts:
+    if dtype.hasobject or dtype_parts(dtype) != parts:
         raise CodecError("no dtype of ours")
     return dtype
 

@@ -128,7 +128,7 @@ def _body(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleTyp
     known = (() if returns is None else (returns,)) + types + tuple(f"module {each}" for each in modules)
     if name == "sealed":
         found = trusted(modules) if modules else None
-        return Sealed(shapes_of(returns, types, modules), fingerprint_of(*known), found)
+        return Sealed(shapes_of(returns, types), fingerprint_of(*known), found)
     if name != "pickle":
         return Structured(name, returns)
     if not signed:

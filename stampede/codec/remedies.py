@@ -61,10 +61,7 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
         return f"name it in {ANNOTATION}, or use codec='sealed' with {named}"
     base = next((base for base in _PLAIN if issubclass(kind, base)), None)
     plain = "return plain values, or a dataclass" if base is None else f"return {base.__name__}(it)"
-    if kind.__module__ == "builtins":
-        return f"{plain}, or use codec='pickle' with a signing_key"
-    trust = f"give {named}" if sealed else f"use codec='sealed' with {named}"
-    return f"{plain}; or {trust}, whose __reduce__ is called then; or use codec='pickle' with a signing_key"
+    return f"{plain}, or use codec='pickle' with a signing_key"
 
 
 def _refusal(value: Any, kind: Any) -> str | None:

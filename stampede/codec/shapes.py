@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from enum import Enum, Flag
+from importlib import import_module
 from operator import attrgetter
 from types import NoneType
 from typing import Any
@@ -14,7 +15,6 @@ from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, reach
 from stampede.codec.packages import package_of, row_shape
 from stampede.codec.pydantic import plain_shape
-from stampede.codec.reduced import class_in, reduced_shape, within
 from stampede.codec.values import Lower, Shape, lost, plain, text_shape
 from stampede.errors import CodecError, OptionError
 from stampede.keys.models import is_pydantic
@@ -23,40 +23,50 @@ from stampede.keys.names import found_for_good
 __all__ = ["is_model", "is_text", "shapes_of", "trusted"]
 
 
-def shapes_of(returns: Any, trust: Iterable[type] = (), modules: Sequence[str] = ()) -> list[Shape]:
-    """How the user's types travel: those that the annotation reaches, and those that are trusted.
-
-    A trusted type that is no model goes by its `__reduce__`."""
+def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
+    """Return how the user's types travel: those that the annotation reaches, and those that are trusted."""
     shapes: dict[type, Shape] = {}
     taken: dict[str, int] = {}
     kinds: tuple[Any, ...] = tuple(trust)
     for kind in kinds:
         if not isinstance(kind, type) or kind.__module__ == "builtins" or kind in BUILTIN:
             raise OptionError(f"trust holds {kind!r}: it can hold classes and modules of yours")
+        if not is_model(kind):
+            raise OptionError(
+                f"trust holds {kind!r}, which is no model (a dataclass, an attrs class, a pydantic or ORM model, an "
+                "enum, a NamedTuple): make it one, or use codec='pickle' with a signing_key"
+            )
     for part in (*reach(returns), *(part for kind in kinds for part in reach(kind))):
         if isinstance(part, type) and part not in shapes and part not in BUILTIN:
             tag = f"{part.__module__}:{part.__qualname__}"
             taken[tag] = taken.get(tag, 0) + 1
             tag = tag if taken[tag] == 1 else f"{tag}#{taken[tag]}"  # two local classes of one name
             shape = _shape(part, tag)
-            if shape is None and part in kinds:
-                shape = reduced_shape(part, tag, modules)
             if shape is not None:
                 shapes[part] = shape
     return list(shapes.values())
 
 
 def trusted(modules: Sequence[str]) -> Callable[[Any], Shape | None]:
-    """The shapes of all classes of these modules, each when it is needed: for a class, or for a tag."""
+    """Return what gives the shape of any model of these modules, and of those below: for its class, or for its tag."""
 
     def found(asked: Any) -> Shape | None:
-        kind = asked if isinstance(asked, type) else class_in(asked, modules)
-        if kind is None or not within(kind.__module__, modules):
-            return None
-        tag = f"{kind.__module__}:{kind.__qualname__}"
-        return (_shape(kind, tag) or reduced_shape(kind, tag, modules)) if class_in(tag, modules) is kind else None
+        tag = f"{asked.__module__}:{asked.__qualname__}" if isinstance(asked, type) else asked
+        kind = _class_in(tag, modules)
+        return _shape(kind, tag) if kind is not None and (kind is asked or tag is asked) else None
 
     return found
+
+
+def _class_in(tag: Any, modules: Sequence[str]) -> type | None:
+    """Return the class that a tag names, if it is made in one of these modules, or below one."""
+    module, colon, qualname = tag.partition(":") if isinstance(tag, str) else ("", "", "")
+    if not colon or not any(module == each or module.startswith(f"{each}.") for each in modules):
+        return None
+    found: Any = sys.modules.get(module) or import_module(module)
+    for part in qualname.split("."):
+        found = vars(found).get(part) if isinstance(found, type) else getattr(found, part, None)
+    return found if isinstance(found, type) and found.__module__ == module else None
 
 
 def is_model(kind: type) -> bool:

@@ -7,19 +7,17 @@ is told by a fingerprint of its code, and by what its closure had captured when 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, ForwardRef, get_args
+from typing import Any
 
-from stampede.definitions import annotations_of
 from stampede.errors import KeyingError
 from stampede.keys.contents import Contents
-from stampede.keys.names import GENERATED, MAIN, found_by_name, found_for_good, inmost_of, module_of, name_of
+from stampede.keys.names import GENERATED, MAIN, found_by_name, inmost_of, module_of, name_of
 
 __all__ = ["Identity", "identity_of"]
 
@@ -35,8 +33,6 @@ class Identity:
     captured: tuple[tuple[str, Any], ...]  # names and objects that are no data: they may change, or have no text
     complete: bool  # nothing was captured that isn't there yet
     untold: tuple[str, ...] = ()  # of these names, those of the latter
-    classes: tuple[type, ...] = ()  # that its code and its annotations name, and that may be made anew
-    edition: int = 0  # by these, where values are kept as they are
 
     @property
     def name(self) -> str:
@@ -60,39 +56,7 @@ def identity_of(function: Callable[..., Any], ignored: Collection[str] = (), *, 
         captured=tuple(seen.captured),
         untold=tuple(seen.untold),
         complete=not seen.empty,
-        classes=tuple(_classes(inmost)),
     )
-
-
-def _classes(function: Any) -> Iterator[type]:
-    """Those of Python code that it knows by a name of its module."""
-    variables = getattr(function, "__globals__", {})
-    annotated = annotations_of(function).get("return")
-    annotated = annotated.__forward_arg__ if isinstance(annotated, ForwardRef) else annotated
-    names = [
-        *_names(getattr(function, "__code__", None)),
-        *(_WORD.findall(annotated) if type(annotated) is str else ()),
-    ]
-    for found in (*(variables.get(name) for name in names), *_types(annotated)):
-        if isinstance(found, type) and not found_for_good(found):
-            yield found
-
-
-def _names(code: CodeType | None) -> Iterator[str]:
-    if code is not None:
-        yield from code.co_names
-        for each in code.co_consts:
-            if isinstance(each, CodeType):
-                yield from _names(each)
-
-
-def _types(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for each in get_args(annotation):
-        yield from _types(each)
-
-
-_WORD = re.compile(r"\w+")
 
 
 def _is_named(function: Any, inmost: Any) -> bool:

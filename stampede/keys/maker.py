@@ -48,7 +48,7 @@ def key_maker(
         return _by_arguments(parameters, prefix, bound)
     if isinstance(key, str):
         return _by_format(parameters, prefix, key, bound)
-    return _by_function(parameters, prefix, key)
+    return _by_function(prefix, key)
 
 
 # -- by the arguments -----------------------------------------------------------------------------------------
@@ -173,20 +173,9 @@ def _self_text(value: Any) -> str:
 # -- by the user's own words ----------------------------------------------------------------------------------
 
 
-_ITSELF = ("f", "fn", "func", "function")
-"""What a key builder of aiocache's calls its first parameter, which it is given before the arguments of the call."""
-
-
-def _by_function(parameters: Parameters, prefix: str, key: Any) -> KeyMaker:
+def _by_function(prefix: str, key: Any) -> KeyMaker:
     if not callable(key) or iscoroutinefunction(key):
         raise OptionError(f"key is {key!r}: give a plain function of the arguments, or a format string")
-    given = Parameters(key).all
-    first, variadic = given[0].name if given else "", any(part.kind is Kind.VAR_POSITIONAL for part in given)
-    if variadic and first in _ITSELF and first not in parameters.names:
-        raise OptionError(
-            f"key is a function whose first parameter is {first!r}: it is given the arguments of the call, and not the "
-            "function before them. Take that parameter out"
-        )
 
     def by_function(*args: Any, **kwargs: Any) -> str:
         result = key(*args, **kwargs)
