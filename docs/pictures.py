@@ -32,7 +32,7 @@ ROOMS = [
     Room("locks", "the user's locks and limits, and times of holding one", "bulkhead crowd lock limiter holding"),
     Room(
         "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
-        "core generations stored scope batch loaders front gather status",
+        "core generations stored scope batch each loaders front gather status",
     ),
     Room(
         "algorithm", "the six steps of a call, and how long it waits for which",

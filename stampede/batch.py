@@ -21,7 +21,7 @@ from stampede.errors import WaitTimeout
 from stampede.fill import fill
 from stampede.flight import Computing, Flight, nested
 from stampede.land import drop, land, never_begun, quietly, served
-from stampede.loaders import Answer, Loader, Wanted
+from stampede.loaders import Answer, Together, Wanted
 from stampede.outcome import Landing, Leave, all_landed, empty
 from stampede.patience import End, allowance, closed, overdue
 from stampede.places import Place
@@ -39,7 +39,7 @@ TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
 async def value_of_each(
     scope: ScopeSide,
     keys: Collection[str],
-    loader: Loader,
+    loader: Together,
     policy: Policy,
     once: Once | None = None,
     ttl_of: TtlOf = lambda key: None,
@@ -52,7 +52,7 @@ async def value_of_each(
 
 
 async def _fetch(
-    scope: ScopeSide, keys: Iterable[str], loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf
+    scope: ScopeSide, keys: Iterable[str], loader: Together, policy: Policy, once: Once | None, ttl_of: TtlOf
 ) -> dict[str, Landing]:
     """Nothing is waited for while a lease is held: two batches in opposite order can't block each other."""
     if not keys:
@@ -96,7 +96,7 @@ class _Led(NamedTuple):
 class _Batch:
     """One caller's keys; `others` are those that somebody else computes."""
 
-    def __init__(self, scope: ScopeSide, loader: Loader, policy: Policy, once: Once | None, ttl_of: TtlOf) -> None:
+    def __init__(self, scope: ScopeSide, loader: Together, policy: Policy, once: Once | None, ttl_of: TtlOf) -> None:
         self._scope = scope
         self._colour = scope.colour
         self._loader = loader
@@ -305,16 +305,15 @@ class _Batch:
                 stack.enter_context(Computing(*[each.flight for each in granted]))
                 for part in parts:
                     answers = await self._loader.load(part)
-                    begun = [each for each in part if each.key in answers]
-                    landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in begun]
+                    landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in part]
                     failed = False
-                    for each, landing in zip(begun, await self._at_once(landed), strict=True):
+                    for each, landing in zip(part, await self._at_once(landed), strict=True):
                         if isinstance(landing, BaseException):
                             raise landing
                         landings[each.key] = landing
                         failed = failed or (landing.error is not None and not landing.is_nothing)
                     await self._vacate(part)
-                    for each in begun:  # who waits for these needn't wait for the other parts
+                    for each in part:  # who waits for these needn't wait for the other parts
                         each.call.resources.flights.end(each.flight, landings[each.key])
                     if failed:
                         break

@@ -38,7 +38,6 @@ __all__ = [
     "running_loop",
     "settled",
     "soon",
-    "until_one_fails",
 ]
 
 T = TypeVar("T")
@@ -395,18 +394,6 @@ BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
 PROMPT: Colour = _Prompt()
 """Suspending, before an engine that never is: nobody can be cancelled while it is asked, so that needs no task."""
-
-
-async def until_one_fails(work: Iterable[Awaitable[object]], then: Callable[[], object]) -> None:
-    """Until all have ended or one has raised: `then` is called, and the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        then()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def settled(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:

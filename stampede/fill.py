@@ -25,7 +25,7 @@ from stampede.pace import Pace
 from stampede.patience import allowance, alone, beside, limit, spare
 from stampede.ports import Ask, Busy, Failed, Found, Granted
 
-__all__ = ["fill"]
+__all__ = ["fill", "look"]
 
 
 async def fill(call: Call) -> Landing:
@@ -36,7 +36,7 @@ async def fill(call: Call) -> Landing:
     anew = call.anew if call.force or call.once is not None else None
     inside = flights.computing(call.key) if flight is None else None
     if inside is not None:
-        return await from_inside(call, inside)
+        raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
     try:
         while landing is None:
             # 1. Join the key's flight, or lead it: of all callers in this process, one asks the engine.
@@ -47,7 +47,7 @@ async def fill(call: Call) -> Landing:
                     continue
             try:
                 # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
-                if call.ask is None and call.resources.look is not None:
+                if call.ask is None and call.resources.odds.good and not call.force and call.seen is None:
                     answer = await look(call)
                 while answer is None:
                     answer = await claim(call)
@@ -70,13 +70,6 @@ async def fill(call: Call) -> Landing:
 
 
 # -- 1. the flight ------------------------------------------------------------------------------------------------
-
-
-async def from_inside(call: Call, flight: Flight) -> Landing:
-    """Asked by the key's own computation."""
-    if flight.answers is not None:
-        return await flight.answers(call)
-    raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
 
 
 async def follow(call: Call, flight: Flight) -> Landing | None:
@@ -142,8 +135,7 @@ def patience_with(call: Call, offered: Landing) -> float:
 async def look(call: Call) -> Landing | None:
     """Return what is there and good, by a plain read: a hit needs no decision. None: claim."""
     resources = call.resources
-    assert resources.look is not None
-    if not resources.odds.good or call.force or call.seen is not None:
+    if resources.look is None:
         return None
     ask = call.ask = Ask(call.policy.lease)
     at = resources.clock()

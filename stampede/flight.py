@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from math import inf
 from threading import get_ident
@@ -73,7 +73,6 @@ class Flight:
     bell: Bell = _unheard  # until the first follower comes
     former: Bell | None = None  # rung by the last offer, unless that was interrupted
     unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
-    answers: Callable[[Any], Awaitable[Landing]] | None = None  # for who asks from inside the leader's batch
     thread: int | None = None  # of a blocking leader
     greenlet: ref[Any] | None = None  # of that thread
 
@@ -350,8 +349,8 @@ class Flights:
             leader.give_back()
         with decisions.lock:
             flight.ended = True
-            if flight.unborn is not None or flight.answers is not None:
-                flight.unborn = flight.answers = None  # they refer to the flight
+            if flight.unborn is not None:
+                flight.unborn = None  # it refers to the flight
             if flight.cancel is not None:
                 flight.cancel = None  # and this to the task, which refers to its error
             bell = flight.bell

@@ -57,6 +57,11 @@ class Landing:
             self.entry is not None and self.entry.raised and self.entry.value[0] == _NOTHING
         )
 
+    @property
+    def is_interruption(self) -> bool:
+        """It is its caller's own, like Ctrl-C, and no failure."""
+        return self.error is not None and not isinstance(self.error, Exception)
+
     def for_followers(self) -> Landing:
         """The same end, to be kept for others: the caller takes its error out of its own."""
         return self if self.error is None else replace(self)

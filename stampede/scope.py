@@ -16,7 +16,7 @@ from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_bloc
 from stampede.core import Core
 from stampede.entry import Entry
 from stampede.errors import OptionError
-from stampede.fill import fill
+from stampede.fill import fill, look
 from stampede.gather import Gathering, run_together
 from stampede.generations import Generations
 from stampede.keeper import Hold, keeper
@@ -317,6 +317,31 @@ class ScopeSide(Stored):
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
+    async def seen(self, keys: Sequence[str], policy_of: Callable[[str], Policy]) -> dict[str, Landing]:
+        """What is there of these keys, and need not be refreshed yet, in as few round trips as can be: for blocking
+        callers of an engine to which the way is long. An event loop sends all that is asked in one of its turns."""
+        if self.colour.suspending or self.core.engine.many is None or not keys:
+            return {}
+        began, prefix = _clock(), await self.today()
+        calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
+        if self._together.look is not None:
+            samples = [self.core.front.sample(call.key) for call in calls]
+            found = await self.at_once([look(call) for call in calls])
+            ends = [
+                (call, landing, sample)
+                for call, landing, sample in zip(calls, found, samples, strict=True)
+                if isinstance(landing, Landing)  # what can't be read is asked for once more, alone
+            ]
+            await self.keep(ends)
+            return {call.label: landing for call, landing, _ in ends}
+        landings: dict[str, Landing] = {}
+        for call, entry in zip(calls, await self.get(keys), strict=True):
+            beta = call.policy.early
+            if entry is not None and not (beta and early.due(entry, early.draw(beta))):
+                call.tell(events.Found, entry.cost)
+                landings[call.label] = Landing(entry, at=began, as_of=began)
+        return landings
+
     def of_many(
         self,
         prefix: str,
@@ -429,6 +454,10 @@ def _loop() -> Loop:
             "no asyncio loop runs here, and async calls need one: elsewhere (trio, curio) use plain verbs in a thread"
         )
     return loop
+
+
+def _never() -> None:
+    raise AssertionError("a call that only looks computes")
 
 
 def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:

@@ -9,11 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from stampede.batch import value_of_each
 from stampede.colour import Colour, after_commit, run_blocking
+from stampede.each import value_by_key
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.keys import Parameters
-from stampede.loaders import OneByOne
 from stampede.outcome import landed
 from stampede.policy import Policy
 from stampede.scope import ScopeSide
@@ -277,9 +276,13 @@ class Verbs(ABC):
     async def _all_of(self, scope: ScopeSide, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
         keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
         wanted = dict(zip(keys, calls, strict=True))
-        loader = OneByOne(lambda key: wanted[key].of(self.origin), workers)
-        ttl_of = lambda key: self.ttl_of(*wanted[key])  # noqa: E731
-        values = await value_of_each(scope, wanted, loader, scope.policy, block, ttl_of)
+        origins = {key: call.of(self.origin) for key, call in wanted.items()}
+
+        def policy_of(key: str) -> Policy:
+            ttl = self.ttl_of(*wanted[key])
+            return scope.policy if ttl is None else scope.policy.with_options(ttl=ttl)
+
+        values = await value_by_key(scope, origins, policy_of, workers=workers, once=block)
         return [values[key] for key in keys]
 
     def stats(self) -> Any:

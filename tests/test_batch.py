@@ -498,7 +498,7 @@ def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None
         return await g((n + 1) % 3)
 
     f: Any = cache.cached(fibonacci if colour == "sync" else afibonacci)
-    g: Any = cache.cached(circle if colour == "sync" else acircle)
+    g: Any = cache.cached(lease=0.2)(circle if colour == "sync" else acircle)
     assert had(f.many([(10,), (9,), (8,), (11,)])) == [55, 34, 21, 89]
     with pytest.raises(RecursiveComputation):
         had(g.many([(0,), (1,), (2,)]))
@@ -602,7 +602,7 @@ def test_many_by_threads_of_a_function_that_calls_itself(cache: Cache) -> None:
     def fibonacci(n: int) -> int:
         return n if n < 2 else sum(fibonacci.many([(n - 1,), (n - 2,)], workers=2))
 
-    @cache.cached
+    @cache.cached(lease=0.2)  # after which who computes waits for nobody
     def circle(n: int) -> int:
         together.wait(PATIENCE)
         return circle((n + 1) % 3)
@@ -632,7 +632,7 @@ def test_many_by_threads_that_ask_for_each_other_s(cache: Cache) -> None:
 
 def test_many_where_there_are_no_threads(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller does what is to be done."""
-    monkeypatch.setattr("stampede.loaders.begun", lambda *args: None)
+    monkeypatch.setattr("stampede.each.begun", lambda *args: None)
     assert cache.cached(lambda n: n).many([(1,), (2,), (3,)], workers=3) == [1, 2, 3]
 
 

@@ -35,7 +35,7 @@ LAYERS = """
     hot faces namesakes switch
     origins
     bulkhead
-    lock limiter batch exchange status
+    lock limiter batch each exchange status
     holding
     scope
     stored

@@ -142,6 +142,31 @@ def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
         assert commands == {"getex": 100}
 
 
+def test_many_hits_of_a_function_are_read_together(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`f.many` would take a round trip for every call."""
+    with Cache(own.url, early=0) as cache:
+        trips = []
+        monkeypatch.setattr(cache.engine.many, "ask_many", counting(cache.engine.many.ask_many, trips))
+
+        @cache.cached
+        def square(n: int) -> int:
+            return n * n
+
+        calls = [(n,) for n in range(100)]
+        assert square.many(calls) == square.many(calls) == [n * n for n in range(100)]
+        assert trips == [100, 100]
+        assert spent(own, lambda: square.many(calls)) == {"getex": 100}
+        assert trips == [100, 100, 100]
+
+
+def counting(ask_many: Any, trips: list[int]) -> Any:
+    def ask(asked: Any) -> Any:
+        trips.append(len(asked))
+        return ask_many(asked)
+
+    return ask
+
+
 @pytest.mark.parametrize("tracking", [False, True])
 def test_a_demoted_master_is_not_believed(own: RedisServer, open_: Open, run: Any, *, tracking: bool) -> None:
     """Of what is invalidated at its successor it may never hear, and it would go on serving that."""
