@@ -164,7 +164,7 @@ def tables() -> list[Any]:
         {"a": [1, 2, None], "s": ["x", None, "z"], "l": [[1], [], None], "n": pa.nulls(3),
          "d": pa.array(["a", "b", "a"]).dictionary_encode()}
     ).replace_schema_metadata({"k": "v"})  # fmt: skip
-    made = [table, table.slice(1), pa.table({}), table.to_batches()[0], pa.chunked_array([[1], [2, 3]])]
+    made = [table, table.slice(1), pa.table({}), pa.chunked_array([[1], [2, 3]])]
     if pl is not None:
         frame = pl.DataFrame(
             {"a": [1, 2, None], "s": ["x", None, "z" * 30], "l": [[1], [], None], "n": [None] * 3,
@@ -230,6 +230,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pd.date_range("2020-01-01", periods=1, freq=CustomBusinessDay(holidays=["2020-05-05"])),
         "freq = None",
     ),
+    "batch": (lambda: pa.table({"a": [1]}).to_batches()[0], "Table.from_batches"),
     "array of Arrow's": (lambda: pa.array([1]), "chunked_array"),
     "array of Arrow's, of texts": (lambda: pa.array(["a"], pa.large_string()), "chunked_array"),
     "array of Arrow's, of nulls": (lambda: pa.nulls(3), "chunked_array"),

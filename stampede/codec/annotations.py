@@ -58,7 +58,6 @@ def values_of(annotation: Any) -> Any:
 
 
 def unresolved(annotation: Any) -> bool:
-    """Whether there are names in it that nobody has looked up."""
     bare = _bare(annotation)
     if get_origin(bare) is typing.Literal:
         return False
@@ -143,7 +142,6 @@ def reach(annotation: Any) -> Iterator[Any]:
 
 
 def _flat(args: tuple[Any, ...]) -> list[Any]:
-    """Callable's arguments come as a list of their own."""
     return [part for arg in args for part in (arg if isinstance(arg, list) else [arg])]
 
 

@@ -71,7 +71,7 @@ def dtype_of(parts: Any) -> Any:
         raise CodecError("no dtype")
     elif parts[0] == "sub":
         expect(parts, str, (str, tuple), tuple)
-        dtype = np.dtype((dtype_of(parts[1]), _shape_of(parts[2])))
+        dtype = np.dtype((dtype_of(parts[1]), parts[2]))
     else:
         expect(parts, str, int, bool, tuple)
         kind, itemsize, aligned, fields = parts
@@ -93,12 +93,6 @@ def dtype_of(parts: Any) -> Any:
     if dtype.hasobject or dtype_parts(dtype) != parts:
         raise CodecError("no dtype of ours")
     return dtype
-
-
-def _shape_of(shape: Any) -> tuple[int, ...]:
-    if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise CodecError("no shape of an array")
-    return shape
 
 
 # -- arrays: their buffer, in the order in which it lies --------------------------------------------------------------
@@ -123,15 +117,14 @@ def parts_of(array: Any) -> tuple[Any, ...]:
 def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
     """The array in these bytes, over them: what is read costs no copy. Nothing is allocated before it is known to be
     there."""
-    dtype, shape = dtype_of(dtype), _shape_of(shape)
-    expect((order, buffer), str, (bytes, bytearray))
+    dtype = dtype_of(dtype)
+    expect((shape, order, buffer), tuple, str, (bytes, bytearray))
+    expect(shape, *[int] * len(shape))
     if order not in ("C", "F"):
         raise CodecError("no array")
     if prod(shape) * dtype.itemsize != len(buffer) or (dtype.itemsize == 0 and prod(shape)):
         raise CodecError("an array of another size than its bytes")
     if not buffer:
-        if prod(n for n in shape if n) > 1 << 62:
-            raise CodecError("no shape of an array")
         return np.empty(shape, dtype, order=order)
     return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
 

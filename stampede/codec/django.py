@@ -177,7 +177,6 @@ def _of(model: Any, there: Any, tag: str) -> Any:
 
 
 def _queried(made: Any, accessor: str, found: list[Any]) -> Any:
-    """The manager's query, answered."""
     query = getattr(made, accessor).get_queryset()
     query._result_cache, query._prefetch_done = found, True
     return query

@@ -73,7 +73,6 @@ def _offset(freq: Any) -> Any:
 
 
 def _column(values: Any) -> tuple[Any, ...]:
-    """The parts of an array of pandas' or of numpy's."""
     dtype = values.dtype
     if isinstance(dtype, np.dtype):
         array = np.asarray(values)
@@ -88,7 +87,6 @@ def _column(values: Any) -> tuple[Any, ...]:
 
 
 def _array(parts: Any) -> Any:
-    """The array of these parts; CodecError for what is none."""
     expect((parts,), tuple)
     word, *args = parts
     expect((word,), str)
@@ -224,7 +222,6 @@ def _values(series: Any) -> Any:
 
 
 def _beside(value: Any) -> tuple[Any, ...]:
-    """What of a series or a frame is neither rows nor columns."""
     return value.attrs or None, bool(value.flags.allows_duplicate_labels)
 
 
@@ -237,7 +234,6 @@ def _with(value: Any, attrs: Any, duplicates: Any) -> Any:
 
 
 def _rows(array: Any, index: Any, name: Any = None) -> Any:
-    """A series of this array, which has as many values as the index."""
     _are_indexes(index)
     if len(array) != len(index):
         raise CodecError("an index of another length than its columns")

@@ -146,7 +146,6 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
 
 
 def _led_to(value: Any, name: str, there: Any) -> Any:
-    """The objects of a relationship that was loaded."""
     found: Any = several(there)
     if found is None:
         found = there

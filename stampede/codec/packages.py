@@ -139,6 +139,7 @@ ADVICE = {
     "pandas.ExtensionArray": "return pd.Series(it)",
     "pandas.BaseOffset": "return its .freqstr",
     "polars.LazyFrame": "return its .collect()",
+    "pyarrow.RecordBatch": "return pa.Table.from_batches([it])",
     "pyarrow.Array": "return pa.chunked_array([it]), or its .to_pylist()",
     "pyarrow.Scalar": "return its .as_py()",
     "django.QuerySet": f"{_NOT_ASKED}, or would ask it again: return list(it)",

@@ -60,8 +60,7 @@ def model_of(kind: Any, tree: Any) -> Any:
 
 
 @cache
-def _by_name() -> bool:
-    """Whether this pydantic can be told to take names (since 2.11)."""
+def _by_name() -> bool:  # since pydantic 2.11
     return "by_name" in inspect.signature(importlib.import_module("pydantic").BaseModel.model_validate).parameters
 
 

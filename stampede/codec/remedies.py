@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import tzinfo
-from types import (
-    AsyncGeneratorType,
-    BuiltinFunctionType,
-    CoroutineType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from stampede.codec.alike import alike
@@ -24,7 +16,7 @@ from stampede.errors import CodecError
 __all__ = ["ANNOTATION", "foreign", "not_alike", "where"]
 
 ANNOTATION = "the return annotation of the @cached function"
-_ONCE = (GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip)
+_ONCE = ("__next__", "__anext__", "cr_await")  # of iterators, of async ones, of coroutines
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _PLAIN: tuple[type, ...] = (int, float, bytes, list, dict, tuple, set)
 
@@ -34,7 +26,7 @@ def foreign(value: Any, codec: str) -> str:
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     instead = advice(kind)
-    if instead is None and (isinstance(value, _ONCE) or (hasattr(kind, "__next__") and hasattr(kind, "__iter__"))):
+    if instead is None and any(hasattr(kind, name) for name in _ONCE):
         instead = "its first reader would use it up: return a list"
     elif isinstance(value, _CODE):
         name, instead = f"{kind.__name__} ({getattr(value, '__name__', '?')})", "it is code, not a value"

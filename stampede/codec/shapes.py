@@ -159,7 +159,6 @@ def _rebuilder(kind: Any, names: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def _getter(names: tuple[str, ...]) -> Lower:
-    """All these attributes, as a tuple."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

@@ -11,13 +11,11 @@ from typing import Any, get_origin
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import fingerprint_of, reach
-from stampede.codec.depth import deep_bytes
 from stampede.codec.packages import is_row, package_of
 from stampede.codec.pydantic import model_of, plain_shape, tree_of_model
 from stampede.codec.remedies import foreign, not_alike, where
 from stampede.errors import CodecError, MissingExtra, OptionError
 from stampede.keys.models import is_pydantic
-from stampede.threads import on_stack
 
 
 class Structured:
@@ -75,13 +73,10 @@ class Structured:
         return alike(value, read) or (self._exactly and alike(without_scalars(value), without_scalars(read)))
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
-        stack = deep_bytes(self._name, body)
-        decode = self._decode_raised if raised else self._decode
-        value = on_stack(stack, partial(decode, body)) if stack else decode(body)
         if raised:
-            type_name, args, *facts = value
+            type_name, args, *facts = self._decode_raised(body)
             return type_name, tuple(args), *facts
-        return value
+        return self._decode(body)
 
 
 def _hashable(part: Any) -> bool:

@@ -30,7 +30,6 @@ def _arrow() -> Any:
 
 
 def write(table: Any) -> bytes:
-    """Return a pyarrow table as a stream."""
     pa = _arrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
@@ -47,7 +46,6 @@ def read(blob: Any) -> Any:
 
 
 def pack(array: Any) -> bytes:
-    """Return a pyarrow array, or some in a row, as a stream."""
     return write(_arrow().table({"": array}))
 
 
@@ -56,23 +54,11 @@ def unpack(blob: Any) -> Any:
     return column
 
 
-def _batch(value: Any) -> tuple[Any, ...]:
-    if not value.num_rows:
-        raise CodecError("a RecordBatch without rows can't be stored: return a Table")
-    return (write(_arrow().Table.from_batches([value])),)
-
-
-def _make_batch(blob: Any) -> Any:
-    (batch,) = read(blob).combine_chunks().to_batches()
-    return batch
-
-
 def _pyarrow() -> Shapes:
     pa = _arrow()
     return Shapes(
         [
             tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
-            tagged("pyarrow.RecordBatch", pa.RecordBatch, _batch, _make_batch),
             tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
         ]
     )

@@ -110,7 +110,6 @@ def _class(cls: type) -> str:
 
 
 def _argument(kind: Any) -> str:
-    """What a generic class is given."""
     if isinstance(kind, type) and not get_args(kind):
         return _class(kind)
     inner = ",".join(map(_argument, get_args(kind)))
@@ -127,7 +126,6 @@ def _enum(value: Enum, left: int) -> str:
 
 
 def _subclass(value: Any, base: type, left: int) -> str:
-    """What the base class says, the name of the class, and what the instance holds beside."""
     if base in _MOMENTS:
         return _reduced(value, _class(type(value)), base, left)
     return f"{_class(type(value))}({_EXACT[base][1](value, left)}{_beside(value, base, left)})"

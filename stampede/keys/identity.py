@@ -24,8 +24,6 @@ __all__ = ["Identity", "identity_of"]
 
 @dataclass(frozen=True)
 class Identity:
-    """What a function is told by."""
-
     module: str
     qualname: str
     named: bool  # its name alone tells

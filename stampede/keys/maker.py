@@ -225,7 +225,6 @@ def _pieces(template: str) -> list[_Piece]:
 
 
 def _within(text: str, end: str) -> str:
-    """The text of a field, without the character that ends it."""
     return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
 
 

@@ -29,7 +29,6 @@ def root_of(cls: type) -> str:
 
 
 def inmost_of(function: Any) -> Any:
-    """What decorators have wrapped."""
     try:
         return unwrap(function)
     except ValueError:  # it says that it wraps itself

@@ -33,7 +33,6 @@ def numpys(value: Any) -> str | None:
 
 
 def _is_more(dtype: Any) -> bool:
-    """Whether its text leaves something out."""
     structured = dtype.names is not None or dtype.subdtype is not None
     return structured or bool(dtype.metadata) or dtype.isbuiltin == 2 or dtype.kind not in "biufcSUVMm"
 

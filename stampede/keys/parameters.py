@@ -126,7 +126,6 @@ class Parameters:
 
 
 def names_in(template: str) -> frozenset[str]:
-    """The parameters that a format string names."""
     fields = fields_in(template)
     return frozenset([field.partition(".")[0].partition("[")[0] for field in fields])
 
