@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
+from stampede.engines.kit.replies import ODD, out_of_step
+from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.errors import EngineError
 
 __all__ = ["Once", "Pool", "Pooled", "is_once"]
@@ -37,6 +39,7 @@ class Pooled(Protocol):
     """A connection, or what is to be one."""
 
     asking: bool  # a question is under way, or was left without its answer
+    since: float  # when it began to wait for what it waits for
 
     @property
     def stands(self) -> bool:
@@ -52,6 +55,10 @@ class Pooled(Protocol):
         """Is there something to be read before anything was asked? Then it has broken."""
         ...
 
+    def is_cut(self) -> bool:
+        """Has another thread ended this very wait, since the server hangs?"""
+        ...
+
     def disconnect(self) -> None: ...
 
 
@@ -61,6 +68,7 @@ class _Server(Protocol):
     max_connections: int
     timeout: float  # seconds that one waits for a connection to come free
     patience: float | None  # seconds that a reply may take
+    vigil: Vigil
 
 
 class Pool(ABC, Generic[W, Q, A]):
@@ -73,7 +81,7 @@ class Pool(ABC, Generic[W, Q, A]):
     broken: tuple[type[BaseException], ...]
     """What is raised over a connection that is of no use any more."""
 
-    hung: type[BaseException]
+    hung: type[Exception] = TimeoutError
     """What is raised where no reply came in time."""
 
     def __init__(self, server: _Server) -> None:
@@ -93,6 +101,23 @@ class Pool(ABC, Generic[W, Q, A]):
     @abstractmethod
     def exchange(self, wire: W, question: Q) -> A:
         """The answer, over this one, which is connected first if it isn't."""
+
+    def lost(self, wire: W, error: BaseException) -> None:
+        """Disconnect, since there will be no answer, and raise the error in another form where its own would mislead.
+
+        Replies that nobody reads would be taken for those to the next question.
+        """
+        if isinstance(error, RecursionError):
+            return  # hanging up would get stuck half way, too: it is done before the next question
+        since, cut = wire.since, wire.is_cut()
+        wire.disconnect()
+        if cut and isinstance(error, Exception):
+            raise self.hung(NOT_TO_OTHERS) from error
+        if isinstance(error, (TimeoutError, self.hung)):
+            self._server.vigil.ends(since, self._server.patience)
+            raise self.hung(str(error)) from error
+        if isinstance(error, ODD):
+            raise out_of_step(error) from error
 
     def ask(self, question: Q, *, once: bool = False) -> A:
         """Return the answer. A connection may have broken while it was idle: then the question is asked once more.

@@ -7,9 +7,9 @@ from math import inf
 from typing import TypeAlias
 
 from stampede.engines.kit.pool import Pool
-from stampede.engines.kit.replies import MORE, ODD, OutOfStep, out_of_step
+from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
-from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
+from stampede.engines.kit.vigil import hang_up
 from stampede.engines.memcached.meta import OTHER, Parser, Reply, check
 from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
 from stampede.errors import EngineError
@@ -60,16 +60,18 @@ class BlockingLine:
 class _Wires(Pool["_Wire", _Question, _Answer]):
     """Connections with one server."""
 
-    hung = TimeoutError
-
     def __init__(self, server: Server, known: tuple[type[Exception], ...]) -> None:
         super().__init__(server)
         self._its, self.broken = server, known
-        self._known: tuple[type[Exception], ...] = (*known, *ODD)
         server.vigil.waiters = lambda before: cut_all(list(self.all), before)
 
     def made(self) -> _Wire:
         return _Wire(self._its)
+
+    def lost(self, wire: _Wire, error: BaseException) -> None:
+        if not wire.stands and isinstance(error, Exception) and not isinstance(error, EngineError):
+            self._its.breaker.failed(time.monotonic())
+        super().lost(wire, error)
 
     def exchange(self, wire: _Wire, question: _Question) -> _Answer:
         commands, count, since = question
@@ -86,22 +88,8 @@ class _Wires(Pool["_Wire", _Question, _Answer]):
                 wire.send(commands)
                 replies = wire.replies(count)
                 check(commands, replies[0])
-        except RecursionError:
-            raise  # hanging up would get stuck half way, too: it is done before the next question
-        except self._known as error:
-            waits, cut = wire.since, wire.is_cut()
-            if not wire.stands and not isinstance(error, EngineError):
-                self._its.breaker.failed(time.monotonic())
-            wire.disconnect()  # replies that nobody reads would be taken for those of the next question
-            if cut:
-                raise TimeoutError(NOT_TO_OTHERS) from error
-            if isinstance(error, TimeoutError):
-                self._its.vigil.ends(waits, self._its.patience)
-            if isinstance(error, ODD):
-                raise out_of_step(error) from error
-            raise
-        except BaseException:
-            wire.disconnect()
+        except BaseException as error:
+            self.lost(wire, error)
             raise
         wire.asking = False
         return replies, at

@@ -11,7 +11,7 @@ from psycopg import Error
 
 from stampede import forks
 from stampede.engines.kit.pool import Pool, is_once
-from stampede.engines.kit.replies import MORE, ODD, out_of_step
+from stampede.engines.kit.replies import MORE
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import NOT_TO_OTHERS
 from stampede.engines.postgres.connect import Server
@@ -45,7 +45,7 @@ class Blocking(Line):
 class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
     """The answers to each of some commands."""
 
-    broken, hung = (Error, OSError), TimeoutError
+    broken = Error, OSError
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -64,12 +64,8 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
         wire.asking = True
         try:
             answers = wire.answers(commands)
-        except RecursionError:
-            raise  # hanging up would get stuck half way, too: it is done before the next question
         except BaseException as error:
-            wire.disconnect()  # its answer would be taken for that to the next question
-            if isinstance(error, ODD):
-                raise out_of_step(error) from error
+            self.lost(wire, error)
             raise
         wire.asking = False
         return answers
@@ -97,42 +93,41 @@ class _Wire:
         return talk
 
     def answers(self, commands: Sequence[Command]) -> list[Answer]:
-        """Ask these. If nothing moves for as long as an answer may take, all threads learn that the server hangs."""
+        """Ask these. TimeoutError if nothing moves for as long as an answer may take."""
         count, answers = len(commands), list[Answer]()
         asked = [encoded(commands[0])] if count == 1 else list(map(encoded, commands))
         server, talk = self._server, self.talk or self._stand()
         patience = server.timeout
-        try:
-            for each in asked:
-                talk.put(each)
-            unsent = talk.flush()
-            while True:
-                self.since = time.monotonic()
-                poll = self._either if unsent else self._readable
-                if not poll.poll(min(patience, LOOK) * 1000) and not until_ready(poll, patience - LOOK, self._look):
-                    raise TimeoutError(f"it has said nothing for {patience:g} s")
-                server.vigil.heard = time.monotonic()
-                talk.feed()
-                unsent = unsent and talk.flush()
-                while (answer := talk.gets()) is not MORE:
-                    if isinstance(answer, Exception):
-                        check_refusal(server, answer)
-                    answers.append(answer)
-                    if len(answers) == count:
-                        return answers
-        except TimeoutError:
-            server.vigil.ends(self.since, patience)
-            raise
-        finally:
-            self.since = inf
+        for each in asked:
+            talk.put(each)
+        unsent = talk.flush()
+        while True:
+            self.since = time.monotonic()
+            poll = self._either if unsent else self._readable
+            if not poll.poll(min(patience, LOOK) * 1000) and not until_ready(poll, patience - LOOK, self._look):
+                raise TimeoutError(f"it has said nothing for {patience:g} s")
+            server.vigil.heard = time.monotonic()
+            talk.feed()
+            unsent = unsent and talk.flush()
+            while (answer := talk.gets()) is not MORE:
+                if isinstance(answer, Exception):
+                    check_refusal(server, answer)
+                answers.append(answer)
+                if len(answers) == count:
+                    self.since = inf
+                    return answers
 
     def _look(self) -> None:
-        if self.cut == self.since:
+        if self.is_cut():
             raise TimeoutError(NOT_TO_OTHERS)
 
     def speaks(self) -> bool:
         """Whether there is something to read before anything was asked."""
         return bool(self._readable.poll(0))
+
+    def is_cut(self) -> bool:
+        """Whether another thread has ended this very wait."""
+        return self.cut == self.since
 
     def disown(self) -> None:
         """In a forked child."""
@@ -142,5 +137,6 @@ class _Wire:
     def disconnect(self) -> None:
         talk, self.talk = self.talk, None
         self.asking = self.stands = False
+        self.since = inf
         if talk is not None:
             talk.connection.close()

@@ -8,9 +8,9 @@ from math import inf
 from typing import Any
 
 from stampede.engines.kit.pool import Once, Pool
-from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
+from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
-from stampede.engines.kit.vigil import NOT_TO_OTHERS, hang_up
+from stampede.engines.kit.vigil import hang_up
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import left_over, refusal, socket_of
 from stampede.engines.redis.line import ServerLine
@@ -71,10 +71,14 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
         super().__init__(server)
         self._leading, self._scripts, self._news, self._pack = server, scripts, news, packer()
         self.broken, self.hung = (exceptions.ConnectionError, OSError), exceptions.TimeoutError
-        self._known = (exceptions.RedisError, OSError, *ODD)
 
     def made(self) -> _Wire:
         return _Wire(self._leading, self._news)
+
+    def lost(self, wire: _Wire, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            wire.disconnect(ours=True)  # the caller was interrupted: this says nothing of the server
+        super().lost(wire, error)
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
         told = self._news.told
@@ -98,21 +102,8 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
                 replies.append(reply)
             if its.has_data():
                 raise OutOfStep("it has said more than it was asked for")
-        except RecursionError:
-            raise  # hanging up would get stuck half way, too: it is done before the next question
-        except self._known as error:
-            since, cut = wire.since, wire.is_cut()
-            wire.disconnect()  # replies that nobody reads would be taken for those of the next question
-            if cut:
-                raise self.hung(NOT_TO_OTHERS) from error
-            if isinstance(error, (TimeoutError, self.hung)):
-                self._leading.vigil.ends(since, self._server.patience)
-                raise self.hung(str(error)) from error
-            if isinstance(error, ODD):
-                raise out_of_step(error) from error
-            raise
-        except BaseException:
-            wire.disconnect(ours=True)
+        except BaseException as error:
+            self.lost(wire, error)
             raise
         wire.asking = False
         if follows:
