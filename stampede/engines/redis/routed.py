@@ -86,9 +86,14 @@ class _Routed:
     async def _at(self, name: str, verb: Verb[T], *, always: bool = False) -> T:
         return await self._ways.at(slot_of(name, lock=True), self._colour, verb, always=always)
 
+    async def _masters(self) -> list[int]:
+        """A slot of each master."""
+        owners = await self._ways.owners(range(SLOTS), self._colour)
+        return list({owner: slot for slot, owner in enumerate(owners)}.values())
+
     async def _of_all(self, verb: Verb[list[T]]) -> list[T]:
         """What each master says, one after the other."""
-        slots = await _masters(self._ways, self._colour)
+        slots = await self._masters()
         return [each for slot in slots for each in await self._ways.at(slot, self._colour, verb)]
 
 
@@ -111,12 +116,6 @@ class RoutedLimits(_Routed):
 
     async def listed(self) -> list[tuple[str, Usage]]:
         return sorted(await self._of_all(lambda ports: ports.limits.listed()))
-
-
-async def _masters(ways: Ways, colour: Colour) -> list[int]:
-    """A slot of each."""
-    owners = await ways.owners(range(SLOTS), colour)
-    return list({owner: slot for slot, owner in enumerate(owners)}.values())
 
 
 class RoutedKeys(_Routed, Versioned):
@@ -156,7 +155,7 @@ class RoutedKeys(_Routed, Versioned):
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         """One master after the other, each found by one of its slots."""
         if cursor is None:
-            cursor = await _masters(self._ways, self._colour), None
+            cursor = await self._masters(), None
         (slot, *more), at = cursor
         found, at = await self._ways.at(slot, self._colour, lambda ports: ports.keys.page(prefix, at), always=True)
         if at is not None:
@@ -195,51 +194,32 @@ class RoutedKeys(_Routed, Versioned):
         *,
         always: bool = False,
     ) -> list[Any]:
-        """An answer, or an EngineError, to each item."""
+        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
+        are asked beside each other."""
         slots = [slot_of(key(item)) for item in items]
-
-        async def ask(ports: Ports, some: Sequence[T]) -> list[Any]:
-            return await verb(ports.keys, some)
-
-        return await _by_shard(self._ways, self._colour, slots, items, ask, always=always)
-
-
-async def _by_shard(
-    ways: Ways,
-    colour: Colour,
-    slots: Sequence[int],
-    items: Sequence[T],
-    ask: Callable[[Ports, Sequence[T]], Awaitable[list[Any]]],
-    *,
-    always: bool = False,
-) -> list[Any]:
-    """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
-    are asked beside each other."""
-    if not items:
-        return []
-    parts: dict[Address | None, list[int]] = {}
-    try:
-        owners = await ways.owners(slots, colour)
-    except EngineError as error:
-        return [error] * len(items)
-    for number, owner in enumerate(owners):
-        parts.setdefault(owner, []).append(number)
-
-    async def part(numbers: list[int]) -> list[Any]:
-        slot, some = slots[numbers[0]], [items[number] for number in numbers]
+        parts: dict[Address | None, list[int]] = {}
         try:
-            return await ways.of_key(slot, colour, lambda ports: ask(ports, some), always=always)
+            owners = await self._ways.owners(slots, self._colour) if slots else []
         except EngineError as error:
-            if len(some) == 1 or not _is_about_one(error):
-                return [error] * len(some)
-        return [answer for number in numbers for answer in await part([number])]
+            return [error] * len(items)
+        for number, owner in enumerate(owners):
+            parts.setdefault(owner, []).append(number)
 
-    found = await _at_once(colour, [partial(part, numbers) for numbers in parts.values()])
-    answers: list[Any] = [None] * len(items)
-    for numbers, some in zip(parts.values(), found, strict=True):
-        for number, answer in zip(numbers, some, strict=True):
-            answers[number] = answer
-    return answers
+        async def part(numbers: list[int]) -> list[Any]:
+            slot, some = slots[numbers[0]], [items[number] for number in numbers]
+            try:
+                return await self._ways.of_key(slot, self._colour, lambda ports: verb(ports.keys, some), always=always)
+            except EngineError as error:
+                if len(some) == 1 or not _is_about_one(error):
+                    return [error] * len(some)
+            return [answer for number in numbers for answer in await part([number])]
+
+        found = await _at_once(self._colour, [partial(part, numbers) for numbers in parts.values()])
+        answers: list[Any] = [None] * len(items)
+        for numbers, some in zip(parts.values(), found, strict=True):
+            for number, answer in zip(numbers, some, strict=True):
+                answers[number] = answer
+        return answers
 
 
 async def _at_once(colour: Colour, work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
