@@ -12,7 +12,7 @@ from stampede.engines.kit.replies import OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import hang_up
 from stampede.engines.redis.clients import Server
-from stampede.engines.redis.inside import left_over, refusal, socket_of
+from stampede.engines.redis.inside import refusal, socket_of
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.resp import MORE, packer, parser
@@ -136,8 +136,6 @@ class _Wire(Sock):
             self._server.met(self)
             self._news.start()  # which looks where the server is
         self.since = inf
-        if left_over(self.connection):
-            raise OutOfStep("it has said what nobody had asked for")
         sock = socket_of(self.connection)
         self.parser = parser(refusal(self.connection))
         self.stand(sock, sock.gettimeout())

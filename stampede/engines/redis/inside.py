@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["left_over", "refusal", "socket_of", "streams_of", "take_streams"]
+__all__ = ["refusal", "socket_of", "streams_of", "take_streams"]
 
 
 def socket_of(connection: Any) -> Any:
@@ -25,16 +25,6 @@ def streams_of(connection: Any) -> tuple[Any, Any]:
 def take_streams(connection: Any) -> None:
     """From it, by who has kept them: the library would warn that they were not closed."""
     connection._reader = connection._writer = None
-
-
-def left_over(connection: Any) -> bool:
-    """Whether more has been read than was asked for, by `_parser`: its `_reader` is hiredis', or it has a `_buffer`."""
-    library_parser = connection._parser
-    reader = getattr(library_parser, "_reader", None)
-    if reader is not None:
-        return bool(reader.has_data())
-    buffer = getattr(library_parser, "_buffer", None)
-    return buffer is not None and buffer.unread_bytes() > 0
 
 
 def refusal(connection: Any) -> Any:
