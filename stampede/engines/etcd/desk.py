@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -91,7 +90,7 @@ class Desk:
             own.granted = True
             return Granted(fence=own.number)
         first = queue.first()
-        if first is not None and queue.hears and time.monotonic() - queue.heard < SAFETY:
+        if first is not None and queue.hears and time.monotonic() - queue.heard < 2 * SAFETY:
             return Queued(first.token, first.seconds, None, mine=token, revision=own.number)
         return None
 
@@ -108,6 +107,8 @@ class Desk:
                 if isinstance(answer, Busy):
                     if not waits:
                         self._withdraw(name, token, own)
+                    elif own.lease.left < own.lease.ttl * 2 / 3 and not self._leases.renew(own.lease):
+                        raise Gone("the place in the queue has ended")
                     return answer
                 if answer is not None and (own.lease.left >= seconds or self._stands(name, token, own, seconds)):
                     own.granted = True
@@ -219,16 +220,6 @@ class Desk:
             own.lease, own.seconds = new, seconds
             self._leases.revoke(old.id)
         return done
-
-    def keep_waiting(self, name: str, token: bytes) -> bool:
-        """Keep a place in the queue. False: it has gone."""
-        own = self._owned.get(name, token)
-        return own is not None and self._leases.renew(own.lease)
-
-    def left(self, name: str, token: bytes) -> float:
-        """Seconds until that is to be done."""
-        own = self._owned.get(name, token)
-        return inf if own is None else max(own.lease.left - own.lease.ttl * 2 / 3, 0.0)
 
     # -- release --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from math import inf
 from time import monotonic
 
 from stampede.colour import Colour
@@ -52,23 +51,12 @@ class EtcdLocks:
         mine, revision = (busy.mine, busy.revision) if isinstance(busy, Queued) else (b"", 0)
         token, turn = mine or busy.token, bool(mine)
         with queue.waiter(token, turn, revision) as bell:
-            if not queue.hears:
+            if not queue.hears or monotonic() - queue.heard >= SAFETY:
                 with suppress(EngineError):  # a member may be down: then we look, at another
                     await self._run(queue.open)
-            while not bell.rung and not self._gateway.closed and (left := end - monotonic()) > 0:
-                if queue.hears and queue.worth_asking(token, turn, revision):
-                    break
-                rest = SAFETY if queue.hears else LOOK
-                due = self._desk.left(name, mine) if mine else inf
-                if await self._colour.park(bell, min(left, rest, due)):
-                    break
-                if due <= min(left, rest):
-                    if not await self._run(self._desk.keep_waiting, name, mine):
-                        break  # its place has gone, and it asks for another
-                elif monotonic() < end and monotonic() - queue.heard >= rest:
-                    try:
-                        await self._run(queue.open)
-                    except EngineError:
-                        break  # the next question tells its caller, if it is in vain, too
+            left = min(end - monotonic(), SAFETY if queue.hears else LOOK)
+            known = queue.hears and queue.worth_asking(token, turn, revision)
+            if left > 0 and not known and not self._gateway.closed:
+                await self._colour.park(bell, left)
         if self._gateway.closed:
             raise EngineClosed(self._gateway.called)
