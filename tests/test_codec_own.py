@@ -14,6 +14,7 @@ import pytest
 
 from stampede import CodecError, OptionError, ValueCodec, cached
 from stampede.codec import make_codec
+from stampede.codec.shapes import shapes_of
 from stampede.entry import Entry
 from stampede.testing import CodecSuite, isolated
 
@@ -204,13 +205,50 @@ def there_and_back(value: Any, *trust: Any) -> Any:
 ME = sys.modules[__name__]
 
 
-def test_a_trusted_module_is_trusted_for_its_models() -> None:
-    """Else each dataclass of an application has to be listed; or a class that is no model is made of bytes."""
+class Placed(Plain):
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.place = "slot"
+
+    @property
+    def dangerous(self) -> int:
+        return 1
+
+    @dangerous.setter
+    def dangerous(self, value: int) -> None:
+        raise AssertionError("code of the class was run by what was read")
+
+
+class OfItsOwn:
+    def __reduce__(self) -> Any:
+        return OfItsOwn, ()
+
+
+class Remembered(dict[str, int]):
+    pass
+
+
+def test_a_trusted_module_is_trusted_for_its_classes() -> None:
+    """Else each class of an application has to be listed."""
     assert there_and_back([Fields(2)], ME) == [Fields(2)]
-    with pytest.raises(CodecError, match="dataclass, or use codec='pickle'"):
-        there_and_back(Plain(3), ME)
-    with pytest.raises(OptionError, match=r"Plain.*no model"):
-        make_codec(trust=[Plain])
+    made = there_and_back(Plain(3), ME)
+    assert type(made) is Plain and vars(made) == {"n": 3, "more": [3]}
+
+
+def test_an_ordinary_class_goes_by_its_attributes() -> None:
+    """And none of its code is run, whatever the bytes say."""
+    made = there_and_back(Placed(), Placed)
+    assert type(made) is Placed and made.place == "slot" and vars(made) == {"n": 1, "more": [1]}
+    (shape,) = shapes_of(None, [Placed])
+    assert vars(shape.rebuild({"dangerous": 2}, {})) == {"dangerous": 2}
+    for wrong in (({}, {"dangerous": 2}), ({}, {"__class__": Plain}), ({1: 2}, {}), ([], {}), ({},)):
+        with pytest.raises((CodecError, TypeError)):
+            shape.rebuild(*wrong)
+    for kind in (OfItsOwn, Remembered):
+        with pytest.raises(OptionError, match=rf"{kind.__name__}.*more than their attributes"):
+            make_codec(trust=[kind])
 
 
 def test_a_module_is_trusted_for_its_own_classes_only() -> None:

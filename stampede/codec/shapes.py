@@ -15,7 +15,7 @@ from stampede.codec.alike import lazy, slots_of
 from stampede.codec.annotations import BUILTIN, fields_of, is_namedtuple, reach
 from stampede.codec.packages import package_of, row_shape
 from stampede.codec.pydantic import plain_shape
-from stampede.codec.values import Lower, Shape, lost, plain, text_shape
+from stampede.codec.values import Lower, Shape, expect, lost, plain, text_shape
 from stampede.errors import CodecError, OptionError
 from stampede.keys.models import is_pydantic
 from stampede.keys.names import found_for_good
@@ -31,29 +31,31 @@ def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
     for kind in kinds:
         if not isinstance(kind, type) or kind.__module__ == "builtins" or kind in BUILTIN:
             raise OptionError(f"trust holds {kind!r}: it can hold classes and modules of yours")
-        if not is_model(kind):
+        if not is_model(kind) and _plain(kind, "") is None:
             raise OptionError(
-                f"trust holds {kind!r}, which is no model (a dataclass, an attrs class, a pydantic or ORM model, an "
-                "enum, a NamedTuple): make it one, or use codec='pickle' with a signing_key"
+                f"trust holds {kind!r}, whose objects are more than their attributes, as it says how they are made "
+                "or pickled: make it a dataclass, or use codec='pickle' with a signing_key"
             )
     for part in (*reach(returns), *(part for kind in kinds for part in reach(kind))):
         if isinstance(part, type) and part not in shapes and part not in BUILTIN:
             tag = f"{part.__module__}:{part.__qualname__}"
             taken[tag] = taken.get(tag, 0) + 1
             tag = tag if taken[tag] == 1 else f"{tag}#{taken[tag]}"  # two local classes of one name
-            shape = _shape(part, tag)
+            shape = _shape(part, tag) or (_plain(part, tag) if part in kinds else None)
             if shape is not None:
                 shapes[part] = shape
     return list(shapes.values())
 
 
 def trusted(modules: Sequence[str]) -> Callable[[Any], Shape | None]:
-    """Return what gives the shape of any model of these modules, and of those below: for its class, or for its tag."""
+    """Return what gives the shape of any class of these modules, and of those below: for it, or for its tag."""
 
     def found(asked: Any) -> Shape | None:
         tag = f"{asked.__module__}:{asked.__qualname__}" if isinstance(asked, type) else asked
         kind = _class_in(tag, modules)
-        return _shape(kind, tag) if kind is not None and (kind is asked or tag is asked) else None
+        if kind is None or not (kind is asked or tag is asked):
+            return None
+        return _shape(kind, tag) or _plain(kind, tag)
 
     return found
 
@@ -142,6 +144,37 @@ def _record(kind: Any, tag: str) -> Shape:
         return (tag, *get(value))
 
     return Shape(tag, kind, lower, _rebuilder(kind, names))
+
+
+_SAYS = frozenset({
+    "__new__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__", "__getstate__", "__setstate__",
+})  # fmt: skip
+"""By which a class says how its objects are made, or pickled."""
+
+
+def _plain(kind: Any, tag: str) -> Shape | None:
+    """An ordinary class, whose objects are their attributes. None of its code is run to set them."""
+    own = [base for base in kind.__mro__ if base is not object]
+    if any(found_for_good(base) or not vars(base).keys().isdisjoint(_SAYS) for base in own):
+        return None
+    slots = slots_of(kind)
+
+    def lower(value: Any) -> tuple[Any, ...]:
+        placed = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        return tag, getattr(value, "__dict__", {}), placed
+
+    def rebuild(open_ended: dict[str, Any], placed: dict[str, Any]) -> Any:
+        expect((open_ended, placed), dict, dict)
+        made = object.__new__(kind)
+        if not (slots.issuperset(placed) and all(type(name) is str for name in open_ended)):
+            raise CodecError(f"attributes that a {tag} can't have")
+        for name, value in placed.items():
+            object.__setattr__(made, name, value)
+        if open_ended:
+            vars(made).update(open_ended)
+        return made
+
+    return Shape(tag, kind, lower, rebuild)
 
 
 def _rebuilder(kind: Any, names: tuple[str, ...]) -> Callable[..., Any]:
