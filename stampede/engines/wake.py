@@ -2,7 +2,7 @@
 
 A process that waits has a named pipe in the folder `wake`; who changes something writes the number of what changed
 into each. A pipe holds thousands of such messages, a full one tells its reader that some were lost, and nobody
-reads a pipe whose process is dead: the next writer removes it. The same thread looks every 25 ms whether the
+reads a pipe whose process is dead: the next writer removes it. The same thread looks every 10 ms whether the
 processes that are waited for still live.
 """
 
@@ -27,7 +27,10 @@ from stampede.threads import begun
 __all__ = ["LOOK", "SINGLE", "Post"]
 
 LOOK = 0.025
-"""Seconds between two looks whether a process lives, and of waiters that nobody can wake."""
+"""Seconds between two looks of waiters that nobody can wake."""
+
+WATCH = 0.01
+"""Seconds between two looks whether a process lives that is waited for."""
 
 LINGER = 5.0
 """Seconds that the pipe stays after the last waiter: the next herd finds it there."""
@@ -142,7 +145,7 @@ class Post:
         poll.register(pipe[1], select.POLLIN)
         idle = looked = time.monotonic()
         while True:
-            readable = bool(poll.poll(LOOK * 1000))
+            readable = bool(poll.poll((WATCH if self._watched else LOOK) * 1000))
             now = time.monotonic()
             with self._lock:
                 if self._pipe is not pipe:
@@ -153,7 +156,7 @@ class Post:
                     self._close_pipe()
                     return
                 news = _read(pipe[1]) if readable else b""
-                watched = list(self._watched) if now - looked >= LOOK else []
+                watched = list(self._watched) if now - looked >= WATCH else []
             for at in range(0, len(news), _WORD):
                 self._ring_here(int.from_bytes(news[at : at + _WORD], "little", signed=True))
             if len(news) >= _FULL:

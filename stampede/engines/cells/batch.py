@@ -22,29 +22,24 @@ AT_ONCE = 8
 """Swaps of a batch that are under way together."""
 
 
-class _Read(Wanted):
-    __slots__ = ("names",)
+class _Question(Wanted):
+    """Names to read, or the arguments of a swap."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
+    __slots__ = ("args", "names")
 
-
-class _Swap(Wanted):
-    __slots__ = ("args",)
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
+    def __init__(self, names: Sequence[str] | None, *args: Any) -> None:
+        self.names, self.args = names, args
 
 
 class _Aside(Records):
     """Questions are put aside."""
 
     async def seen(self, names: Sequence[str]) -> list[Seen]:
-        seen: list[Seen] = await _Read(names)
+        seen: list[Seen] = await _Question(names)
         return seen
 
     async def swapped(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        return await _Swap(name, version, data, ttl)
+        return await _Question(None, name, version, data, ttl)
 
 
 class Together(Many):
@@ -57,9 +52,9 @@ class Together(Many):
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
 
-    def _answered(self, questions: dict[int, Wanted]) -> dict[int, Any]:
-        reads = {number: each.names for number, each in questions.items() if isinstance(each, _Read)}
-        swaps = {number: each.args for number, each in questions.items() if isinstance(each, _Swap)}
+    def _answered(self, questions: dict[int, _Question]) -> dict[int, Any]:
+        reads = {number: each.names for number, each in questions.items() if each.names is not None}
+        swaps = {number: each.args for number, each in questions.items() if each.names is None}
         done = side_by_side([partial(self._swapped, *args) for args in swaps.values()], AT_ONCE)
         return self._read(reads) | dict(zip(swaps, done, strict=True))
 

@@ -43,8 +43,8 @@ ROOM = 1024
 _FOREVER = 1e9
 """Seconds for which a lease stands, or a key rests, at most."""
 
-_STORIES = ((2000, 64), (200, 64), (0, 4))
-"""How long a message may be, and how many verdicts: the first with which it all fits; else failures aren't told."""
+_MESSAGE, _VERDICTS = 1000, 64
+"""How long a message may be, and how many verdicts. Where that does not fit failures aren't told."""
 
 
 # -- what is around ------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def _checksum(name: str, head: bytes | bytearray | memoryview, body: bytes | mem
 
 
 def body_of(record: Record, now: float, longest: float = inf) -> bytes:
-    """The record as it is now, what has ended in it left out. Its failures are told shortly where there is no room."""
+    """The record as it is now, what has ended in it left out, and its failures where there is no room for them."""
     kept, lease = record.kept, record.lease
     flags, head, tail = 0, b"", b""
     if lease is not None and (lease.end > now or not lease.token):  # nobody's: it keeps the fence
@@ -92,8 +92,8 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
         tail = _ENTRY.pack(entry.id, *times, entry.cost, entry.margin, entry.ttl) + entry.value
     if record.past is not None and record.past.end > now:
         room = longest - _START - _FLAGS.size - len(head) - _PAST.size - len(tail)
-        story = next((it for most in _STORIES if len(it := told(record.past, now, now, *most)) <= room), None)
-        if story is not None:
+        story = told(record.past, now, now, _MESSAGE, _VERDICTS)
+        if len(story) <= room:
             flags |= _FAILED
             head += _PAST.pack(len(story)) + story
     return _FLAGS.pack(flags) + head + tail

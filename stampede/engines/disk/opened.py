@@ -70,13 +70,7 @@ class Opened:
 
     @property
     def current(self) -> bool:
-        if not self.stamps.current:
-            return False
-        try:
-            os.stat(self._file_name)
-        except OSError:
-            return False
-        return True
+        return self.stamps.current and os.access(self._file_name, os.F_OK)
 
     def _still(self, now: float) -> float:
         """Return until when tickets hold: the stamps, which hits look at, outlive the removal of the directory."""

@@ -249,8 +249,6 @@ class Rows:
             with self.database.reading() as (_, connection):
                 sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope IN ('', ?) ORDER BY scope"
                 found = [row[0] for row in connection.execute(sql, (scope,))]
-            if now == MARK:
-                return _generation_of(found)
             if len(generations) > 10_000:
                 generations.clear()
             generations[scope] = _generation_of(found)

@@ -17,7 +17,7 @@ CREATE TABLE entries (
 );
 CREATE INDEX entries_gone ON entries (gone);
 
--- The right to compute a key. The row decides; the holder's file only tells that the holder is dead.
+-- The right to compute a key.
 CREATE TABLE leases (
     number INTEGER PRIMARY KEY,
     token  BLOB NOT NULL,
