@@ -87,10 +87,11 @@ def _start_of(pid: int) -> str | None:
     """When the process was started, as the kernel counts; "" of one that has ended and was not waited for. None: it
     is not told (outside of Linux)."""
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
     except (OSError, ValueError):
         return None
-    return "" if state in ("Z", "X") else fields[18]
+    return "" if state in (b"Z", b"X") else fields[18].decode()
 
 
 @cache
