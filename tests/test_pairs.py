@@ -34,13 +34,13 @@ from stampede.testing.conformance import ClaimsSuite
 LOCKS = [name for name in EMPTY if name != "cell"]
 STORES = [name for name in LOCKS if name not in ("file", "zmq")]
 
-STANDS_LONGER = {"test_granted_again_stands_from_then_on", "test_renew_moves_the_end", "test_renew_counts_from_now"}
+STANDS_LONGER = {"test_own_token_is_granted_again", "test_renew_moves_the_end", "test_renew_counts_from_now"}
 """In which it is told how long a lock stands: etcd and ZooKeeper tell others how long it was to stand at first."""
 
 WHOLE = bool(os.environ.get("STAMPEDE_PAIRS"))
 CASES = [name for name in vars(ClaimsSuite) if name.startswith("test_")] if WHOLE else [
     "test_one_of_many_is_granted",  # a herd computes once
-    "test_fill_wakes",
+    "test_an_outcome_wakes",
     "test_verdict_answers_those_who_waited",
     "test_force_kills_the_standing_lease",
     "test_fill_after_set_is_refused",

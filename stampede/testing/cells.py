@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
 
-from stampede.engines.cells import Cell, Faster, Seen, Version, WatchingCell
+from stampede.engines.cells import Cell, Faster, Seen, Version
 
-__all__ = ["MemoryCell", "WatchedMemoryCell"]
+__all__ = ["MemoryCell"]
 
 
 class MemoryCell(Cell):
@@ -63,28 +62,3 @@ class MemoryCell(Cell):
             self._names.pop(name, None)
             return Seen(None)
         return Seen(data, version, now - written if self.ages else None)
-
-
-class WatchedMemoryCell(MemoryCell, WatchingCell):
-    """One that tells of changes, too."""
-
-    def __init__(self, **can: Any) -> None:
-        super().__init__(**can)
-        self._told: dict[str, list[Callable[[], object]]] = {}
-
-    def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        with self._lock:
-            self._told.setdefault(name, []).append(told)
-        return lambda: self._forget(name, told)
-
-    def _forget(self, name: str, told: Callable[[], object]) -> None:
-        with self._lock:
-            self._told[name].remove(told)
-
-    def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        with self._lock:
-            swapped = super().swap(name, version, data, ttl)
-            those = list(self._told.get(name, ()))
-        for told in those:
-            told()
-        return swapped

@@ -199,6 +199,5 @@ def _written(cell: Cell, data: bytes, version: Version = None, name: str = "n") 
 
 
 def _together(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run all tasks at once, each in a thread of its own, and return their results in order."""
     with ThreadPoolExecutor(len(tasks)) as pool:
         return [each.result(SOON) for each in [pool.submit(task) for task in tasks]]

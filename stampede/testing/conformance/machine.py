@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 from math import inf, isclose
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from stampede import record
 from stampede.entry import Entry, Verdict
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Versioned
-from stampede.testing.model import Model
+from stampede.record import Record
 
 __all__ = ["run_histories"]
 
@@ -67,7 +69,8 @@ class _Machine(RuleBasedStateMachine):
         super().__init__()
         self.suite, self.turn = suite, turn
         self.began = time.monotonic()
-        self.model = Model(suite.clock or time.monotonic)
+        self.now: Callable[[], float] = suite.clock or time.monotonic
+        self.records: defaultdict[str, Record] = defaultdict(Record)
         self.history = next(_names)
         self.ids = count(1)
         self.last: dict[str, Entry[Any]] = {}
@@ -93,7 +96,7 @@ class _Machine(RuleBasedStateMachine):
         )
         told = self.turn(claims.claim(self.name(key), self.token(key, by), ask))
         ask.seen = ours
-        right = self.model.claim(key, self.token(key, by), ask)
+        right = self.right(key, lambda it, now: record.claim(it, self.token(key, by), ask, now))
         if isinstance(right, Granted):
             self.holders[key] = by
         self.same(told, right)
@@ -105,7 +108,7 @@ class _Machine(RuleBasedStateMachine):
         made = self.last.get(key) if entry is None else self.made(key, **entry)
         if made is not None and (entry is not None or self.suite.ids_last):
             told = self.turn(self.sides[by % 2][0].fill(self.name(key), self.token(key, by), made))
-            self.same(told, self.model.fill(key, self.token(key, by), made))
+            self.same(told, self.right(key, lambda it, now: record.fill(it, self.token(key, by), made, now)))
 
     @rule(key=KEYS, by=HOLDERS, verdict=st.sampled_from(VERDICTS), rest=st.sampled_from(["no", "short", "long"]))
     def abandon(self, key: str, by: int, verdict: Verdict | None, rest: str) -> None:
@@ -113,19 +116,22 @@ class _Machine(RuleBasedStateMachine):
         told = self.turn(
             self.sides[by % 2][0].abandon(self.name(key), self.token(key, by), verdict, self.seconds[rest])
         )
-        self.same(told, self.model.abandon(key, self.token(key, by), verdict, self.seconds[rest]))
+        seconds = self.seconds[rest]
+        right = self.right(key, lambda it, now: record.abandon(it, self.token(key, by), verdict, seconds, now))
+        self.same(told, right)
 
     @rule(key=KEYS, by=HOLDERS, lease=ENDING)
     def renew(self, key: str, by: int, lease: str) -> None:
         by = self.holder(key, by)
         told = self.turn(self.sides[by % 2][0].renew(self.name(key), self.token(key, by), self.seconds[lease]))
-        self.same(told, self.model.renew(key, self.token(key, by), self.seconds[lease]))
+        seconds = self.seconds[lease]
+        self.same(told, self.right(key, lambda it, now: record.renew(it, self.token(key, by), seconds, now)))
 
     @rule(key=KEYS, entry=ENTRIES, side=SIDES)
     def set(self, key: str, entry: dict[str, Any], side: bool) -> None:
         made = self.made(key, **entry)
         self.turn(self.sides[side][1].set(self.name(key), made))
-        self.model.put(key, made)
+        self.right(key, lambda it, now: record.set(it, made, now))
 
     @rule(key=KEYS, entry=ENTRIES, side=SIDES, seen=SEEN)
     def replace(self, key: str, entry: dict[str, Any], side: bool, seen: str) -> None:
@@ -134,26 +140,35 @@ class _Machine(RuleBasedStateMachine):
             made = self.made(key, **entry)
             ours, theirs = self.seen(store, key, seen)
             told = self.turn(store.replace(self.name(key), theirs, made))
-            self.same(told, self.model.replace(key, ours, made))
+            self.same(told, self.right(key, lambda it, now: record.replace(it, ours, made, now)))
 
     @rule(key=KEYS, side=SIDES)
     def expire(self, key: str, side: bool) -> None:
-        self.same(self.turn(self.sides[side][1].expire(self.name(key))), self.model.expire(key))
+        self.same(self.turn(self.sides[side][1].expire(self.name(key))), self.right(key, record.expire))
 
     @rule(key=KEYS, side=SIDES)
     def invalidate(self, key: str, side: bool) -> None:
-        self.same(self.turn(self.sides[side][1].invalidate(self.name(key))), self.model.invalidate(key))
+        self.same(self.turn(self.sides[side][1].invalidate(self.name(key))), self.right(key, record.invalidate))
 
     @rule(key=KEYS, side=SIDES)
     def get(self, key: str, side: bool) -> None:
         (told,) = self.turn(self.sides[side][1].get([self.name(key)]))
-        self.same(told, self.model.kept(key))
+        self.same(told, self.kept(key))
 
     @rule(data=st.data())
     def time_passes(self, data: st.DataObject) -> None:
         if self.suite.clock is not None:
             self.suite.clock.advance(data.draw(st.sampled_from(self.suite.passes)))
             self.began = time.monotonic()
+
+    # -- what the record says
+
+    def right(self, key: str, change: Callable[[Record, float], record.Change[Any]]) -> Any:
+        self.records[key], answer, _ = change(self.records[key], self.now())
+        return answer
+
+    def kept(self, key: str) -> Entry[Any] | None:
+        return record.served(self.records[key].kept, self.now())
 
     # -- what stands for what
 
@@ -176,10 +191,10 @@ class _Machine(RuleBasedStateMachine):
         return made
 
     def seen(self, store: Any, key: str, which: str) -> tuple[bytes | None, bytes | None]:
-        """The id of what is there, as the model and as the engine have it."""
+        """The id of what is there, as the record and as the engine have it."""
         if which != "there":
             return (None, None) if which == "none" else (b"another.", b"another.")
-        kept, (there,) = self.model.kept(key), self.turn(store.get([self.name(key)]))
+        kept, (there,) = self.kept(key), self.turn(store.get([self.name(key)]))
         return None if kept is None else kept.id, None if there is None else there.id
 
     # -- whether the answers are the same

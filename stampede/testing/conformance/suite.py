@@ -8,6 +8,7 @@ import threading
 import time
 import unittest
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -166,8 +167,6 @@ class Suite:
 
 
 def _as_test(case: Case) -> Callable[[Any], None]:
-    """A case as a test method: run in the suite's colour, over an engine of its own."""
-
     def test(self: Any) -> None:
         with self.opened():
             self._run(case(self))
@@ -181,27 +180,20 @@ class Beside:
     """A coroutine of the blocking colour, in a thread of its own; awaiting it joins the thread."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._live, daemon=True)
-        self._thread.start()
+        self._ended: Future[Any] = Future()
+        threading.Thread(target=self._live, args=(work,), daemon=True).start()
 
-    def _live(self) -> None:
+    def _live(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
-            self._result = run_blocking(self._work)
+            self._ended.set_result(run_blocking(work))
         except BaseException as error:
-            self._error = error
+            self._ended.set_exception(error)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._end().__await__()
 
     async def _end(self) -> Any:
-        self._thread.join(2 * LONG)
-        assert not self._thread.is_alive(), "it hangs"
-        if self._error is not None:
-            raise self._error
-        return self._result
+        return self._ended.result(2 * LONG)
 
 
 def some(value: Any = b"value", *, fresh: float = LONG, keep: float | None = None, **known: Any) -> Entry[Any]:
