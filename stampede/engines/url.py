@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stampede.errors import OptionError
 from stampede.policy import nearest, seconds
+from stampede.settings.model import safe_url
 
 __all__ = [
     "Kind",
@@ -27,18 +28,7 @@ __all__ = [
 Kind: TypeAlias = Callable[[str, Any], Any]
 """What an option is to be: makes it of what the URL or the caller gave, or raises OptionError."""
 
-_ASKS = r"(?!\d{1,5}(?:/[^?#@]*)?\?[^@]*=)"  # a port, and a query in which the @ is
-# Also where a slash, or the scheme, is missing, or a password has in it what ends one elsewhere.
-_PASSWORD = re.compile(rf"(:/{{1,2}}[^/?#:]*:|^[^/?#:]*:(?!/))(?:[^?#]*|{_ASKS}.*)@", re.DOTALL)
 _ODD = re.compile(r"[^:/]*://[^/?#@:]*:(?!\d{1,5}[/?#])[^/?#@]*[/?#][^=]*@")
-_SECRET = re.compile(  # `listen` is an address, of whatever form
-    r"([?&][^=&#]*(?:pass|secret|token|signing|listen|_key)[^=&#]*=)[^&]*", re.IGNORECASE
-)
-
-
-def safe_url(url: str) -> str:
-    """The URL as it may be shown: without its password."""
-    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
 def scheme_of(url: str) -> str:

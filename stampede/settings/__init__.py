@@ -14,10 +14,10 @@ prometheus = true
 mine = "shop.metrics:on_event"
 """
 
-from stampede.settings.model import CacheSettings, LocalSettings, OriginSettings, Rate, Settings, without_secrets
+from stampede.settings.model import CacheSettings, LocalSettings, OriginSettings, Rate, Settings, safe_url
 from stampede.settings.read import TABLES, cache_settings, discover, from_mapping, load, origin_settings
 
 __all__ = [
     "TABLES", "CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings",
-    "cache_settings", "discover", "from_mapping", "load", "origin_settings", "without_secrets",
+    "cache_settings", "discover", "from_mapping", "load", "origin_settings", "safe_url",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
 from stampede.policy import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
-from stampede.settings.model import LocalSettings, Rate, without_secrets
+from stampede.settings.model import LocalSettings, Rate, safe_url
 
 __all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "observers"]
 
@@ -77,7 +77,7 @@ def _url(name: str, value: Any) -> str:
     if any(ord(letter) < 32 for letter in url):
         raise OptionError(f"{name} holds a line break or another control character")
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url):
-        shown = without_secrets(url)
+        shown = safe_url(url)
         raise OptionError(f"{name} is {shown!r}, without a scheme: give a URL such as 'disk:///var/cache/shop'")
     return url
 

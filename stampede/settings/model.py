@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stampede.errors import OptionError, SettingsError
 from stampede.policy import DEFAULT, Policy, nearest
 
-__all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings", "without_secrets"]
+__all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings", "safe_url"]
 
 
 NOTHING = "nothing"
@@ -45,9 +45,9 @@ class CacheSettings:
     name: str = field(default="", compare=False)  # its name there
 
     def __repr__(self) -> str:
-        locks = self.locks and without_secrets(self.locks)
+        locks = self.locks and safe_url(self.locks)
         return (
-            f"CacheSettings(url={without_secrets(self.url)!r}, locks={locks!r}, local={self.local!r}, "
+            f"CacheSettings(url={safe_url(self.url)!r}, locks={locks!r}, local={self.local!r}, "
             f"namespace={self.namespace!r}, codec={self.codec!r}, trust={self.trust!r}, "
             f"signing_key=<{len(self.signing_key)} of them>, compress={self.compress!r}, "
             f"max_bytes={self.max_bytes!r}, on_engine_error={self.on_engine_error!r}, policy={self.policy!r})"
@@ -114,14 +114,14 @@ class Settings:
         )
 
 
-_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:passw|secret|token|key|credential|listen)[^=&;]*=)[^&;]*")
+_ASKS = r"(?!\d{1,5}(?:/[^?#@]*)?\?[^@]*=)"  # a port, and a query in which the @ is
+# Also where a slash, or the scheme, is missing, or a password has in it what ends one elsewhere.
+_PASSWORD = re.compile(rf"(:/{{1,2}}[^/?#:]*:|^[^/?#:]*:(?!/))(?:[^?#]*|{_ASKS}.*)@", re.DOTALL)
+_SECRET = re.compile(  # `listen` is an address, of whatever form
+    r"([?&;][^=&;#]*(?:pass|secret|token|signing|listen|credential|_key)[^=&#]*=)[^&;]*", re.IGNORECASE
+)
 
 
-def without_secrets(url: str) -> str:
-    """The URL for human eyes: user and password, and parameters that sound like secrets, are `***`."""
-    head, scheme, rest = url.partition("://") if "://" in url else ("", "", url)
-    rest = _SECRET.sub(r"\1***", rest)
-    # A path has no user; elsewhere all up to the last "@" goes, since passwords are not always quoted as they should.
-    if "@" in rest and not rest.startswith("/"):
-        rest = "***@" + rest.rpartition("@")[2]
-    return head + scheme + rest
+def safe_url(url: str) -> str:
+    """The URL as it may be shown: without its password."""
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
