@@ -6,11 +6,11 @@ import importlib
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from stampede import events
 from stampede.cache import Cache
@@ -34,9 +34,12 @@ from stampede.status import Holder, status
 
 __all__ = [
     "NOTHING",
+    "Answer",
+    "Answers",
     "Chosen",
     "Unreadable",
     "addresses",
+    "ask",
     "cache_of",
     "chosen",
     "engine_at",
@@ -49,6 +52,8 @@ __all__ = [
     "urls_of_limits",
     "urls_of_locks",
 ]
+
+T = TypeVar("T")
 
 NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
 
@@ -115,7 +120,7 @@ def url_of_locks(settings: Settings, where: str | None) -> list[str]:
 
 
 def urls_of_locks(settings: Settings, where: str | None) -> list[str]:
-    """The same of a cache that a person has named; else of each, and where locks are that name none."""
+    """Where the named cache has its locks; else where each cache has them, and where locks are that name none."""
     if where is not None:
         return url_of_locks(settings, where)
     return [Registry.locks, *(each.locks or each.url for each in settings.caches.values())]
@@ -136,6 +141,52 @@ def engine_at(url: str) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+# -- one question to every engine on which locks and limits may be -------------------------------------------------
+
+
+class Answer(NamedTuple, Generic[T]):
+    url: str
+    on: str  # the same for people
+    told: T
+
+
+class Answers(NamedTuple, Generic[T]):
+    """Of those that could tell, and why others couldn't."""
+
+    told: list[Answer[T]]
+    troubles: list[StampedeError]
+
+    def end(self, *, refusals: bool = True) -> int:
+        """Say who didn't answer, also of those that never could. 1: one is out of reach, and may know more."""
+        unreached = [each for each in self.troubles if not isinstance(each, OptionError)]
+        for trouble in self.troubles if refusals else unreached:
+            print(f"stampede: {' '.join(str(trouble).split())}", file=sys.stderr)
+        return int(bool(unreached))
+
+    @property
+    def on(self) -> str:
+        return " and ".join(each.on for each in self.told)
+
+
+def ask(urls: Sequence[str], question: Callable[[Engine], T]) -> Answers[T]:
+    """Each of them. The trouble of one hides no other's answer; that of one which was asked alone is raised."""
+    answers = Answers[T]([], [])
+    for url in urls:
+        try:
+            with engine_at(url) as engine:
+                if not engine.shared:
+                    called = engine.called
+                    raise OptionError(
+                        f"{called} lives inside each process: from here there is nothing of it to be seen"
+                    )
+                answers.told.append(Answer(url, engine.called, question(engine)))
+        except StampedeError as trouble:
+            answers.troubles.append(trouble)
+    if not answers.told and len(answers.troubles) == 1:
+        raise answers.troubles[0]
+    return answers
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------

@@ -81,7 +81,6 @@ def _facts(entry: Entry[Any]) -> str:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, as a JSON object has them."""
     if not dataclasses.is_dataclass(value):
         raise TypeError(f"{type(value).__name__} has no form in JSON")
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

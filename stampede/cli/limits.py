@@ -6,8 +6,7 @@ import json
 from argparse import Namespace
 from typing import Any
 
-from stampede.cli.address import addresses, urls_of_limits
-from stampede.cli.everywhere import ask
+from stampede.cli.address import addresses, ask, urls_of_limits
 from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
 from stampede.errors import OptionError

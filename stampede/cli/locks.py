@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from stampede.cli.address import addresses, engine_at, urls_of_locks
-from stampede.cli.everywhere import Answer, ask
+from stampede.cli.address import Answer, addresses, ask, engine_at, urls_of_locks
 from stampede.cli.show import long, say, shown, table
 from stampede.colour import run_blocking
 from stampede.errors import OptionError
@@ -86,7 +85,6 @@ def break_lock(urls: Sequence[str], name: str) -> int:
 
 
 def _broken(url: str, name: str) -> int:
-    """How many had it."""
     with engine_at(url) as whole:
         engine = whole.lock_engine
         if engine.blocking.locks is None or not engine.breaks:
@@ -95,7 +93,6 @@ def _broken(url: str, name: str) -> int:
 
 
 def _inside(engine: Engine, name: str) -> list[bytes]:
-    """The tokens of those who are known to be."""
     return [token for token, _ in run_blocking(holds_of(engine).holder(name)) if token]
 
 
@@ -149,7 +146,6 @@ def _reports(whole: Engine) -> Reports:
 
 
 def _print_json(rows: Sequence[tuple[str, Held | Released]]) -> int:
-    """A list of objects; moments in ISO 8601."""
     say(json.dumps([_plain({**asdict(each), "on": on}) for on, each in rows], indent=2))
     return 0
 

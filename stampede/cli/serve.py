@@ -57,7 +57,6 @@ def serve(options: Namespace) -> int:
 
 
 def _have_descriptors() -> None:
-    """One for each client: as many as this user may have."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
