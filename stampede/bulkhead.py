@@ -96,7 +96,6 @@ class Bulkhead(Lock):
     _detachable = False
 
     async def _is_locked(self, way: Way) -> bool:
-        """Is it full?"""
         names = [f"{self.name}/{number}" for number in range(self.concurrency)] if self._split else [self.name]
         return sum([await way.inside(name) for name in names]) >= self.concurrency
 

@@ -13,6 +13,7 @@ from functools import partial
 from inspect import iscoroutine
 from math import inf
 from time import monotonic
+from traceback import TracebackException
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
@@ -25,14 +26,16 @@ from stampede.land import quietly
 from stampede.loops import Loop
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Holds, Locks, Sessions
-from stampede.problems import problem_of
+from stampede.ports import Busy, Engine, Holds, Locks, Problem, Sessions
 from stampede.signatures import with_twins
 
 __all__ = ["Access", "Holding", "Hook", "Release", "Way", "holds_of", "naming"]
 
 Hook = Callable[[Callable[[], object]], object]
 _log = logging.getLogger("stampede")
+
+NAME, MESSAGE, TRACEBACK = 200, 4000, 16_000
+"""Characters of each, at most."""
 
 
 def naming(name: str, what: str, error: EngineError) -> EngineError:
@@ -403,6 +406,28 @@ def _held() -> Iterator[tuple[Metric, str]]:
 
 
 gauges.append(_held)
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Of a traceback that is too long, what is nearest to the error is kept."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Problem(name[:NAME], _said(error)[:MESSAGE], _trace(error))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # it is the user's own __str__
+        return f"<str() of it failed: {type(other).__name__}>"
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        text = "".join(TracebackException.from_exception(error, compact=True).format())
+    except Exception:  # sources that can't be read, or one's own attributes
+        return ""
+    return text if len(text) <= TRACEBACK else f"...\n{text[-TRACEBACK:]}"
 
 
 class Release:

@@ -51,26 +51,6 @@ class Hold:
     it was last asked for. Whether it is valid for longer is known only when a renewal has been answered.
     """
 
-    __slots__ = (
-        "_keeper",
-        "_lost",
-        "_taken",
-        "_until",
-        "alive",
-        "drop",
-        "due",
-        "ended",
-        "ends",
-        "foreign",
-        "key",
-        "lease",
-        "least",
-        "of",
-        "port",
-        "token",
-        "under_way",
-    )
-
     def __init__(
         self,
         keeper: Keeper,

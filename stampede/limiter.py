@@ -46,16 +46,6 @@ class Way(NamedTuple):
     limits: Limits
 
 
-class Ways(NamedTuple):
-    """The ways of both colours."""
-
-    blocking: Way
-    suspending: Way
-
-    def of(self, colour: Colour) -> Way:
-        return self.suspending if colour.suspending else self.blocking
-
-
 @with_twins
 class Limiter:
     """At most `max` starts in any window of `per` seconds: `with Limiter("github", max=5, per=0.8): ...`.
@@ -101,16 +91,17 @@ class Limiter:
         if blocking is None or suspending is None:
             raise OptionError(f"{engine.scheme}:// keeps no limits: name another with on=")
         self._engine = engine
-        self._ways = Ways(Way(BLOCKING, blocking), Way(PROMPT if engine.prompt else SUSPENDING, suspending))
+        self._blocking = Way(BLOCKING, blocking)
+        self._suspending = Way(PROMPT if engine.prompt else SUSPENDING, suspending)
         with decisions.lock:
             self._breaker = _breakers.setdefault(engine, Breaker())
         self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))
 
-    def _now(self) -> Ways:
-        """How to reach its limits, on the engine that settings name by now."""
+    def _way(self, colour: Colour) -> Way:
+        """How callers of this colour reach its limits, on the engine that settings name by now."""
         if self._find is not None and (engine := self._find()) is not self._engine:
             self._use(engine)
-        return self._ways
+        return self._suspending if colour.suspending else self._blocking
 
     @property
     def max(self) -> int:
@@ -136,29 +127,29 @@ class Limiter:
         >>> limiter.acquire(), limiter.acquire(wait=0.5)
         (True, False)
         """
-        return run_blocking(self._acquired(self._now().blocking, wait, cost))
+        return run_blocking(self._acquired(self._way(BLOCKING), wait, cost))
 
     def try_acquire(self, cost: int = 1) -> bool:
         """May one start now? Then it is counted; and nobody waits."""
-        return run_blocking(self._acquired(self._now().blocking, 0.0, cost))
+        return run_blocking(self._acquired(self._way(BLOCKING), 0.0, cost))
 
     def ready_in(self, cost: int = 1) -> float:
         """Seconds until the next start that nobody has booked yet; 0.0: now. Nothing is counted."""
-        return run_blocking(self._ready_in(self._now().blocking, cost))
+        return run_blocking(self._ready_in(self._way(BLOCKING), cost))
 
     def penalize(self, seconds: Seconds) -> None:
         """No start for so long, anywhere, as when a third party said `Retry-After`.
 
         Those who wait for their starts already wait for its end, too.
         """
-        run_blocking(self._penalize(self._now().blocking, seconds))
+        run_blocking(self._penalize(self._way(BLOCKING), seconds))
 
     def used(self) -> Usage:
         """What is used of it now, what is booked for later, and for how long it is penalized."""
-        return run_blocking(self._used(self._now().blocking))
+        return run_blocking(self._used(self._way(BLOCKING)))
 
     def __enter__(self: SELF) -> SELF:
-        run_blocking(self._enter(self._now().blocking))
+        run_blocking(self._enter(self._way(BLOCKING)))
         return self
 
     def __exit__(
@@ -169,22 +160,22 @@ class Limiter:
     # -- and their twins ------------------------------------------------------------------------------------------
 
     async def aacquire(self, wait: Seconds = None, cost: int = 1) -> bool:
-        return await self._acquired(self._now().suspending, wait, cost)
+        return await self._acquired(self._way(SUSPENDING), wait, cost)
 
     async def atry_acquire(self, cost: int = 1) -> bool:
-        return await self._acquired(self._now().suspending, 0.0, cost)
+        return await self._acquired(self._way(SUSPENDING), 0.0, cost)
 
     async def aready_in(self, cost: int = 1) -> float:
-        return await self._ready_in(self._now().suspending, cost)
+        return await self._ready_in(self._way(SUSPENDING), cost)
 
     async def apenalize(self, seconds: Seconds) -> None:
-        await self._penalize(self._now().suspending, seconds)
+        await self._penalize(self._way(SUSPENDING), seconds)
 
     async def aused(self) -> Usage:
-        return await self._used(self._now().suspending)
+        return await self._used(self._way(SUSPENDING))
 
     async def __aenter__(self: SELF) -> SELF:
-        await self._enter(self._now().suspending)
+        await self._enter(self._way(SUSPENDING))
         return self
 
     async def __aexit__(
@@ -312,14 +303,14 @@ def limiting(limiter: Limiter, function: Callable[P, T], cost: int) -> Callable[
 
         @functools.wraps(function)
         async def asked(*args: P.args, **kwargs: P.kwargs) -> Any:
-            await limiter._enter(limiter._now().suspending, cost)
+            await limiter._enter(limiter._way(SUSPENDING), cost)
             return await cast("Callable[P, Awaitable[Any]]", function)(*args, **kwargs)
 
         return cast("Callable[P, T]", asked)
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        run_blocking(limiter._enter(limiter._now().blocking, cost))
+        run_blocking(limiter._enter(limiter._way(BLOCKING), cost))
         return function(*args, **kwargs)
 
     return called

@@ -217,7 +217,6 @@ class Lock:
     # -- how it is taken ------------------------------------------------------------------------------------------
 
     async def _take(self, way: Way, wait: Seconds) -> Holding:
-        """Take it for a caller, and count that."""
         began = monotonic()
         try:
             holding = await self._taken(way, self._wait if wait is None else seconds("wait", wait))
@@ -273,7 +272,6 @@ class Lock:
     # -- which holding is whose -----------------------------------------------------------------------------------
 
     def _kept(self, holding: Holding) -> Holding:
-        """Remember what `acquire()` gives, for `release()`."""
         with decisions.lock:
             self._acquired = [each for each in (*self._acquired, holding) if each.stands]
         return holding

@@ -298,7 +298,6 @@ def _finder(cache: Any) -> Callable[[], Cache]:
 
 
 def _namesakes(cache: Any) -> Namesakes:
-    """The functions that are known to be decorated for the same cache."""
     return cache.namesakes if isinstance(cache, Cache) else _registry.namesakes[str(cache)]
 
 
@@ -390,20 +389,15 @@ def _engine_or_finder(on: Any) -> Engine | Callable[[], Engine]:
     return partial(_engine_of, on) if on is None or isinstance(on, str) else _engine_of(on)
 
 
-class _LateLock(locks.Lock):
+class Lock(locks.Lock):
+    __doc__ = locks.Lock.__doc__
+
     @showing(LockOptions, **locks.defaults)
     def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
         super().__init__(name, _engine_or_finder(on), **options)
 
 
-class Lock(_LateLock):
-    __doc__ = locks.Lock.__doc__
-
-
-_LateLock.__init__.__qualname__ = "Lock.__init__"  # in the words of Python's own errors
-
-
-class try_lock(_LateLock, locks.TryLock):
+class try_lock(Lock, locks.TryLock):
     __doc__ = locks.TryLock.__doc__
 
     @showing(TryLockOptions, **locks.defaults)

@@ -22,6 +22,7 @@ from itertools import count
 from math import inf
 from typing import Any, TypeAlias
 
+from model import Model
 from trap_ports import TRAPPING, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
 from stampede import events, fill
@@ -32,7 +33,6 @@ from stampede.errors import ComputationFailed, EngineError, OriginFull, Stampede
 from stampede.flight import Flight, Flights
 from stampede.outcome import Landing
 from stampede.policy import Policy
-from stampede.testing.model import Model
 
 __all__ = [
     "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "any_world", "ask", "asking", "expire", "explore",

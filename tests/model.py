@@ -1,6 +1,6 @@
 """The model of an engine: the contract of `stampede.ports` in its plainest words, each verb one step.
 
-The author of an engine may read it as such. `HistoriesSuite` holds real engines to it.
+The explorer tries the algorithm on it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 from herd import Herd, until
 from hypothesis import given
 from hypothesis import strategies as st
+from watched_cell import WatchedMemoryCell
 
 from stampede import Cache
 from stampede.colour import run_blocking
@@ -21,7 +22,7 @@ from stampede.errors import EngineClosed, EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Granted
 from stampede.record import Kept, Lease, Past, Record
 from stampede.testing import FakeClock
-from stampede.testing.cells import MemoryCell, WatchedMemoryCell
+from stampede.testing.cells import MemoryCell
 from stampede.testing.conformance.suite import LONG, some
 
 

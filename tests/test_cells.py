@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import pytest
 from file_cell import FileCell
 from stormy_cell import StormyCell, insisting
+from watched_cell import WatchedMemoryCell
 
 from stampede.engines.cells import Cell, CellEngine, Faster, Seen, Version
 from stampede.ports import Engine
 from stampede.testing import CellSuite, ClaimsSuite, FakeClock, HistoriesSuite, LocksSuite, StoreSuite
-from stampede.testing.cells import MemoryCell, WatchedMemoryCell
+from stampede.testing.cells import MemoryCell
 
 
 class TestMemoryCell(CellSuite):

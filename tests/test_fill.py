@@ -28,6 +28,7 @@ from explorer import (
     slow,
     then,
 )  # fmt: skip
+from model import Listener, Model
 
 from stampede import fill, land, patience
 from stampede.call import Call, Held
@@ -37,7 +38,6 @@ from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Found, Reply
 from stampede.record import Record
-from stampede.testing.model import Listener, Model
 
 HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)
 

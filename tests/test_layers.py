@@ -49,7 +49,7 @@ LAYERS = """
     flight crowd
     keeper outcome
     coded outage
-    workers signatures problems
+    workers signatures
     codec
     engines
     engines.kit

@@ -21,9 +21,9 @@ from stampede.ports import Booked, Engine, Rate
 from stampede.testing import isolated
 
 
-def limits_of(port: Any) -> limiters.Ways:
-    """A limiter's way to these limits, in both colours."""
-    return limiters.Ways(limiters.Way(BLOCKING, port), limiters.Way(SUSPENDING, port))
+def lead(limiter: Limiter, port: Any) -> None:
+    """Have a limiter ask these limits, in both colours."""
+    limiter._blocking, limiter._suspending = limiters.Way(BLOCKING, port), limiters.Way(SUSPENDING, port)
 
 
 def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,7 +154,7 @@ def test_an_engine_that_is_down_lets_nobody_start_unless_that_is_wanted(engine: 
     """A limit that opens by itself is none; and one that may is kept by each process alone."""
     strict, open_ = limiter(engine), limiter(engine, when_down="allow")
     for each in strict, open_:
-        each._ways = limits_of(_Down())
+        lead(each, _Down())
     with pytest.raises(EngineError):
         strict.try_acquire()
     assert [open_.try_acquire() for _ in range(3)] == [True, True, False]
@@ -233,7 +233,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> _Hung:
 
 
 def hangs(limiter: Limiter, hung: _Hung) -> Limiter:
-    limiter._ways = limits_of(hung)
+    lead(limiter, hung)
     return limiter
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Coroutine, Generator
 from math import inf
 from typing import Any, Protocol, TypeVar
 
+from model import Listener, Model
+
 from stampede.colour import Bell, Colour, Crowd
 from stampede.entry import Entry, Verdict
 from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply
-from stampede.testing.model import Listener, Model
 
 __all__ = ["TRAPPING", "Fibre", "Shield", "Spawn", "Trap", "TrapHold", "TrapPort"]
 

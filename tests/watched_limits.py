@@ -15,11 +15,11 @@ class Watched:
     """The limits of a blocking limiter, from now on. Each question and each answer is under way for `away` seconds."""
 
     def __init__(self, limiter: Limiter, away: float = 0.0) -> None:
-        self._limits: Any = limiter._ways.blocking.limits
+        self._limits: Any = limiter._blocking.limits
         self._away = away
         self.asked = 0
         self.starts: list[int] = []  # in microseconds, by the engine's clock
-        limiter._ways = limiter._ways._replace(blocking=Way(BLOCKING, self))  # type: ignore[arg-type]
+        limiter._blocking = Way(BLOCKING, self)  # type: ignore[arg-type]
 
     async def take(self, *asked: Any) -> Any:
         self.asked += 1

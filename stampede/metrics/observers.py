@@ -14,8 +14,6 @@ log = logging.getLogger("stampede")
 
 
 class _Inside(threading.local):
-    """Which observers this thread is in at the moment."""
-
     def __init__(self) -> None:
         self.numbers: set[int] = set()
 

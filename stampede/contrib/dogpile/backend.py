@@ -208,7 +208,6 @@ def _nobody() -> Any:
 
 
 def _nothing(keys: list[str]) -> dict[str, Any]:
-    """The same of many."""
     return {}
 
 
@@ -255,8 +254,6 @@ def _refusing(dump: Serializer) -> Serializer:
 
 
 def _believing(load: Deserializer) -> Deserializer:
-    """What can't be read is a miss."""
-
     def deserialize(body: bytes) -> Any:
         try:
             return load(body)

@@ -140,7 +140,6 @@ class CacheRegion(_CacheRegion):
         return value.payload
 
     def _created(self, wanted: _Wanted, create: Creator, should_cache_fn: Callable[[Any], bool] | None) -> Any:
-        """Under the mutex, which is given back."""
         try:
             value, state = wanted.look()  # again: while we waited for the mutex somebody has created it
             if state is _State.FRESH:
@@ -299,8 +298,6 @@ class _Flight:
 
 
 class _Flights:
-    """Those of one region."""
-
     def __init__(self) -> None:
         self._flights: dict[str, _Flight] = {}
         forks.in_child(self._start_again)
