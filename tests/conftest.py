@@ -180,7 +180,7 @@ def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _told_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is said once for each function is said in each test, whichever this process has run before."""
-    monkeypatch.setattr("stampede.metrics.log._told", {})
+    monkeypatch.setattr("stampede.metrics.log._due", {})
 
 
 @pytest.fixture(autouse=True)

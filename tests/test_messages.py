@@ -69,7 +69,7 @@ def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServ
     assert [record.getMessage() for record in caplog.records if "not believed" in record.getMessage()] == [
         "what the engine holds for 'k' is not believed, and computed anew: the seal is broken: changed bytes, "
         "the entry of another key, or another signing_key "
-        "(more like this in the next 10 s are counted, and not written)"
+        "(more like this in the next 10 s are not written)"
     ]
     assert other.stats().bad_bytes == 1
     one.set("k", 3)  # another entry
@@ -208,7 +208,7 @@ def test_who_asks_for_its_own_key_is_told_what_to_do() -> None:
 
 def test_an_exception_that_cannot_be_kept_tells_how_it_could_be(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "Would not come back" names no remedy."""
-    monkeypatch.setattr("stampede.metrics.log._told", {})
+    monkeypatch.setattr("stampede.metrics.log._due", {})
 
     class Gone(Exception):
         def __reduce__(self) -> Any:

@@ -26,14 +26,15 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
     `functools.partial(log_events, keys=False)` tells the function and the error's type only. `cache` is the cache of
     the event, and each line names it if it is `named`.
     """
-    level, omitted = _level(event), None
-    if level > DEBUG:
-        level, omitted = _in_turn(event, level, cache)
+    level = _level(event)
+    floods = level > DEBUG and isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept))
+    if floods and not _is_due(event, cache):
+        level, floods = DEBUG, False
     if log.isEnabledFor(level):
         what = repr(event.key) if keys and event.key else event.scope or "(all)"
         text, *arguments = _line(event, what, keys=keys)
-        if omitted is not None:
-            text, arguments = f"{text} (%s)", [*arguments, _others(event, omitted)]
+        if floods:
+            text = f"{text} (more like this in the next {_pause(event):.0f} s are not written)"
         if named and not isinstance(event, (events.EngineDown, events.EngineUp)):  # their engine's name has it
             text, arguments = f"cache %r: {text}", [cache, *arguments]
         names = {"stampede.event": type(event).__name__, "stampede.scope": event.scope}
@@ -56,33 +57,20 @@ def _level(event: events.Event) -> int:
             return DEBUG
 
 
-def _in_turn(event: events.Event, level: int, cache: str) -> tuple[int, int | None]:
-    """Return the level of this line, and how many lines like it were left out before it; None: none ever is.
-
-    What goes wrong for one function many times in a second is one line in ten; all others are written at DEBUG.
-    """
-    if not isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept)):
-        return level, None
+def _is_due(event: events.Event, cache: str) -> bool:
+    """What goes wrong for one function many times in a second is one line in ten; all others are written at DEBUG."""
     kind = cache, event.scope, type(event.error if isinstance(event, events.Failed) else event).__qualname__
     now = monotonic()
     with decisions.lock:
-        due, omitted = _told.get(kind, (-inf, 0))
-        if now < due or (len(_told) >= MOST and due == -inf):
-            _told[kind] = due, omitted + 1
-            return DEBUG, None
-        _told[kind] = now + _pause(event), 0
-    return level, omitted
+        due = _due.get(kind, -inf)
+        if now < due or (len(_due) >= MOST and due == -inf):
+            return False
+        _due[kind] = now + _pause(event)
+    return True
 
 
 def _pause(event: events.Event) -> float:
     return LASTING if isinstance(event, events.Unkept) else FLOOD
-
-
-def _others(event: events.Event, omitted: int) -> str:
-    """What is not written besides. A flood may end before the next line: so the first one tells of it."""
-    if omitted:
-        return f"and {omitted} more like this since the last such line"
-    return f"more like this in the next {_pause(event):.0f} s are counted, and not written"
 
 
 def _has_room(frames: int) -> bool:
@@ -106,7 +94,7 @@ LASTING = 600.0
 MOST = 10_000
 """Caches, functions and kinds of which that is known, at most."""
 
-_told: dict[tuple[str, str, str], tuple[float, int]] = {}  # when the next line may be written, how many were left out
+_due: dict[tuple[str, str, str], float] = {}  # when the next line may be written
 
 
 def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
