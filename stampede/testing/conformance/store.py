@@ -79,6 +79,7 @@ class StoreSuite(KeyedSuite):
 
     async def test_expired_is_stale_and_kept(self) -> None:
         """`expire` would remove, or do nothing; or it would be `invalidate` where `stale` is 0."""
+        assert await self.store.expire("k") is False
         for fresh, keep in ((50.0, LONG), (LONG, LONG), (inf, inf)):
             await self.store.set("k", some(b"v", fresh=fresh, keep=keep))
             assert await self.far_store.expire("k") is True
@@ -86,22 +87,18 @@ class StoreSuite(KeyedSuite):
             assert kept.value == b"v"
             assert kept.fresh <= 0
             assert LONG - SOON < kept.keep <= keep
-
-    async def test_expire_says_whether_there_was_something_fresh(self) -> None:
-        """Its caller couldn't tell."""
-        assert await self.store.expire("k") is False
+            assert await self.store.expire("k") is False
         await self.store.set("k", some(fresh=0.0, keep=LONG))
-        assert await self.store.expire("k") is False
-        await self.store.set("k", some())
-        assert await self.store.expire("k") is True
         assert await self.store.expire("k") is False
 
     async def test_invalidated_is_gone(self) -> None:
-        """`invalidate` would leave something to be served."""
-        for keep in (LONG, 2 * LONG):
-            await self.store.set("k", some(keep=keep))
+        """`invalidate` would leave something to be served, or not say whether there was anything."""
+        for fresh, keep in ((LONG, LONG), (LONG, 2 * LONG), (0.0, LONG)):
+            assert await self.store.invalidate("k") is False
+            await self.store.set("k", some(fresh=fresh, keep=keep))
             assert await self.far_store.invalidate("k") is True
             assert await self.kept() is None
+        assert await self.store.invalidate("k") is False
 
     async def test_invalidated_is_gone_for_waiters_too(self) -> None:
         """Those who have been waiting would get what was invalidated meanwhile."""
@@ -109,13 +106,6 @@ class StoreSuite(KeyedSuite):
         await self.store.invalidate("k")
         if self.engine.blocking.claims is not None:
             await self.granted(since=SOON)
-
-    async def test_invalidate_says_whether_there_was_a_value(self) -> None:
-        """Its caller couldn't tell."""
-        assert await self.store.invalidate("k") is False
-        await self.store.set("k", some(fresh=0.0, keep=LONG))
-        assert await self.store.invalidate("k") is True
-        assert await self.store.invalidate("k") is False
 
     async def test_invalidate_leaves_other_keys_alone(self) -> None:
         """One invalidation would empty more than its key."""
