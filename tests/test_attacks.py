@@ -104,11 +104,11 @@ def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder:
     if isinstance(holder, str):
         holder = holder.format(victim if holder == "{}" else victim.name)
     with Cache(f"disk://{tmp_path}/cache", on_engine_error="raise") as cache:
-        number, raw = key_number(f"{cache._root.prefix}k")
+        number, _ = key_number(f"{cache._root.prefix}k")
         lease = 60 if holder else 0.2  # of a lease that was handed over, which stands with nobody, to its end
-        row = (number, raw, b"somebody", clock() + lease, holder, 1)
+        row = (number, b"somebody", clock() + lease, holder, 1)
         with closing(sqlite3.connect(next(tmp_path.glob("cache/*.sqlite")))) as file, file:
-            file.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", row)
+            file.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
         assert cache.get_or_compute("k", lambda: "mine") == "mine"
     assert victim.exists()
 
@@ -297,7 +297,7 @@ def test_wrong_types_in_the_file_are_a_miss(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         for name in ("fresh", "keep", "cost", "margin", "ttl"):
             connection.execute(f"UPDATE entries SET {name} = 'soon'")
-        connection.execute("UPDATE verdicts SET ends = x'00', rests = 'never'")
+        connection.execute("INSERT INTO pasts SELECT number, 'a text', 'never' FROM entries")
     with Cache(f"disk://{tmp_path}/c", ttl=60) as cache:
         g = cache.cached(lambda n: n)
         assert [g(n) for n in range(3)] == [0, 1, 2]
