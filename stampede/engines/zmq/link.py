@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,20 +64,18 @@ class Place(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(slots=True, eq=False)
 class Question:
     """One that has been asked, until it is answered: by a record, or an error of ours."""
 
-    __slots__ = ("asked", "bell", "error", "kind", "number", "once", "payload", "sent")
-
-    def __init__(self, number: int, asked: bytes, once: bool) -> None:
-        self.number = number
-        self.asked = asked
-        self.once = once  # it must not be done twice
-        self.sent = False
-        self.bell = Bell()
-        self.kind = 0
-        self.payload = b""
-        self.error: EngineError | None = None
+    number: int
+    asked: bytes
+    once: bool  # it must not be done twice
+    sent: bool = False
+    bell: Bell = field(default_factory=Bell)
+    kind: int = 0
+    payload: bytes = b""
+    error: EngineError | None = None
 
 
 class _Wire(NamedTuple):
@@ -245,12 +244,8 @@ class Link:
         poke = self._poke
         if poke is not None and not self._poked:
             self._poked = True
-            try:
+            with suppress(OSError):  # it has been poked often enough, or the thread has ended
                 poke[1].send(b"!")
-            except BlockingIOError:
-                pass  # it has been poked often enough
-            except OSError:
-                pass  # else the thread has ended
 
     def close(self) -> None:
         """Say goodbye, and let everybody go."""

@@ -27,13 +27,13 @@ class _Queued(Busy):
     turn: Bell | None = None
 
 
+@dataclass(slots=True)
 class _Own:
     """A lock that this process has, as it tells a broker that has lost its memory."""
 
-    __slots__ = ("ends", "fence", "room")
-
-    def __init__(self, fence: int, room: float, ends: float) -> None:
-        self.fence, self.room, self.ends = fence, room, ends
+    fence: int
+    room: float
+    ends: float
 
 
 class Links:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeAlias
@@ -91,39 +92,34 @@ class Session:
         return not self.holds and not self.waits
 
 
+@dataclass(slots=True, eq=False)
 class _Lease:
-    __slots__ = ("ends", "fence", "lock", "room", "session", "since", "taken", "token")
-
-    def __init__(self, lock: _Lock, token: bytes, session: Session, room: float, fence: int, now: float) -> None:
-        self.lock: _Lock | None = lock  # None: it has ended
-        self.token = token
-        self.session = session
-        self.room = room
-        self.fence = fence
-        self.since = now
-        self.ends = now
-        self.taken = False  # its turn has come, and it doesn't know yet
+    lock: _Lock | None  # None: it has ended
+    token: bytes
+    session: Session
+    room: float
+    fence: int
+    since: float
+    ends: float
+    taken: bool = False  # its holder knows of it
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
-    __slots__ = ("room", "session", "token")
-
-    def __init__(self, token: bytes, session: Session, room: float) -> None:
-        self.token = token
-        self.session = session
-        self.room = room
+    token: bytes
+    session: Session
+    room: float
 
 
 _Due: TypeAlias = tuple[float, int, _Lease]
 
 
 class _Lock:
-    __slots__ = ("inside", "latest", "least", "name", "queue", "watchers")
+    __slots__ = ("inside", "least", "name", "queue", "watchers")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.inside: dict[bytes, _Lease] = {}
-        self.latest: _Lease | None = None  # who has entered last
         self.least = inf  # the least room of those inside
         self.queue: OrderedDict[bytes, _Waiter] | None = None
         self.watchers: dict[Session, None] | None = None
@@ -132,15 +128,13 @@ class _Lock:
         return len(self.inside) < min(room, self.least)
 
     def enter(self, lease: _Lease) -> None:
-        self.inside[lease.token] = self.latest = lease
+        self.inside[lease.token] = lease
         self.least = min(self.least, lease.room)
 
     def leave(self, lease: _Lease) -> None:
         del self.inside[lease.token]
         if lease.room == self.least < inf:  # readers set no limit, and may be many
             self.least = min((each.room for each in self.inside.values()), default=inf)
-        if self.latest is lease:
-            self.latest = next(iter(self.inside.values()), None)
 
     @property
     def idle(self) -> bool:
@@ -339,7 +333,7 @@ class Machine:
 
     def _entered(self, lock: _Lock, token: bytes, session: Session, room: float, now: float) -> _Lease:
         self.fence += 1
-        lease = _Lease(lock, token, session, room, self.fence, now)
+        lease = _Lease(lock, token, session, room, self.fence, now, now)
         self._enter(lock, lease)
         return lease
 
@@ -362,7 +356,7 @@ class Machine:
             self._remove(lock, oldest)
         if lock.queue is not None and (waiter := lock.queue.pop(token, None)) is not None:
             waiter.session.waits.pop(waiter, None)
-        lease = _Lease(lock, token, session, room, fence, now)
+        lease = _Lease(lock, token, session, room, fence, now, now)
         self._enter(lock, lease)
         self.fence = max(self.fence, fence)
         return lease
@@ -406,8 +400,9 @@ class Machine:
         session.waits[waiter] = lock
 
     def _busy(self, lock: _Lock, now: float) -> Reply:
-        if lock.latest is not None:
-            return Reply(False, 0, lock.latest.token, max(lock.latest.ends - now, 0.0))
+        if lock.inside:
+            latest = next(reversed(lock.inside.values()))
+            return Reply(False, 0, latest.token, max(latest.ends - now, 0.0))
         if now < self.quiet:
             return Reply(False, 0, b"", self.quiet - now)
         first = next(iter(lock.queue.values()), None) if lock.queue else None
@@ -446,5 +441,5 @@ class Machine:
             self.told.append(Told(session, False, lock.name))
 
     def _drop_if_idle(self, lock: _Lock) -> None:
-        if not lock.inside and not lock.queue and not lock.watchers and self._locks.get(lock.name) is lock:
+        if lock.idle and self._locks.get(lock.name) is lock:
             del self._locks[lock.name]
