@@ -63,7 +63,7 @@ class RedisEngine(Engine):
             raise OptionError("RedisEngine takes a URL or a client: one of them")
         self._follows = tracking is not False
         self.scheme = "redis" if url is None else scheme_of(url)
-        self._servers = servers = _servers(url, client, options, bool(tracking))
+        self._servers = servers = _servers(url, client, options, tracking=bool(tracking))
         self.url = servers.name
         self.audience = servers.scripts.audience
         self.many = servers.claims
@@ -107,10 +107,7 @@ class RedisEngine(Engine):
             raise
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        servers = self._servers
-        if isinstance(servers, Shard):
-            return {servers.name: run_blocking(servers.facts())}
-        return run_blocking(servers.facts())
+        return run_blocking(self._servers.facts())
 
     def _start_again(self) -> None:
         self._servers.start_again()
@@ -120,18 +117,19 @@ def _side(keys: Any, locks: Any, limits: Limits) -> Side:
     return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
 
 
-def _servers(url: str | None, client: Any, options: dict[str, Any], tracking: bool) -> Shard | Cluster:
+def _servers(url: str | None, client: Any, options: dict[str, Any], *, tracking: bool) -> Shard | Cluster:
     """What is behind a URL or a client: one server, the one that sentinels name, or a cluster's."""
     if url is None:
-        cluster = of_cluster_client(client, options)
-        server: Server | None = of_sentinel_client(client, options) if cluster is None else None
+        cluster = of_cluster_client(client, options, tracking=tracking)
+        if cluster is not None:
+            return cluster
+        server: Server = of_sentinel_client(client, options) or clients.of_client(client, options)
+    elif scheme_of(url) == "redis+cluster":
+        return of_cluster_url(url, options, tracking=tracking)
+    elif scheme_of(url) == "redis+sentinel":
+        server = of_sentinel_url(url, options)
     else:
-        cluster = of_cluster_url(url, options) if scheme_of(url) == "redis+cluster" else None
-        server = of_sentinel_url(url, options) if scheme_of(url) == "redis+sentinel" else None
-    if cluster is not None:
-        return cluster(tracking=tracking)
-    if server is None:
-        server = clients.of_client(client, options) if url is None else clients.of_url(url, options)
+        server = clients.of_url(url, options)
     return Shard(server, Scripts(), tracking=tracking)
 
 
@@ -150,12 +148,7 @@ def check_url(url: str) -> None:
     tracking = dict(parse_qsl(parts_of(url).query)).get("tracking")
     if tracking is not None:
         flag("tracking", tracking)
-    if scheme_of(url) == "redis+cluster":
-        of_cluster_url(url, {})
-    elif scheme_of(url) == "redis+sentinel":
-        of_sentinel_url(url, {}).close()
-    else:
-        clients.of_url(url, {}).close()
+    _servers(url, None, {}, tracking=False).close()
 
 
 def of_client(client: Any) -> RedisEngine:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import shuffle
@@ -157,7 +157,7 @@ class Cluster:
 
     async def facts(self) -> dict[str, dict[str, Any]]:
         """Return what an operator wants to know, by shard."""
-        return {shard.name: await shard.facts() for shard in await self._all()}
+        return {name: its for shard in await self._all() for name, its in (await shard.facts()).items()}
 
     async def advice(self) -> list[str]:
         """Return what the shards' eviction policies put at risk."""
@@ -362,7 +362,7 @@ def _address(redirect: Any, told_by: Address) -> Address:
     return Address(redirect.host or told_by.host, redirect.port)
 
 
-def of_cluster_url(url: str, given: Mapping[str, Any]) -> Callable[..., Cluster]:
+def of_cluster_url(url: str, given: Mapping[str, Any], *, tracking: bool) -> Cluster:
     """The cluster behind `redis+cluster://user:password@host:port,host:port?options`; some of its servers will do."""
     seeds, options = several(url, 6379)
     path = urlsplit(url).path.strip("/")
@@ -370,10 +370,10 @@ def of_cluster_url(url: str, given: Mapping[str, Any]) -> Callable[..., Cluster]
     if path not in ("", "0") or int(options.get("db") or 0) != 0:
         raise OptionError(f"{safe_url(url)}: a cluster has no databases but 0: leave the path out")
     kind = options.pop("kind")
-    return partial(Cluster, safe_url(url), seeds, kind, options)
+    return Cluster(safe_url(url), seeds, kind, options, tracking=tracking)
 
 
-def of_cluster_client(client: Any, given: Mapping[str, Any]) -> Callable[..., Cluster] | None:
+def of_cluster_client(client: Any, given: Mapping[str, Any], *, tracking: bool) -> Cluster | None:
     """The same of a `RedisCluster` of either colour; None of any other client."""
     known: Any = getattr(client, "nodes_manager", None)
     if known is None:
@@ -387,4 +387,4 @@ def of_cluster_client(client: Any, given: Mapping[str, Any]) -> Callable[..., Cl
         options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
     kind = "SSLConnection" if secret else "Connection"
     name = f"redis+cluster://{','.join(f'{seed.host}:{seed.port}' for seed in seeds)}"
-    return partial(Cluster, name, seeds, kind, options | dict(given))
+    return Cluster(name, seeds, kind, options | dict(given), tracking=tracking)

@@ -83,11 +83,11 @@ class Shard:
         risk = next((risk for part, risk in _RISKS.items() if most and part in policy), None)
         return [f"{self.name} has maxmemory-policy {policy}, which {risk}: set volatile-lru"] if risk else []
 
-    async def facts(self) -> dict[str, Any]:
-        """Return what an operator wants to know of the server."""
+    async def facts(self) -> dict[str, dict[str, Any]]:
+        """Return what an operator wants to know of the server, by its name."""
         info = await self._info()
         keys = await self.line.ask((b"DBSIZE",))
-        return {
+        facts = {
             "version": info.get("redis_version", "?"),
             "keys, also of others": int(keys),
             "bytes of memory": int(info.get("used_memory", 0)),
@@ -96,6 +96,7 @@ class Shard:
             "evicted since its start": int(info.get("evicted_keys", 0)),
             "connections": int(info.get("connected_clients", 0)),
         }
+        return {self.name: facts}
 
     def close(self) -> None:
         self._server.closed = True  # who is woken by the others finds it so
