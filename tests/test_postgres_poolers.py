@@ -20,7 +20,7 @@ from herd import Herd, Origin, until, until_async
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
 from proxy import Proxy
 
-from stampede import Cache, Lock, WaitTimeout, events, try_lock
+from stampede import Cache, EngineError, Lock, WaitTimeout, events, try_lock
 from stampede.engines import open_engine
 from stampede.engines.postgres import PostgresEngine, suspending
 from stampede.engines.postgres.connect import of_url
@@ -277,7 +277,7 @@ def apart(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
-@everywhere
+@pytest.mark.parametrize("way", ["direct"])
 def test_decisions_in_databases_of_another_isolation(
     apart: str, face: Faces, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
@@ -301,11 +301,18 @@ def test_decisions_in_databases_of_another_isolation(
     assert not downs(one) and not downs(two)
 
 
-@everywhere
+def test_a_pooler_before_such_a_database_is_told_with_what_to_do(apart: str, bouncer: PgBouncer) -> None:
+    """A decision that sees only what was there when it began would be granted twice."""
+    url = at("looks", shared_postgres(), bouncer, database=apart)
+    with Cache(url, on_engine_error="raise") as cache, pytest.raises(EngineError, match="ALTER ROLE"):
+        cache.get_or_compute("k", lambda: 1)
+
+
+@pytest.mark.parametrize("way", ["direct"])
 def test_an_isolation_that_is_changed_later(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
-    """A pooler's new connections would refuse everything, as long as those to the pooler stand."""
+    """New connections would refuse everything."""
     with server.database() as name:
         server.prepare(database=name)
         cache = face(at(way, server, bouncer, database=name), colour)

@@ -111,7 +111,7 @@ class _Wire:
             unsent = unsent and talk.flush()
             while (answer := talk.gets()) is not MORE:
                 if isinstance(answer, Exception):
-                    check_refusal(server, answer)
+                    check_refusal(answer)
                 answers.append(answer)
                 if len(answers) == count:
                     self.since = inf

@@ -23,19 +23,15 @@ from stampede.errors import EngineClosed, OptionError
 
 __all__ = ["Server", "of_pool", "of_url"]
 
-MEET: Command = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation'), stampede.version()", ()
+MEET: Command = "SELECT pg_backend_pid(), stampede.version()", ()
 WHO = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
 STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
 UNMADE = InvalidSchemaName, UndefinedFunction
 
-APART = "25000"
-"""What our functions say in a transaction that sees only what was there when it began."""
-
-SET_APART: Command = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED", ()
-
-UNLOCKED = """SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
-    WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f}"""
-"""What waits for another's lock does nothing any more when its caller has long gone."""
+UNLOCKED = """SELECT set_config('default_transaction_isolation', 'read committed', false),
+    (SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
+     WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f})"""
+"""A statement that waits for another's lock sees what was committed meanwhile, and gives up when its caller has."""
 
 
 class Server:
@@ -50,8 +46,6 @@ class Server:
     closed = False
     pooled = False
     """Behind a pooler, which gives each transaction to whichever connection it has. Known when one was met."""
-    apart = False
-    """Its transactions begin otherwise than ours are to."""
 
     def __init__(
         self,
@@ -92,11 +86,6 @@ class Server:
         """EngineClosed, once it is."""
         if self.closed:
             raise EngineClosed(self.name)
-
-    def hear(self, error: Exception) -> None:
-        """Why a connection was of no use."""
-        if getattr(error, "sqlstate", None) == APART:
-            self.apart = True  # a pooler may go on to show us one of its old ones
 
     def close(self) -> None:
         """No connection is made any more."""
@@ -179,16 +168,15 @@ class Server:
 
     def _met(self, made: Any, row: Row) -> Talk:
         """Look at what it is, and say how it is talked to."""
-        pid, isolation, version = row
+        pid, version = row
         check_version(version, self.name, self.init)
         self.pooled = pid != made.info.backend_pid  # a pooler makes a number up for each of its clients
-        self.apart = self.apart or isolation != "read committed"
         made._pool = None  # as one of a pool's: the end of the program closes it, without complaint
-        return Talk(made, pooled=self.pooled, apart=self.apart)
+        return Talk(made, pooled=self.pooled)
 
     def _first(self, talk: Talk) -> list[Command]:
         """What is said to a server before all else; not to a pooler, where it would be set for whoever comes next."""
-        return [] if talk.pooled else [SET_APART, self._unlocked] if self.apart else [self._unlocked]
+        return [] if talk.pooled else [self._unlocked]
 
     def _unmet(self, error: BaseException) -> None:
         """EngineError, with what is to be done, if it is that there are no tables."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from psycopg import Error
 
-from stampede.engines.postgres.connect import APART, Server
+from stampede.engines.postgres.connect import Server
 from stampede.engines.postgres.talk import Answer, Command, Row
 from stampede.errors import EngineError, TooLarge
 
@@ -17,7 +17,8 @@ _REFUSES = {"25006": "it writes nothing (a standby, or default_transaction_read_
 """What a server says that answers, and takes nothing new."""
 
 _UNMADE = dict.fromkeys(("3F000", "42P01", "42883"), "what was here is gone: run {}") | {
-    "42501": "the role lacks a right: run {}, with --grant ROLE"
+    "42501": "the role lacks a right: run {}, with --grant ROLE",
+    "25000": "behind a pooler, the role needs ALTER ROLE ... SET default_transaction_isolation = 'read committed'",
 }
 """What is said by one that lacks something, which a person can give it."""
 
@@ -26,9 +27,8 @@ _TOO_LARGE = {"54000", "22P05"}
 _IN_THE_WAY = {"40001", "40P01", "55P03"}
 """The same where somebody else was at the key: a conflict, a deadlock, a lock that was not to be had in time."""
 
-_STALE = {"26000", "42P05", APART}
-"""The same of one that hasn't got what was prepared on it, as a pooler's; or whose transactions are to be set apart by
-now."""
+_STALE = {"26000", "42P05"}
+"""The same of one that hasn't got what was prepared on it, as a pooler's."""
 
 
 class Line(ABC):
@@ -99,11 +99,10 @@ def is_refusal(error: Exception) -> bool:
     return code != "0A000" or error.diag.source_function != "RevalidateCachedQuery"  # prepared for what has changed
 
 
-def check_refusal(server: Server, answer: Answer) -> None:
+def check_refusal(error: Exception) -> None:
     """Raise what says that this connection is of no use any more."""
-    if isinstance(answer, Exception) and not is_refusal(answer):
-        server.hear(answer)
-        raise answer
+    if not is_refusal(error):
+        raise error
 
 
 def _is_standbys(error: Exception) -> bool:

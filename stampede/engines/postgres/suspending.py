@@ -146,7 +146,7 @@ class _Pipe(Pipe):
 
     def check(self, question: Question, reply: Any) -> None:
         if isinstance(reply, Exception):
-            check_refusal(self._desk.server, reply)
+            check_refusal(reply)
 
 
 class _Transport:

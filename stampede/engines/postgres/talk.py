@@ -15,7 +15,7 @@ from struct import Struct, pack, unpack_from
 from typing import Any, TypeAlias
 
 from psycopg import errors
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus
 
 from stampede.engines.kit.replies import MORE
 
@@ -35,21 +35,18 @@ Encoded: TypeAlias = tuple[str, list[bytes | None], list[int]]
 _FLOAT, _INT = Struct(">d"), Struct(">i")
 _TEXT, _BYTES = 25, 17
 _ROWS, _DONE, _SYNC = int(ExecStatus.TUPLES_OK), int(ExecStatus.COMMAND_OK), int(ExecStatus.PIPELINE_SYNC)
-_BEGIN, _COMMIT, _ROLLBACK = "BEGIN ISOLATION LEVEL READ COMMITTED", "COMMIT", "ROLLBACK"
 
 
 class Talk:
     """Over one connection, in libpq's pipeline mode: what is asked is sent behind all that was asked before.
 
     Statements are prepared there, but not with `pooled`: a pooler gives each transaction to another connection. It may
-    also lose its place in a pipeline, so that its questions are sent one by one. With `apart`, the database's
-    transactions begin in another way than ours are to.
+    also lose its place in a pipeline, so that its questions are sent one by one.
     """
 
-    def __init__(self, connection: Any, *, pooled: bool, apart: bool = False) -> None:
+    def __init__(self, connection: Any, *, pooled: bool) -> None:
         self.connection = connection
         self.pooled = pooled
-        self._apart = apart
         self._pg = connection.pgconn
         self._pg.enter_pipeline_mode()
         self._names: dict[str, bytes] = {}
@@ -57,7 +54,7 @@ class Talk:
         self._loads: dict[str, tuple[Callable[[bytes], Any] | None, ...]] = {}
         self._unsent: deque[Encoded] = deque()
         self._told: deque[tuple[str, bool]] = deque()  # whose results are to come, and which are a caller's
-        self._syncs: deque[bool] = deque()  # the ends of answers that are to come, and whether a caller waits for each
+        self._owed = 0  # answers that are to come
         self._answer: Answer = []  # as far as it has come
 
     def put(self, command: Encoded) -> None:
@@ -74,24 +71,17 @@ class Talk:
             self._told.append((statement, False))
         pg.send_query_prepared(name, params, formats, 1)
         self._told.append((statement, True))
-        self._syncs.append(True)
+        self._owed += 1
         pg.pipeline_sync()
 
     def _send_next(self) -> None:
         """Over a pooler's: if nothing is under way."""
-        if self._unsent and not self._syncs:
+        if self._unsent and not self._owed:
             statement, params, formats = self._unsent.popleft()
-            if self._apart:
-                self._send(_BEGIN, [], [], ours=False)
-            self._send(statement, params, formats, ours=True)
-            if self._apart:
-                self._send(_COMMIT, [], [], ours=False)
-            self._syncs.append(True)
+            self._pg.send_query_params(statement.encode(), params, None, formats, 1)
+            self._told.append((statement, True))
+            self._owed += 1
             self._pg.pipeline_sync()
-
-    def _send(self, statement: str, params: list[bytes | None], formats: list[int], *, ours: bool) -> None:
-        self._pg.send_query_params(statement.encode(), params, None, formats, 1)
-        self._told.append((statement, ours))
 
     def flush(self) -> bool:
         """Whether something is yet to be sent, when the socket takes more."""
@@ -109,22 +99,16 @@ class Talk:
     def gets(self) -> Any:
         """The next answer: rows, or why it was refused. MORE: there is none yet."""
         pg = self._pg
-        while self._syncs and not pg.is_busy():  # or libpq would wait, with the interpreter's lock held
+        while self._owed and not pg.is_busy():  # or libpq would wait, with the interpreter's lock held
             result = pg.get_result()
             if result is None:
                 raise errors.OperationalError("the server has stopped in the middle of its answers")
             if result.status == _SYNC:
                 answer, self._answer = self._answer, []
-                wanted = self._syncs.popleft()
-                if self._apart and pg.transaction_status == TransactionStatus.INERROR:
-                    self._send(_ROLLBACK, [], [], ours=False)
-                    self._syncs.append(False)
-                    pg.pipeline_sync()
-                elif self._unsent:
+                self._owed -= 1
+                if self._unsent:
                     self._send_next()
-                if wanted:
-                    return answer
-                continue
+                return answer
             pg.get_result()  # None: the end of this one. It is there
             statement, ours = self._told.popleft()
             if isinstance(self._answer, Exception):  # what stands behind a refused one is refused, too

@@ -290,22 +290,17 @@ BEGIN
         ORDER BY a.n;
 END $$;
 
-CREATE FUNCTION stampede.bump(its bytea, new text, most int) RETURNS void LANGUAGE plpgsql AS $$
+-- Another generation, or another softer part of the one that is there, behind a `~`.
+CREATE FUNCTION stampede.bump(its bytea, new text, softer text, most int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new)
-        ON CONFLICT (scope) DO UPDATE SET id = new, noted = (g.id || g.noted)[:most],
-            ended = (stampede.clock() || g.ended)[:most];
-    PERFORM pg_notify('stampede', 'g');
-    IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM stampede.lasting();
+    IF softer IS NULL THEN
+        INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new)
+            ON CONFLICT (scope) DO UPDATE SET id = new, noted = (g.id || g.noted)[:most],
+                ended = (stampede.clock() || g.ended)[:most];
+    ELSE
+        INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new || '~' || softer)
+            ON CONFLICT (scope) DO UPDATE SET id = split_part(g.id, '~', 1) || '~' || softer;
     END IF;
-END $$;
-
--- Another softer part, behind a `~`.
-CREATE FUNCTION stampede.soften(its bytea, new text, softer text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new || '~' || softer)
-        ON CONFLICT (scope) DO UPDATE SET id = split_part(g.id, '~', 1) || '~' || softer;
     PERFORM pg_notify('stampede', 'g');
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM stampede.lasting();

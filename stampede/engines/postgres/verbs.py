@@ -67,11 +67,11 @@ def _called(function: str, count: int) -> str:
     return f"SELECT * FROM stampede.{function}({', '.join(f'${n}' for n in range(1, count + 1))})"
 
 
-CLAIM, ABANDON, FAIL, EXPIRE, INVALIDATE, GENERATIONS, BUMP, SOFTEN = (
+CLAIM, ABANDON, FAIL, EXPIRE, INVALIDATE, GENERATIONS, BUMP = (
     _called(*each)
     for each in [
         ("claim", 14), ("abandon", 7), ("fail", 14), ("expire", 2), ("invalidate", 2),
-        ("generations", 3), ("bump", 3), ("soften", 3),
+        ("generations", 3), ("bump", 4),
     ]
 )  # fmt: skip
 _STORED = "ROW($1, $2, $3, $4, $5, $6, 0, $7, $8, $9, $10, $11)::stampede.entries, $12"
@@ -330,14 +330,11 @@ class Keys(Versioned):
         return known
 
     async def soften(self, scope: str) -> None:
-        try:
-            await self._line.ask((SOFTEN, (_scope(scope), new_generation(), new_generation())))
-        finally:
-            self._generations.forget()
+        await self.bump(scope, new_generation())
 
-    async def bump(self, scope: str) -> None:
+    async def bump(self, scope: str, softer: str | None = None) -> None:
         try:
-            await self._line.ask((BUMP, (_scope(scope), new_generation(), MOST)))
+            await self._line.ask((BUMP, (_scope(scope), new_generation(), softer, MOST)))
         finally:
             self._generations.forget()
 
