@@ -83,7 +83,6 @@ AT_THE_TOP = {
     "contrib/sqlalchemy.py": {"sqlalchemy"},
     "contrib/postgres.py": {"psycopg"},
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
-    "engines/database.py": {"sqlalchemy"},
     "engines/postgres/*.py": {"psycopg"},
     "cli/serve.py": {"zmq"},
     "cli/postgres.py": {"psycopg"},  # imported by its command

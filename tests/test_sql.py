@@ -26,8 +26,7 @@ from postgres_server import shared_postgres
 from stampede import Cache, EngineError, events
 from stampede.engines import open_engine, sql
 from stampede.engines.cells import Cell, Faster, Seen
-from stampede.engines.database import Database
-from stampede.engines.sql import SqlCell, schema
+from stampede.engines.sql import Database, SqlCell, schema
 from stampede.errors import MissingExtra, OptionError
 
 
@@ -248,24 +247,6 @@ def test_an_answer_that_nobody_has_read_is_nobody_elses(monkeypatch: pytest.Monk
     cell.close()
 
 
-def test_a_place_in_the_pool_that_was_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time limit that hits as a connection is given back would take one more away, until there is none."""
-    cell = sql.from_url(f"sql+sqlite:///{tmp_path}/cache.db", pool_size=1, max_overflow=0, pool_timeout=0.05)
-    cell.swap("k", None, b"1", 60)
-
-    def interrupted(*_: Any) -> None:
-        raise Limit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sa.QueuePool, "_do_return_conn", interrupted)
-        with pytest.raises(Limit):
-            cell.read(["k"])
-    with pytest.raises(sa.exc.TimeoutError):
-        cell.read(["k"])
-    assert cell.read(["k"])[0].data == b"1"
-    cell.close()
-
-
 def test_who_was_overtaken_while_the_table_was_made_looks_again(tmp_path: Path) -> None:
     """Somebody else made it at that moment, or not all of it: what is left to prepare would never be."""
     prepared: list[str] = []
@@ -281,21 +262,6 @@ def test_who_was_overtaken_while_the_table_was_made_looks_again(tmp_path: Path) 
             database.ask(lambda found: found.all(), sa.text("SELECT 1"), {})
     assert len(prepared) == 2
     database.close()
-
-
-def test_a_file_that_was_replaced_is_left(tmp_path: Path) -> None:
-    """Some processes would go on in the one that nobody sees any more: two caches, and no invalidation reaches both."""
-    url = f"sql+sqlite:///{tmp_path}/cache.db"
-    one = sql.from_url(url)
-    one.swap("k", None, b"old", 60)
-    for each in tmp_path.iterdir():
-        each.unlink()
-    assert one.read(["k"]) == [Seen(None)]  # its table is made anew
-    other = sql.from_url(url)
-    version = other.swap("k", None, b"new", 60)
-    assert one.read(["k"])[0][:2] == (b"new", version)
-    for cell in (one, other):
-        cell.close()
 
 
 def test_values_are_not_shown(cell: SqlCell) -> None:
