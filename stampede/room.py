@@ -16,7 +16,7 @@ wakes the waiters. Postgres decides by the same rules in its own functions, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from math import inf
@@ -33,7 +33,6 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
-M = TypeVar("M", "Inside", "Waiting")
 
 TURN = 1.0
 """Seconds for which a place is kept for a waiter that was called: its event loop may be busy just now."""
@@ -85,16 +84,21 @@ class Waiting:
 
 @dataclass(slots=True)
 class Room:
-    """All that is known of one lock."""
+    """All that is known of one lock. Its holders and its queue are never changed in place."""
 
     inside: Sequence[Inside] = ()
-    queue: Sequence[Waiting] = ()  # in the order of arrival
+    queue: Mapping[bytes, Waiting] = field(default_factory=dict)  # by token, in the order of arrival
     fence: int = 0  # the last one
+    # Time changes nothing between these two moments: a queue of a thousand is not read at each question.
+    looked: float = field(default=inf, compare=False)
+    until: float = field(default=-inf, compare=False)
 
     @property
     def end(self) -> float:
         """The moment from which only the fence matters."""
-        return max([-inf, *(each.end for each in self.inside), *(each.heard + FORGOTTEN for each in self.queue)])
+        return max(
+            [-inf, *(each.end for each in self.inside), *(each.heard + FORGOTTEN for each in self.queue.values())]
+        )
 
     @property
     def idle(self) -> bool:
@@ -133,8 +137,8 @@ def admitted(rooms: Iterable[float]) -> int:
     return count
 
 
-def find(those: Iterable[M], token: bytes) -> M | None:
-    """Return the one with this token."""
+def find(those: Iterable[Inside], token: bytes) -> Inside | None:
+    """Return the holder with this token."""
     for each in those:
         if each.token == token:
             return each
@@ -156,30 +160,32 @@ def acquire(
     it, told = _passed(was, now)
     queue = it.queue
     if it.inside or queue:  # else nobody has to be looked for
-        mine, own = find(it.inside, token), find(queue, token)
+        mine, own = find(it.inside, token), queue.get(token)
         if mine is not None:  # the reply to an earlier question was lost
             return _renewed(it, mine, lease, now, holder), Granted(fence=mine.fence), told
         if own is None:
-            enters = all(each.due <= now for each in queue) and fits(room, [each.room for each in it.inside])
+            enters = all(each.due <= now for each in queue.values()) and fits(room, [each.room for each in it.inside])
         else:
             if own.turn is None:  # it may have been passed over, and be the first again
-                heard = Waiting(token, own.room, now)
-                it = Room(it.inside, [heard if each is own else each for each in queue], it.fence)
+                it = _with_queue(it, {**queue, token: Waiting(token, own.room, now)}, now)
                 if own.due < inf:
                     it, called = _called(it, now)
                     told = Told([*told.called, *called], told.left)
-                queue, own = it.queue, find(it.queue, token) or heard
-            enters, room, queue = own.turn is not None, own.room, _without(queue, own)
+                own = it.queue[token]
+            enters, room = own.turn is not None, own.room
         if not enters:
             busy = _busy(it, now)
             if own is None and not waits:
                 return it, busy, told
             if own is None:
-                it = Room(it.inside, [*it.queue, Waiting(token, room, now)], it.fence)
+                it = _with_queue(it, {**queue, token: Waiting(token, room, now)}, now)
+                it.until = min(it.until, now + SILENCE)
             return it, Queued(busy.token, busy.lease, own=token), told
+        if own is not None:
+            queue = _without(it.queue, token)
     fence = max(it.fence + 1, least)
     inside = [*it.inside, Inside(token, now + lease, lease, room, fence, holder)]
-    return Room(inside, queue, fence), Granted(fence=fence), told
+    return Room(inside, queue, fence, now, min(it.until, now + lease)), Granted(fence=fence), told
 
 
 def renew(was: Room, token: bytes, lease: float, now: float, *, holder: str | None = None) -> Change[bool]:
@@ -196,12 +202,11 @@ def release(was: Room, token: bytes, now: float) -> Change[bool]:
     it, told = _passed(was, now)
     mine = find(it.inside, token)
     if mine is not None:
-        it = Room(_without(it.inside, mine), it.queue, it.fence)
+        it = Room([each for each in it.inside if each is not mine], it.queue, it.fence, now, it.until)
+    elif token in it.queue:
+        it = _with_queue(it, _without(it.queue, token), now)
     else:
-        own = find(it.queue, token)
-        if own is None:
-            return it, False, told
-        it = Room(it.inside, _without(it.queue, own), it.fence)
+        return it, False, told
     called = list[bytes]()
     if it.queue:
         it, called = _called(it, now)
@@ -212,15 +217,15 @@ def awaited(it: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
     """Return what a caller that was refused waits for: to be woken by this token, or so many seconds. None: it may ask
     again at once, since something has happened."""
     if not isinstance(busy, Queued):
-        mine, own = find(it.inside, busy.token), find(it.queue, busy.token)
+        mine, own = find(it.inside, busy.token), it.queue.get(busy.token)
         stands = mine.end > now if mine is not None else own is not None and own.turn is not None
         return (busy.token, min(max(busy.lease, 0.0), SAFETY)) if stands else None
-    left = min([each.end for each in it.inside] + [each.turn for each in it.queue if each.turn], default=now) - now
-    for ahead, each in enumerate(it.queue):
-        if each.token == busy.own:
-            called = each.turn is not None or each.due < inf
-            return None if called else (busy.own, look_again(ahead, max(left, 0.0), AFTER, SAFETY))
-    return None
+    own = it.queue.get(busy.own)
+    if own is None or own.turn is not None or own.due < inf:
+        return None
+    ends = [each.end for each in it.inside] + [each.turn for each in it.queue.values() if each.turn]
+    left = max(min(ends, default=now) - now, 0.0)
+    return busy.own, look_again(list(it.queue).index(busy.own), left, AFTER, SAFETY)
 
 
 # -- what time does -----------------------------------------------------------------------------------------------
@@ -228,26 +233,34 @@ def awaited(it: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
 
 def _passed(was: Room, now: float) -> tuple[Room, Told]:
     """Drop those whose time is over, and call the next. A clock that was set back lengthens no lease or turn."""
-    it, left = was, list[bytes]()
-    for one in was.inside:
-        if not now < one.end <= now + one.lease:
-            inside = [replace(each, end=min(each.end, now + each.lease)) for each in was.inside if each.end > now]
-            left = [each.token for each in was.inside if each.end <= now]
-            it = Room(inside, was.queue, was.fence)
-            break
-    if not was.queue:
-        return it, Told((), left) if left else NOBODY
+    if was.looked <= now < was.until:
+        return was, NOBODY
+    it, left, queue = was, list[bytes](), was.queue.values()
+    if not all(now < each.end <= now + each.lease for each in was.inside):
+        inside = [replace(each, end=min(each.end, now + each.lease)) for each in was.inside if each.end > now]
+        left = [each.token for each in was.inside if each.end <= now]
+        it = Room(inside, was.queue, was.fence)
     soon, forgotten = now + TURN, now - FORGOTTEN
-    for each in was.queue:
+    for each in queue:
         turn, due = each.turn, each.due
         if not forgotten < each.heard <= now or (not now < turn <= soon if turn is not None else soon < due < inf):
-            late = {each.token for each in was.queue if each.heard <= forgotten or _is_late(each, now)}
-            left += [each.token for each in was.queue if each.token in late]
-            queue = [_in_time(each, now) for each in was.queue if each.heard > forgotten]
-            it = Room(it.inside, queue, was.fence)
+            left += [each.token for each in queue if each.heard <= forgotten or _is_late(each, now)]
+            it = Room(
+                it.inside, {each.token: _in_time(each, now) for each in queue if each.heard > forgotten}, was.fence
+            )
             break
+    it.looked, it.until = (
+        now,
+        min([inf, *(each.end for each in it.inside), *(_next(each, now) for each in it.queue.values())]),
+    )
     it, called = _called(it, now)
     return it, Told(called, left) if called or left else NOBODY
+
+
+def _next(each: Waiting, now: float) -> float:
+    """Return when time changes something for this waiter, whoever is before it."""
+    soonest = min(each.heard + FORGOTTEN, inf if each.turn is None else each.turn)
+    return min(soonest, each.due) if each.due > now else soonest
 
 
 def _is_late(each: Waiting, now: float) -> bool:
@@ -267,42 +280,52 @@ def _in_time(each: Waiting, now: float) -> Waiting:
 def _called(it: Room, now: float) -> tuple[Room, list[bytes]]:
     """Call the first waiters, as many as may be inside together with those inside and those called before. If the first
     of the others has not been heard of lately, call it, too, to learn whether it lives."""
-    queue, called = it.queue, list[bytes]()
+    new, called, until = dict[bytes, Waiting](), list[bytes](), it.until
     rooms = [each.room for each in it.inside]
-    rooms += [each.room for each in queue if each.turn is not None]
-    for number, each in enumerate(it.queue):
+    rooms += [each.room for each in it.queue.values() if each.turn is not None]
+    for each in it.queue.values():
         if each.turn is not None or each.due <= now:
             continue
         fit = not rooms or fits(each.room, rooms)
         if fit:
-            new = Waiting(each.token, each.room, each.heard, now + TURN)
+            new[each.token] = Waiting(each.token, each.room, each.heard, now + TURN)
         elif each.due == inf and each.heard + SILENCE <= now:
-            new = Waiting(each.token, each.room, each.heard, None, now + TURN)
+            new[each.token] = Waiting(each.token, each.room, each.heard, None, now + TURN)
         else:
+            until = min(until, each.heard + SILENCE) if each.due == inf else until
             break
-        queue = [*queue[:number], new, *queue[number + 1 :]]
+        until = min(until, now + TURN)
         called.append(each.token)
         rooms.append(each.room)
         if not fit:
             break
-    return (Room(it.inside, queue, it.fence), called) if called else (it, called)
+    it = _with_queue(it, {**it.queue, **new}, now) if new else it
+    it.until = until
+    return it, called
 
 
 def _busy(it: Room, now: float) -> Busy:
     """One that keeps the caller out: the first of those inside to end, or else the first that was called."""
     ends = [(each.end, each.token) for each in it.inside]
-    ends = ends or [(each.turn, each.token) for each in it.queue if each.turn is not None][:1]
+    ends = ends or [(each.turn, each.token) for each in it.queue.values() if each.turn is not None][:1]
     end, token = min(ends)  # if there were none, the caller would have been let in
     return Busy(token, end - now)
 
 
-def _without(those: Sequence[M], one: M) -> Sequence[M]:
-    return [each for each in those if each is not one] if len(those) > 1 else ()
+def _without(queue: Mapping[bytes, Waiting], token: bytes) -> Mapping[bytes, Waiting]:
+    rest = dict(queue)
+    del rest[token]
+    return rest
+
+
+def _with_queue(it: Room, queue: Mapping[bytes, Waiting], now: float) -> Room:
+    return Room(it.inside, queue, it.fence, now, it.until)
 
 
 def _renewed(it: Room, mine: Inside, lease: float, now: float, holder: str) -> Room:
     again = replace(mine, end=now + lease, lease=lease, holder=holder)
-    return Room([again if each is mine else each for each in it.inside], it.queue, it.fence)
+    inside = [again if each is mine else each for each in it.inside]
+    return Room(inside, it.queue, it.fence, now, min(it.until, again.end))
 
 
 # -- as bytes -----------------------------------------------------------------------------------------------------
@@ -318,7 +341,7 @@ def dump(room: Room) -> bytes:
         holder = one.holder.encode("utf-8", "replace")
         numbers = len(one.token), len(holder), one.end, one.lease, one.room, one.fence
         parts += [_INSIDE.pack(*numbers), one.token, holder]
-    for each in room.queue:
+    for each in room.queue.values():
         turn = -inf if each.turn is None else each.turn
         parts += [_WAITING.pack(len(each.token), each.room, each.heard, turn, each.due), each.token]
     return b"".join(parts)
@@ -346,7 +369,9 @@ def load(raw: bytes) -> Room:
         version, fence, holders, waiters = _HEAD.unpack(data.read(_HEAD.size))
         if version != _VERSION:
             raise ValueError(f"their version is {version}")
-        it = Room([inside() for _ in range(holders)], [waiting() for _ in range(waiters)], fence)
+        holding = [inside() for _ in range(holders)]
+        queue = [waiting() for _ in range(waiters)]
+        it = Room(holding, {each.token: each for each in queue}, fence)
     except (StructError, ValueError) as error:
         raise ValueError(f"these {len(raw)} bytes are not the state of a lock: {error}") from error
     if data.read(1):

@@ -60,7 +60,7 @@ def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
     """Two writers would be inside, or three where one said two; or somebody be passed who came before."""
     history, leases = History(), {b"a": 10.0, b"b": 30.0, b"c": 100.0, b"d": 5.0, b"e": 50.0}
     for verb, token, number, waits in steps:
-        before, waiting = history.inside, [each.token for each in history.it.queue]
+        before, waiting = history.inside, [each.token for each in history.it.queue.values()]
         if verb == "pass":
             history.now += number
         elif verb == "renew":
@@ -70,20 +70,20 @@ def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
         elif verb == "release":
             stood = history.leaves(token)
             assert token in before or not stood
-            assert token not in history.inside and token not in [each.token for each in history.it.queue]
+            assert token not in history.inside and token not in [each.token for each in history.it.queue.values()]
         elif history.enters(token, number, waits=waits, lease=leases[token]):
-            still = [each.token for each in history.it.queue if each.turn is None and each.due > history.now]
+            still = [each.token for each in history.it.queue.values() if each.turn is None and each.due > history.now]
             assert token in before or token in waiting or not set(still) & set(waiting)
         there = [each.room for each in history.it.inside] + [
-            each.room for each in history.it.queue if each.turn is not None
+            each.room for each in history.it.queue.values() if each.turn is not None
         ]
         assert not there or len(there) <= min(there)
         assert len({*history.inside}) == len(history.inside)
-        assert [each.token for each in history.it.queue] == sorted(
-            (each.token for each in history.it.queue), key=[*waiting, token].index
+        assert [each.token for each in history.it.queue.values()] == sorted(
+            history.it.queue, key=[*waiting, token].index
         )
         assert all(each.end <= history.now + each.lease for each in history.it.inside) or verb == "pass"
-        assert room.load(room.dump(history.it)) == Room([*history.it.inside], [*history.it.queue], history.it.fence)
+        assert room.load(room.dump(history.it)) == Room([*history.it.inside], history.it.queue, history.it.fence)
     assert history.fences == sorted(set(history.fences))
 
 
