@@ -12,11 +12,13 @@ from contextlib import ExitStack
 from functools import partial
 from math import inf
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede.admission import abandon, vacate
 from stampede.call import Call, Held, Once
+from stampede.entry import Entry
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
 from stampede.flight import Computing, Flight, nested
@@ -52,7 +54,13 @@ async def value_of_each(
 
 
 async def _fetch(
-    scope: ScopeSide, keys: Iterable[str], loader: Together, policy: Policy, once: Once | None, ttl_of: TtlOf
+    scope: ScopeSide,
+    keys: Iterable[str],
+    loader: Together,
+    policy: Policy,
+    once: Once | None,
+    ttl_of: TtlOf,
+    seen: Mapping[str, Entry[Any]] = MappingProxyType({}),
 ) -> dict[str, Landing]:
     """Nothing is waited for while a lease is held: two batches in opposite order can't block each other."""
     if not keys:
@@ -61,7 +69,7 @@ async def _fetch(
     others: Iterable[str] = keys
     start, waited, singly = monotonic(), 0.0, 1
     while True:
-        batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of)
+        batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of, seen)
         landings |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
@@ -96,13 +104,22 @@ class _Led(NamedTuple):
 class _Batch:
     """One caller's keys; `others` are those that somebody else computes."""
 
-    def __init__(self, scope: ScopeSide, loader: Together, policy: Policy, once: Once | None, ttl_of: TtlOf) -> None:
+    def __init__(
+        self,
+        scope: ScopeSide,
+        loader: Together,
+        policy: Policy,
+        once: Once | None,
+        ttl_of: TtlOf,
+        seen: Mapping[str, Entry[Any]],
+    ) -> None:
         self._scope = scope
         self._colour = scope.colour
         self._loader = loader
         self._policy = policy
         self._once = once
         self._ttl_of = ttl_of
+        self._seen = seen  # what is due
         self._led: dict[str, _Led] = {}
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
@@ -206,7 +223,7 @@ class _Batch:
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
             self._led[key] = _Led(call, flight, sample)
-            call.seen = None if call.force else front.take_due(call.key)
+            call.seen = None if call.force else self._seen.get(key) or front.take_due(call.key)
         else:
             flight.leave(call)
             self.others.append(key)
@@ -229,24 +246,19 @@ class _Batch:
     # -- the computations -----------------------------------------------------------------------------------------
 
     async def _beside(self, place: Place, left: list[Wanted], granted: list[Wanted]) -> dict[str, Landing]:
-        """Some are computed in that place, all at once, as long as their caller waits; the others by himself."""
-        landings: dict[str, Landing] = {}
+        """Some are computed in that place, as long as their caller waits; the others by himself."""
         end: End[dict[str, Landing] | BaseException] = End()
-        seconds = max(allowance(each.call, each.kept) for each in left)
-        waits = seconds > 0 or any(each.kept is None for each in left)
-        work = self._refresh(left, end)
+        waits = any(allowance(each.call, each.kept) > 0 or each.kept is None for each in left)
+        longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
+        await self._let_go(left)  # who computes there claims them for himself
+        work = self._refresh({each.key: each.kept for each in left}, end)
         try:
-            for wanted in left:
-                wanted.flight.hand_over()
-                wanted.flight.led_by(work)
-            longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
-            cancel = place.spawn(work, lambda: _never_begun(work, left, end), longest, waits=waits)
+            cancel = place.spawn(work, end.bell.ring, longest, waits=waits)
         except BaseException:
-            _never_begun(work, left, end)
+            closed(work)
             raise
-        if granted:
-            landings |= await self._compute(granted)
-            seconds = max(allowance(each.call, each.kept) for each in left)
+        landings = await self._compute(granted) if granted else {}
+        seconds = max(allowance(each.call, each.kept) for each in left)
         if seconds > 0:
             await self._wait(end, seconds, cancel)
         given = end.taken() if waits else None
@@ -255,8 +267,7 @@ class _Batch:
                 raise given
             finally:
                 del given
-        landings |= given if given is not None else {each.key: _served_late(each) for each in left}
-        return landings
+        return landings | (given if given is not None else {each.key: _served_late(each) for each in left})
 
     async def _wait(
         self, end: End[dict[str, Landing] | BaseException], seconds: float, cancel: Callable[[], object] | None
@@ -271,12 +282,14 @@ class _Batch:
                 await self._colour.shielded(self._colour.park(end.bell, None))
             raise
 
-    async def _refresh(self, left: list[Wanted], end: End[dict[str, Landing] | BaseException]) -> None:
+    async def _refresh(self, kept: dict[str, Entry[Any] | None], end: End[dict[str, Landing] | BaseException]) -> None:
+        """A batch of its own, whose caller waits for it."""
         landings: dict[str, Landing] = {}
+        policy = self._policy.with_options(background=False, patience=None, deadline=None)
+        seen = {key: entry for key, entry in kept.items() if entry is not None and entry.fresh > 0}
         try:
-            landings = await self._compute(left)
+            landings = await _fetch(self._scope, kept, self._loader, policy, self._once, self._ttl_of, seen)
             end.give({key: landing.for_followers() for key, landing in landings.items()})
-            await self._keep(landings)
         except GeneratorExit:
             raise
         except BaseException as error:  # its caller hears of it, or nobody
@@ -351,12 +364,3 @@ def _served_late(wanted: Wanted) -> Landing:
     if wanted.kept is None:
         raise overdue(wanted.call)
     return served(wanted.call, wanted.kept, "computing", until=wanted.call.policy.lease)
-
-
-def _never_begun(work: Coroutine[Any, Any, Any], left: list[Wanted], end: End[Any]) -> None:
-    """The task was cancelled, perhaps before its first step; or who was to begin it was interrupted."""
-    if not closed(work):
-        return
-    for wanted in left:
-        never_begun(wanted.call, wanted.flight)
-    end.bell.ring()
