@@ -6,9 +6,11 @@ caps nothing: then this process keeps the caps by itself.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 
 from stampede.adaptive import Adaptive
 from stampede.bulkhead import Bulkhead
@@ -20,13 +22,18 @@ from stampede.limiter import Limiter
 from stampede.policy import nearest
 from stampede.ports import Engine
 from stampede.settings import OriginSettings
+from stampede.watch import watch
 
 __all__ = ["OriginGate", "Origins"]
 
 _clock = time.monotonic
+_log = logging.getLogger("stampede")
 
 DOWN = 1.0
 """Seconds for which an engine that had no answer is not asked again."""
+
+STALLED = 5.0
+"""Seconds without an end of a computation after which one that waits for its place is worth a warning."""
 
 
 class Origins:
@@ -65,6 +72,10 @@ class OriginGate:
         self.adaptive = Adaptive(most, settings.at_least) if settings.adaptive and most is not None else None
         self._fleet, self._here = _Caps(name, settings, engine), _Caps(name, settings, MemoryEngine())
         self._down_until = 0.0  # the engine had no answer
+        self._entering: dict[object, float] = {}  # callers that wait for a place, and since when
+        self._inside: set[_Place] = set()  # of this process
+        self._left = 0.0  # when one of them was last over
+        self._watched = self._warned = False
 
     @property
     def room(self) -> int | None:
@@ -73,19 +84,56 @@ class OriginGate:
 
     async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> _Place:
         """A place for one computation. OriginFull: there was none within `wait` seconds."""
-        end = _clock() + wait
-        for _ in range(2):  # one question that fails opens no cap
+        me, began = object(), _clock()
+        self._entering[me] = began
+        if wait > 0 and not self._watched:
+            self._watched = watch.add(self, began + STALLED)
+        try:
+            room, holding = await self._had(colour, began + wait, lease, longest)
+        finally:
+            del self._entering[me]
+        place = _Place(self, room, holding, colour)
+        self._inside.add(place)
+        return place
+
+    async def _had(self, colour: Colour, end: float, lease: float, longest: float) -> tuple[int | None, Holding | None]:
+        """The room for which it was asked, and the place. The engine is asked twice before it counts as down: one
+        question that fails opens no cap."""
+        for _ in range(2):
             if _clock() < self._down_until:
                 break
             room = self.room
             with suppress(EngineError):
-                holding = await self._fleet.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
-                return _Place(self, room, holding, colour)
+                return room, await self._fleet.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
         else:
             self._down_until = _clock() + DOWN
         room = self.room
-        holding = await self._here.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
-        return _Place(self, room, holding, colour)
+        return room, await self._here.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
+
+    def left(self, place: _Place) -> None:
+        """A computation of this process is over."""
+        self._inside.discard(place)
+        self._left = _clock()
+
+    def look(self, now: float) -> float | None:
+        """Warn, once, of callers that may wait for a computation which waits for them. When to look again."""
+        since = max(min(list(self._entering.values()), default=inf), self._left)
+        if since == inf or self._warned:
+            self._watched = False
+            return None
+        if now < since + STALLED:
+            return since + STALLED
+        if self._inside:
+            self._warned = True
+            _log.warning(
+                "a computation has waited %.3g s for a place at the origin %r, and none of the %d that this process "
+                "computes there has ended meanwhile. If one of them calls the other from a thread of its own, it waits "
+                "for itself: start the thread with contextvars.copy_context().run, so that it shares the place",
+                now - since,
+                self.name,
+                len(self._inside),
+            )
+        return now + STALLED
 
     def close(self) -> None:
         self._here.engine.close()
@@ -115,7 +163,7 @@ class _Caps:
         if self._rate is not None:
             try:
                 left = max(wait - (_clock() - began), 0.0)
-                if not await self._rate._acquired(self._rate._way(colour), left):
+                if not await self._rate._acquired(self._rate._now().of(colour), left):
                     raise self._full(f"has begun {self._rate.max} in {self._rate.per:g} s", wait)
             except BaseException:
                 if place is not None:
@@ -131,6 +179,8 @@ class _Caps:
 
 
 class _Place:
+    """In the hands of one computation."""
+
     def __init__(self, gate: OriginGate, room: int | None, holding: Holding | None, colour: Colour) -> None:
         self.origin = gate.name
         self._gate, self._room, self._holding, self._colour = gate, room, holding, colour
@@ -143,10 +193,12 @@ class _Place:
             adaptive.ended(name, seconds, _clock(), failed=failed)
 
     async def leave(self) -> None:
+        self._gate.left(self)
         if self._holding is not None:
             with suppress(EngineError, LockLost):  # its lease ends it
                 await self._holding.released(self._holding.access.way(self._colour))
 
     def drop(self) -> None:
+        self._gate.left(self)
         if self._holding is not None:
             self._holding.let_go()

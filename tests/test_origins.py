@@ -371,8 +371,11 @@ def test_an_engine_without_an_answer_rests_for_a_moment(
     assert len(questions) == 4
 
 
-def test_a_computation_s_threads_share_its_place_in_its_context(open_: Open) -> None:
-    """Its own threads wait for places, and it for them, until `max_hold` is over. The remedy works."""
+def test_a_computation_that_waits_for_itself_is_told(
+    open_: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own threads wait for places, and it for them, in silence, until `max_hold` is over. The remedy works."""
+    monkeypatch.setattr(origins, "STALLED", 0.05)
     cache = open_(concurrency=1)
 
     def part(number: int) -> int:
@@ -384,6 +387,8 @@ def test_a_computation_s_threads_share_its_place_in_its_context(open_: Open) -> 
 
     with pytest.raises(OriginFull):
         cache.get_or_compute("whole", lambda: whole(lambda function, number: function(number)), origin="db")
+    (told,) = [each.getMessage() for each in caplog.records if "waits for itself" in each.getMessage()]
+    assert "the origin 'db'" in told and "contextvars.copy_context().run" in told
     assert cache.get_or_compute("whole", lambda: whole(copy_context().run), origin="db") == 7
 
 
