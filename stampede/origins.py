@@ -163,7 +163,7 @@ class _Caps:
         if self._rate is not None:
             try:
                 left = max(wait - (_clock() - began), 0.0)
-                if not await self._rate._acquired(self._rate._now().of(colour), left):
+                if not await self._rate._acquired(self._rate._way(colour), left):
                     raise self._full(f"has begun {self._rate.max} in {self._rate.per:g} s", wait)
             except BaseException:
                 if place is not None:

@@ -258,14 +258,6 @@ def test_a_key_of_a_dict_is_named_as_one() -> None:
         get_cache().set("k", {1: 2})
 
 
-def test_engines_that_are_not_there_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who takes the offer would be refused again."""
-    monkeypatch.setitem(stampede.engines._KNOWN, "later", ("stampede.engines.later", "later"))
-    with pytest.raises(stampede.OptionError) as told:
-        Cache("xyz://localhost")
-    assert "disk" in str(told.value) and "later" not in str(told.value)
-
-
 def test_what_a_client_leads_to_is_named(server: RedisServer) -> None:
     """ "redis is down" is said of each of five."""
     redis = pytest.importorskip("redis")

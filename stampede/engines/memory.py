@@ -217,13 +217,13 @@ class _Keys:
     def change(self, key: str, question: Callable[..., Change[T]], *asked: Any) -> T:
         """The answer, as `record` has it. By then what was made of the key is there, and who waited is woken."""
         with decisions.lock:
-            if self.closed:
-                raise EngineClosed("memory")
             now = self.clock()
             kept, noted = self.shelf.get(key), self.records.get(key, NOTHING)
             was = noted if kept is None else Record(kept, noted.lease, noted.past)
             after, answer, fallen = question(was, *asked, now)
             if after is not was:
+                if self.closed:  # a fill whose lease ended with the cache changes nothing, and is no error
+                    self.check()
                 if after.kept is not kept:
                     self._keep(key, after.kept, kept, now)
                     if self.records.get(key, NOTHING) is not noted:
@@ -328,12 +328,15 @@ class _Verbs(Versioned):
         return self._keys.change(key, record.set, entry)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        self._keys.check()
         return self._keys.change(key, record.replace, seen, entry)
 
     async def expire(self, key: str) -> bool:
+        self._keys.check()
         return self._keys.change(key, record.expire)
 
     async def invalidate(self, key: str) -> bool:
+        self._keys.check()
         return self._keys.change(key, record.invalidate)
 
     def generation_at_hand(self, scope: str) -> str:
