@@ -481,19 +481,13 @@ def test_both_sides_of_a_fork_go_on(url: str) -> None:
 # -- loops and cancellations ----------------------------------------------------------------------------------------
 
 
-def lease_of_cancelled(url: str) -> float:
-    """In seconds. A lease that a thread is granted 0.3 s after its caller was cancelled stands to its end."""
-    return 2.0 if url.startswith(("disk", "etcd", "zookeeper", "sql", "dynamodb")) else LEASE
-
-
 @over(*ALL)
 def test_one_event_loop_after_the_other(url: str) -> None:
     """Promise 13: a loop per test, or per request: the second would be given the connections of the first."""
-    lease = lease_of_cancelled(url)
     with cache_at(url, early=0, lease=LEASE) as cache:
 
         async def ask(number: int) -> Any:
-            cancelled = asyncio.ensure_future(cache.aget_or_compute("c", lambda: asyncio.sleep(10), lease=lease))
+            cancelled = asyncio.ensure_future(cache.aget_or_compute("c", lambda: asyncio.sleep(10)))
             got = await asyncio.gather(*[cache.aget_or_compute(f"k{number % 2}", lambda: number) for _ in range(10)])
             cancelled.cancel()
             return set(got)
@@ -541,7 +535,7 @@ def test_storms_of_cancellations(url: str) -> None:
             await storm(cache, number)
 
     before = threading.active_count()  # other tests' daemons are still here
-    with cache_at(url, early=0, lease=lease_of_cancelled(url)) as cache:
+    with cache_at(url, early=0, lease=LEASE) as cache:
         asyncio.run(storms(cache))
     assert threading.active_count() < before + 50
 
