@@ -82,7 +82,6 @@ class Database:
         self._timeout = timeout
         self._opened: Opened | None = None
         self._opening = threading.RLock()  # it may be wanted by a finalizer, or a signal, that interrupts us
-        self._turn = threading.RLock()  # of this process's threads: only one of them tries to begin at a time
         self._forking: Opened | None = None
         self._lost: list[Link] = []
         self._closed = False
@@ -212,7 +211,7 @@ class Database:
         while True:
             opened = self.open()
             try:
-                with self._turn, opened.link(patiently=True) as link:
+                with opened.link(patiently=True) as link:
                     write = Write(link.sql, opened)
                     try:
                         if self._begin_write(link.sql, opened, deadline):
@@ -291,7 +290,6 @@ class Database:
 
     def start_again(self) -> None:
         """In a forked child. What a thread of the parent was using is left as it is: closing it would write."""
-        self._opening, self._turn = threading.RLock(), threading.RLock()
         if self._opened is not None:
             self._lost += self._opened.start_again()
 

@@ -10,6 +10,7 @@ program. (asyncio's default executor does both, and is the user's.)
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -66,10 +67,16 @@ class Errands:
             await asyncio.wait([errand.bell])
         except asyncio.CancelledError:
             if not self._crew.take_back(errand.do):
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([errand.bell], timeout=self._leave)
+                await self._outwaited(errand)
             raise
         return errand.result()
+
+    async def _outwaited(self, errand: _Errand[T]) -> None:
+        """A loop that ends cancels once more what is cancelled already: each time, what is left of the wait goes on."""
+        end = time.monotonic() + self._leave
+        while not errand.bell.done() and (left := end - time.monotonic()) > 0:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([errand.bell], timeout=left)
 
 
 class _Errand(Generic[T]):
