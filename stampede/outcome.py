@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
-import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from stampede.codec.alike import alike, slots_of
+from stampede.codec.alike import slots_of
 from stampede.colour import Stopped
 from stampede.entry import Entry
 from stampede.errors import Absent
@@ -124,141 +121,79 @@ def empty(landings: Mapping[str, Landing]) -> None:
 
 
 def parts_of(error: BaseException) -> tuple[Any, ...]:
-    """What an entry of `raises` holds: the name of its class, its arguments, and what else is not made of these."""
-    kind, state = type(error), _state(vars(error))
+    """What an entry of `raises` holds: the name of its class, its arguments, and its attributes, if it has any."""
+    kind, (arguments, state) = type(error), _recipe(error)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        twin = _made(kind, error.args)
-    except Exception:  # then it doesn't come back, which is found out by who tries
-        return name, error.args
-    facts: dict[str, Any] = {}
-    if not _same(state, vars(twin)):
-        facts["state"] = state
-    if slots := {name: value for name, value in _slots(error).items() if not _same(value, _slots(twin).get(name))}:
-        facts["slots"] = slots
-    if error.__cause__ is not None and (cause := _cause(error.__cause__)) is not None:
-        facts["cause"] = cause
-    return (name, error.args, facts) if facts else (name, error.args)
+    return (name, arguments, {"state": state}) if state else (name, arguments)
 
 
 def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseException], ...]) -> bool:
     """Whether an entry of `raises` gives the very exception: of its class, with its arguments and attributes."""
     try:
-        twin = _revived(entry, raises)
-        return type(twin) is type(error) and _held(twin) == _held(error)
+        return _is_same(_revived(entry, raises), error)
     except Exception:  # the class's own code
         return False
-
-
-def _held(error: BaseException) -> list[Any]:
-    # An empty dict is there once somebody has asked for it.
-    return [_slots(error), *[each for each in error.__reduce__()[:3] if each], vars(error)]
-
-
-def _slots(error: BaseException) -> dict[str, Any]:
-    """What it has beside its arguments and its dict: an OSError's number, what a class has declared as `__slots__`."""
-    kind: Any = type(error)
-    return {name: getattr(error, name) for name in sorted(slots_of(kind)) if hasattr(error, name)}
-
-
-def _state(held: dict[str, Any]) -> dict[str, Any]:
-    """Its attributes; notes may be added to, and are each one's own."""
-    notes = held.get("__notes__")
-    return held | {"__notes__": [*notes]} if type(notes) is list else dict(held)
-
-
-def _same(value: Any, other: Any) -> bool:
-    try:
-        return value is other or alike(value, other)
-    except Exception:  # of an attribute's own __eq__
-        return False
-
-
-def _all_of(parts: tuple[Any, ...]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    name, arguments, *facts = parts
-    return name, arguments, facts[0] if facts else {}
-
-
-def _cause(error: BaseException) -> list[Any] | None:
-    """A cause, where it is Python's own and plain: another could not be found, or keep the whole from being kept."""
-    name, args, facts = _all_of(parts_of(error))
-    known = getattr(builtins, type(error).__qualname__, None) is type(error)
-    return [name, [*args], facts] if known and _is_plain([args, facts]) else None
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(type(key) is str for key in value) and _is_plain([*value.values()])
-    return value is None or type(value) in (bool, int, float, str)
-
-
-def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
-    """The exception that an entry of `raises` stands for: of a declared class, or one below it."""
-    name, arguments, facts = _all_of(entry.value)
-    known = list(raises)
-    for kind in known:
-        if f"{kind.__module__}.{kind.__qualname__}" == name:
-            return _restored(kind, arguments, facts)
-        known.extend(kind.__subclasses__())
-    return _restored(raises[0] if raises else RuntimeError, arguments, facts)
-
-
-def _restored(kind: Any, arguments: tuple[Any, ...], facts: dict[str, Any]) -> BaseException:
-    error = _made(kind, arguments)
-    if "cause" in facts:
-        name, args, more = facts["cause"]
-        cause: Any = getattr(builtins, name.removeprefix("builtins."), None)
-        if isinstance(cause, type) and issubclass(cause, BaseException):
-            try:
-                error.__cause__ = _restored(cause, tuple(args), more)
-            except Exception:  # as of a group of none: only foreign bytes say so
-                pass
-    for name, value in facts.get("slots", {}).items():
-        if name in slots_of(kind):
-            setattr(error, name, value)
-    if "state" in facts:
-        held = vars(error)
-        held.clear()
-        held.update(_state(facts["state"]))
-    return error
-
-
-def _made(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """An error with these arguments, also where its __init__ takes others than it hands on."""
-    try:
-        error = kind(*arguments)
-        if error.args == arguments:
-            return error
-    except Exception:  # its own __init__
-        pass
-    error = kind.__new__(kind, *arguments)
-    error.args = arguments
-    return error
 
 
 def own_copy(error: BaseException) -> BaseException:
     """The same error with a traceback of its own; the very same one where it can't be copied."""
     try:
-        twin = copy.copy(error)
-        if type(twin) is not type(error):
+        twin = _made(type(error), *_recipe(error))
+        if not _is_same(twin, error):
             return error
-        if twin.args != error.args:
-            raise ValueError  # its __init__ makes other arguments of these: do without it
-    except Exception:  # its own __init__, __reduce_ex__ or __eq__; below, its __new__
-        try:
-            twin = type(error).__new__(type(error), *error.args)
-            twin.__dict__.update(error.__dict__)
-        except Exception:
-            return error
-    held = _slots(twin)
-    for name, value in _slots(error).items():  # copy knows nothing of them
-        if held.get(name) is value:
-            continue  # an OSError whose `filename2` has been set to None has another message
-        with suppress(AttributeError, TypeError):  # an ExceptionGroup's can't be set, and are arguments
-            setattr(twin, name, value)
-    twin.__dict__.update(_state(vars(error)))
+    except Exception:  # the class's own code
+        return error
     twin.__cause__, twin.__context__ = error.__cause__, error.__context__
     twin.__suppress_context__ = error.__suppress_context__
     return twin.with_traceback(error.__traceback__)
+
+
+def _recipe(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments and attributes of which it is made again, as Python's own class below it would pickle it."""
+    builtin: Any = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    _, arguments, *state = builtin.__reduce__(error)
+    return arguments, _with_own_notes(state[0] if state else {})
+
+
+def _with_own_notes(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of these attributes. Notes may be added to, and are each error's own."""
+    notes = state.get("__notes__")
+    return {**state, "__notes__": [*notes]} if isinstance(notes, list) else {**state}
+
+
+def _is_same(twin: BaseException, error: BaseException) -> bool:
+    return type(twin) is type(error) and _recipe(twin) == _recipe(error) and _slots(twin) == _slots(error)
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    """What it has in `__slots__`, which no recipe holds: of OSError and others, this is made of the arguments."""
+    kind: Any = type(error)
+    names = slots_of(kind) - slots_of(BaseException)
+    return {name: getattr(error, name) for name in names if hasattr(error, name)}
+
+
+def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
+    """The exception that an entry of `raises` stands for: of a declared class, or one below it."""
+    name, arguments, *facts = entry.value
+    state = facts[0].get("state", {}) if facts else {}
+    known = list(raises)
+    for kind in known:
+        if f"{kind.__module__}.{kind.__qualname__}" == name:
+            return _made(kind, arguments, state)
+        known.extend(kind.__subclasses__())
+    return _made(raises[0] if raises else RuntimeError, arguments, state)
+
+
+def _made(kind: type[BaseException], arguments: tuple[Any, ...], state: Mapping[str, Any]) -> BaseException:
+    """An error with these arguments and attributes, also where its __init__ takes others than it hands on."""
+    try:
+        error = kind(*arguments)
+        as_given = _recipe(error)[0] == arguments
+    except Exception:  # its own __init__
+        as_given = False
+    if not as_given:
+        error = kind.__new__(kind, *arguments)
+        error.args = arguments
+    vars(error).clear()
+    error.__setstate__(_with_own_notes(state))
+    return error

@@ -219,16 +219,13 @@ class Codec:
 
 
 def _check_raised(value: Any) -> None:
-    """An exception is a name, arguments, and perhaps a dict of what else it holds, told by names."""
-    name, args, *more = value if type(value) is tuple else ()
-    facts: Any = more[0] if more else {}
-    dicts = [facts.get(part, {}) for part in ("state", "slots")] if type(facts) is dict else [None]
-    names = all(type(each) is dict and all(type(key) is str for key in each) for each in dicts)
-    if len(more) > 1 or type(name) is not str or type(args) is not tuple or not names:
+    """An exception is the name of its class, its arguments, and perhaps its attributes by their names."""
+    name, arguments, facts = (*value, {}) if type(value) is tuple and len(value) == 2 else value
+    state = facts.get("state", {}) if type(facts) is dict and facts.keys() <= {"state"} else None
+    if type(name) is not str or type(arguments) is not tuple or type(state) is not dict:
         raise CodecError("an exception that is none")
-    if "cause" in facts:
-        name, args, more = facts["cause"]
-        _check_raised((name, tuple(args), more))
+    if not all(type(each) is str for each in state):
+        raise CodecError("an exception whose attributes have no names")
 
 
 def _checksum(key: str, head: bytes, body: bytes | memoryview) -> int:
