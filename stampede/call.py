@@ -29,11 +29,9 @@ class Held(Protocol):
     @property
     def overruled(self) -> bool:
         """Whether a lease that is gone was taken away by an invalidation, and did not run out."""
-        ...
 
     def bound(self, seconds: float) -> None:
         """It is renewed for so long from now on."""
-        ...
 
 
 class Place(Protocol):
@@ -44,13 +42,11 @@ class Place(Protocol):
 
     def ended(self, name: str, seconds: float, *, failed: bool) -> None:
         """It has computed this, for so long."""
-        ...
 
     async def leave(self) -> None: ...
 
     def drop(self) -> None:
         """Have it given back by somebody else."""
-        ...
 
 
 class Gate(Protocol):
@@ -61,7 +57,6 @@ class Gate(Protocol):
 
     async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> Place:
         """A place, for so long at most, after so many seconds at most. OriginFull: there was none."""
-        ...
 
 
 class Gates(Protocol):
@@ -69,7 +64,6 @@ class Gates(Protocol):
 
     def gate_of(self, name: str) -> Gate | None:
         """None: it has none. SettingsError: nobody wrote of it."""
-        ...
 
     def close(self) -> None: ...
 
@@ -95,14 +89,12 @@ class Spawn(Protocol):
 
     def reserve(self) -> bool:
         """Is there one? Then it is his."""
-        ...
 
     def __call__(
         self, call: Call, work: Coroutine[Any, Any, Landing], unborn: Callable[[], object], *, waits: bool
     ) -> Callable[[], object] | None:
         """Have the work done there; if it is cancelled before its first step, `unborn` is called. How to cancel it, if
         that can be done. `waits`: for a while, so that it is still a part of what he computes himself."""
-        ...
 
 
 STEP = 1 / 16

@@ -178,11 +178,9 @@ class Crowd(Protocol):
 
     def leave(self) -> bool:
         """One caller less. True: it was the last, and the computation was cancelled."""
-        ...
 
     def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
         """The computation goes on without its caller."""
-        ...
 
 
 class Colour(Protocol):
@@ -192,19 +190,15 @@ class Colour(Protocol):
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """The function's value; an awaitable is awaited, or refused."""
-        ...
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         """Wait for the bell. False: the time ran out."""
-        ...
 
     async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end, also when the caller is cancelled meanwhile (which it learns afterwards)."""
-        ...
 
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
         """Run a computation; a caller that is cancelled leaves it to the rest of the crowd, if there is one."""
-        ...
 
 
 class _Blocking:

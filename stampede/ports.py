@@ -159,13 +159,11 @@ class Claims(Protocol):
         - a lease of another token stands: Busy, with the kept entry if there is one;
         - else, and also when the standing lease has this very token: Granted; the lease stands from now on.
         """
-        ...
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed.
         A ticket, which may begin to hold a moment later: it is stored, and the engine tells when it changes.
         None, by who guards an engine: that can't say whether it stood."""
-        ...
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         """Drop the lease if it stands, leave the verdict under its token for a while, wake the herd.
@@ -173,7 +171,6 @@ class Claims(Protocol):
         With `rest`, nobody is granted this key for so many seconds, unless by `force`: Failed, with what is kept, to
         those who find nothing good. False: a token whose lease doesn't stand, which leaves nothing, and is no error.
         """
-        ...
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         """Sleep until something may have changed: fill, abandon, invalidate, set, the holder's death, the lease's end.
@@ -181,11 +178,9 @@ class Claims(Protocol):
         It may return early for no reason, and never misses what happened since the claim that gave `busy`.
         None: claim again. Found: the news brought the value along.
         """
-        ...
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         """Let the lease stand for `lease` seconds from now. False: it is lost. Called from the keeper's thread."""
-        ...
 
 
 class Store(Protocol):
@@ -193,34 +188,27 @@ class Store(Protocol):
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key, stale entries too, without leave to compute."""
-        ...
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         """Store; a lease under way dies, the herd wakes."""
-        ...
 
     async def expire(self, key: str) -> bool:
         """Stale from now on, and kept as long as it would have been; a lease under way dies, as it may have begun with
         what is no longer true. True: there was something fresh."""
-        ...
 
     async def invalidate(self, key: str) -> bool:
         """Remove value, verdict and rest; a lease under way dies, the herd wakes. True: there was a value."""
-        ...
 
     async def generation(self, scope: str) -> str:
         """The part of a physical key that `bump` changes. Usually known to the process already, and perhaps of a moment
         ago."""
-        ...
 
     async def generations(self, scope: str) -> Sequence[str]:
         """Today's, such that no bump that has returned anywhere is missed; behind it those that ended so shortly ago
         that other processes may still take them for today's. Whoever changes a key changes it in all of them."""
-        ...
 
     async def bump(self, scope: str) -> None:
         """A new generation of a scope, or of all scopes with "": everything older is gone."""
-        ...
 
 
 class Versioned(Store):
@@ -232,7 +220,6 @@ class Versioned(Store):
 
         What it says of stale entries is as in `get`: they are kept.
         """
-        ...
 
 
 @dataclass(slots=True)
@@ -251,7 +238,6 @@ class Softens(Protocol):
     async def soften(self, scope: str) -> None:
         """From now on the scope's `generation` has another part behind a `~` (or has one at all), or that of all scopes
         with "": what is kept is kept, under the names that it has. Told as a bump is; a bump need not keep the part."""
-        ...
 
 
 class Shows(Protocol):
@@ -259,7 +245,6 @@ class Shows(Protocol):
 
     async def show(self, key: str) -> Shown:
         """What is kept of a key, and which lease stands; nothing is changed, claimed, or made to be evicted later."""
-        ...
 
 
 class Lists(Protocol):
@@ -269,7 +254,6 @@ class Lists(Protocol):
         """Some of the keys that are kept and begin with this, and by what the next ones are asked for; None: there are
         no more. What is there from the first page to the last is in one of them; what comes or goes meanwhile may be.
         """
-        ...
 
 
 class Changes(Store, Protocol):
@@ -279,7 +263,6 @@ class Changes(Store, Protocol):
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """What each of these verbs of `Versioned` would have returned; and, asked behind them, what `generations` would
         have of each scope."""
-        ...
 
 
 class Recalls(Protocol):
@@ -287,7 +270,6 @@ class Recalls(Protocol):
 
     def generation_at_hand(self, scope: str) -> str | None:
         """What the store's `generation` would say, if that is known at once."""
-        ...
 
 
 class Looks(Protocol):
@@ -295,7 +277,6 @@ class Looks(Protocol):
 
     async def look(self, key: str) -> Found | None:
         """Return what is fresh. None, also in any doubt: claim. EngineError as in `claim`."""
-        ...
 
 
 class Near(Protocol):
@@ -306,7 +287,6 @@ class Near(Protocol):
 
         Of the entry it may leave out what is in the header of its bytes too: cost, margin, ttl, raised.
         """
-        ...
 
 
 class Asked(NamedTuple):
@@ -321,7 +301,6 @@ class Many(Protocol):
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """What each would have returned, or the EngineError that it would have raised; blocking."""
-        ...
 
 
 class Hears(Protocol):
@@ -329,7 +308,6 @@ class Hears(Protocol):
 
     def untold(self, server: str, how: str) -> None:
         """It doesn't tell of changes as it should: what it says, and how they are told instead."""
-        ...
 
 
 class Locks(Protocol):
@@ -346,22 +324,18 @@ class Locks(Protocol):
         With `waits`, one that is refused is going to ask again with this token, until it is granted or calls `release`.
         An engine that can keeps the order of arrival among those.
         """
-        ...
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         """Let the lock stand for `lease` seconds from now. False: it is lost. Called from the keeper's thread."""
-        ...
 
     async def release(self, name: str, token: bytes) -> bool:
         """Give it back, or the place among those who wait, and wake a waiter. False: it was somebody else's by then."""
-        ...
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         """Sleep until the lock may be free: its release, its holder's death, its lease's end.
 
         It may return early for no reason, and never misses what happened since the acquire that gave `busy`.
         """
-        ...
 
 
 class Holds(Protocol):
@@ -372,11 +346,9 @@ class Holds(Protocol):
 
         An empty token stands for those of whom its server doesn't know yet (`Engine.grace`).
         """
-        ...
 
     async def held(self, prefix: str = "") -> list[Held] | None:
         """The locks that stand and whose names begin with this, the longest held first. None: it can't list them."""
-        ...
 
 
 class Hands(Protocol):
@@ -385,7 +357,6 @@ class Hands(Protocol):
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
         """Let the lock stand for `lease` seconds from now without its holder, whose end ends it no more. It is taken on
         by `acquire` with this very token, from wherever. False: it is lost."""
-        ...
 
 
 class Rate(NamedTuple):
@@ -424,23 +395,18 @@ class Limits(Protocol):
 
         It may say that it can't be booked yet, although it is near enough: ask again when half of that has passed.
         """
-        ...
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
         """A start that was booked isn't made."""
-        ...
 
     async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
         """No start for so long, from now on; a shorter penalty than the one that stands changes nothing."""
-        ...
 
     async def used(self, name: str) -> Usage:
         """What is used; nothing is changed."""
-        ...
 
     async def listed(self) -> list[tuple[str, Usage]] | None:
         """The same of each that it knows. None: it can't list them."""
-        ...
 
 
 class Problem(NamedTuple):
@@ -456,7 +422,6 @@ class Records(Protocol):
 
     def failed(self, token: bytes, problem: Problem) -> None:
         """What was done under this lock has failed, as is to be in the record when it is released, next."""
-        ...
 
 
 class Sessions(Protocol):
@@ -464,15 +429,12 @@ class Sessions(Protocol):
 
     def session(self, name: str, token: bytes) -> Any:
         """A new one, as its client library has it. None: the lock is lost."""
-        ...
 
     async def asession(self, name: str, token: bytes) -> Any:
         """The same, for an event loop."""
-        ...
 
     def close(self, session: Any) -> None:
         """Of either colour, once the lock has been given back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +477,6 @@ class Reports(Protocol):
 
     async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
         """The record of the last `since` seconds, newest first, at most so many; `failed`: of what had a problem."""
-        ...
 
 
 class HasColour(Protocol):
@@ -587,7 +548,6 @@ class Engine(ABC):
     @abstractmethod
     def ping(self) -> float:
         """Seconds of one round trip; EngineError if there is none."""
-        ...
 
     def grace(self) -> Mapping[str, float]:
         """Those of its servers that have just been started, know nothing of the locks of before, and grant none for so
@@ -601,7 +561,6 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of everything, for good: who waits is woken, and every verb raises EngineClosed from then on."""
-        ...
 
     def stood(self, ticket: Ticket) -> bool:
         """Is it true that nobody has changed the entry, or had not when the engine was lost? Of tickets that ended."""

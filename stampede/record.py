@@ -64,7 +64,6 @@ class Keeps(Protocol):
     @property
     def gone(self) -> float:
         """The moment from which nobody has any use for it."""
-        ...
 
 
 # None of these is frozen, which would triple their price, and nobody writes to one.

@@ -35,7 +35,6 @@ class Watched(Protocol):
 
     def look(self, now: float) -> float | None:
         """Do what is due. When to look again; None: never."""
-        ...
 
 
 class Watch:

@@ -107,19 +107,15 @@ class Source(Protocol):
 
     def fileno(self) -> int:
         """Of what is readable when something has come."""
-        ...
 
     def ask(self, some: Sequence[tuple[bool, Channel]]) -> None:
         """Subscribe to these channels (True), or leave them. `Feed.answered` is to be told of those."""
-        ...
 
     def ping(self) -> None:
         """Have something come soon."""
-        ...
 
     def read(self) -> None:
         """Tell the feed of all that has come, by `ring`, `answered`, `gone`, and what its stamps are to hear."""
-        ...
 
     def close(self) -> None: ...
 

@@ -44,20 +44,16 @@ class Pooled(Protocol):
     @property
     def stands(self) -> bool:
         """Is it connected?"""
-        ...
 
     @property
     def current(self) -> bool:
         """Does it lead where a new one would?"""
-        ...
 
     def speaks(self) -> bool:
         """Is there something to be read before anything was asked? Then it has broken."""
-        ...
 
     def is_cut(self) -> bool:
         """Has another thread ended this very wait, since the server hangs?"""
-        ...
 
     def disconnect(self) -> None: ...
 

@@ -31,4 +31,3 @@ class Parser(Protocol):
 
     def gets(self) -> Any:
         """The next reply, or MORE."""
-        ...

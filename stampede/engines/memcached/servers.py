@@ -138,7 +138,6 @@ class Line(Protocol):
         sent once, over a connection that has stood since then, and so leads to the server that gave the number. If
         there is none, all replies are OTHER, as if the number were another one.
         """
-        ...
 
 
 def checked(server: Server, version: bytes) -> None:
