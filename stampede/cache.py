@@ -696,11 +696,6 @@ class Cache:
         return self._core.is_down()
 
     @property
-    def full(self) -> bool:
-        """Does the engine answer, and take nothing new?"""
-        return self._core.outage is not None and self._core.outage.full_since is not None
-
-    @property
     def trusted(self) -> tuple[type | ModuleType, ...]:
         """The classes and modules of `trust`."""
         return self._trust

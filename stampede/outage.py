@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,26 +19,15 @@ from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Rep
 __all__ = ["GuardedClaims", "Outage"]
 
 _log = logging.getLogger("stampede")
-_DIGITS = re.compile(r"[\d.]+")  # ports and seconds, which make no other reason
 
 REMINDER = 60.0
-"""Seconds between two log lines about an outage that lasts, with the same reason."""
+"""Seconds between two log lines, or events, about an outage that lasts."""
 
 REFUGE_TTL = 5.0
 """Seconds that a value which the engine could not take is kept in this process."""
 
 BRIEFLY = 1.0
 """The same where the engine refused it, and answers: somebody may invalidate it there, of which nobody tells us."""
-
-QUIET = 10.0
-"""Seconds without a refusal after which an engine that was full, and grants again, is so no more."""
-
-PARTLY = 60.0
-"""Seconds between two events of an engine that is down in part: its recovery can't be told from its other part's."""
-
-
-MOST_OWED = 10_000
-"""Leases to be given back when the engine is back: in an outage of hours the oldest have ended by themselves."""
 
 
 class Outage:
@@ -60,14 +48,9 @@ class Outage:
         self.strict = strict  # on_engine_error="raise"
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.used = False  # the refuge may have something
-        self._owed: dict[bytes, str]  # leases that may stand, by their tokens: given back when the engine is back
-        self._give_back = give_back
+        self.give_back = give_back
         self.last: EngineError | None = None
         self.closed = False  # by us, for good: that is no outage
-        self.partly_since: float | None = None  # a part of the engine was down then
-        self.full_since: float | None = None  # it answers, and takes nothing new
-        self._refused_at = 0.0
-        self._reasons: set[str] = set()  # of this outage, as far as they were logged
         self._remind_at = 0.0
         self._tell = tell
         self.breaker = Breaker()
@@ -75,8 +58,7 @@ class Outage:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        """In a forked child: the threads that were inside are not here, and leases are the parent's."""
-        self._owed = dict[bytes, str]()
+        """In a forked child the threads that were inside are not here."""
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
 
     @property
@@ -85,10 +67,8 @@ class Outage:
 
     @property
     def lasts(self) -> float:
-        """Seconds for which the engine has been down, or has taken nothing new, if it is so now; else 0."""
+        """Seconds for which the engine has been down; 0 if it is not."""
         outage = self.breaker.outage
-        if self.full_since is not None:
-            return time.monotonic() - self.full_since
         return 0.0 if outage is None else time.monotonic() - outage.since
 
     def may_ask(self) -> bool:
@@ -96,50 +76,21 @@ class Outage:
 
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
         """`probing`: it counted as down when it was asked."""
-        self.last = error
-        if error.partial:
-            self._failed_partly(error)
-            if probing:
-                self.answered()  # the rest is up
-            return
-        now, reason = time.monotonic(), _DIGITS.sub("", str(error))
+        self.last, now = error, time.monotonic()
         with self._lock:
-            outage, again = self.breaker.outage, False
-            self.breaker.failed(now)
-            if outage is None:
-                self._reasons, self._remind_at = {reason}, now + REMINDER
-            elif reason not in self._reasons or now >= self._remind_at:
-                again, self._remind_at = True, now + REMINDER
-                self._reasons.add(reason)
-        if outage is None:
+            before = self.breaker.outage
+            if not error.partial:
+                self.breaker.failed(now)
+            reminds = now >= self._remind_at
+            if reminds or (before is None and not error.partial):
+                self._remind_at = now + REMINDER
+        if before is None and (reminds or not error.partial):
             self._tell(events.EngineDown("", "", self.engine, error, self.strict))
-        elif again:
-            kind, seconds = type(error).__qualname__, now - outage.since
+        elif before is not None and reminds:
+            kind, seconds = type(error).__qualname__, now - before.since
             _log.warning("%s is still down after %.0f s: %s: %s", self.engine, seconds, kind, error)
-
-    def _failed_partly(self, error: EngineError) -> None:
-        """This key is the refuge's for now; what the engine has of others is as good as ever."""
-        now = time.monotonic()
-        with self._lock:
-            if error.refused:
-                news, self._refused_at = self.full_since is None, now
-                self.full_since = now if news else self.full_since
-            else:
-                news = self.partly_since is None or now - self.partly_since > PARTLY
-                if news:
-                    self.partly_since = now
-        if news:
-            self._tell(events.EngineDown("", "", self.engine, error, self.strict))
-
-    def takes_again(self) -> None:
-        """It has granted a lease, after it was full."""
-        now = time.monotonic()
-        with self._lock:
-            since = self.full_since
-            if since is None or now - self._refused_at < QUIET:  # of several servers, another one may be full
-                return
-            self.full_since = None
-        self._tell(events.EngineUp("", "", self.engine, now - since))
+        if error.partial and probing:
+            self.answered()  # the rest is up
 
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more."""
@@ -159,17 +110,6 @@ class Outage:
         if self.refuge.tier.get(key) is not None:
             run_blocking(self.refuge.blocking.store.invalidate(key))
 
-    def owe(self, key: str, token: bytes) -> None:
-        """Have a lease of the engine, which may stand, given back once: now, or when the engine is back."""
-        if token in self.refugees:
-            return
-        if self.down:
-            self._owed[token] = key
-            while len(self._owed) > MOST_OWED:
-                self._owed.pop(next(iter(self._owed)), None)
-        else:
-            self._give_back(key, token)
-
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
         why = "no answer so far" if self.last is None or not self.down else self.last
@@ -179,14 +119,8 @@ class Outage:
         if not self.breaker.open:
             return
         with self._lock:
-            was_open, now = self.breaker.open, time.monotonic()
-            seconds = self.breaker.succeeded(now)
-            if was_open and self.full_since is not None:  # before it was down: that is one outage
-                seconds, self.full_since = now - self.full_since, None
+            was_open, seconds = self.breaker.open, self.breaker.succeeded(time.monotonic())
         if was_open:
-            owed, self._owed = self._owed, {}
-            for token, key in owed.items():
-                self._give_back(key, token)
             assert self.refuge.blocking.store is not None
             run_blocking(self.refuge.blocking.store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
@@ -254,14 +188,12 @@ class GuardedClaims:
                 if error.refused:
                     keeps = BRIEFLY
                 else:
-                    outage.owe(key, token)
+                    outage.give_back(key, token)  # it may have been granted
             else:
                 if probing:  # or it was asked before the trouble, and its answer says nothing of that
                     outage.answered()
                 if outage.used:
                     outage.outlived(key)
-                if outage.full_since is not None and isinstance(reply, Granted):
-                    outage.takes_again()
                 return reply
         if outage.strict:
             raise outage.trouble() from outage.last
@@ -289,7 +221,7 @@ class GuardedClaims:
             return False
         except EngineError as error:
             outage.failed(error)
-            outage.owe(key, token)
+            outage.give_back(key, token)
         if outage.strict:
             raise outage.trouble() from outage.last
         return None
@@ -299,15 +231,13 @@ class GuardedClaims:
         if outage.refugees.pop(token, None) is not None:
             return await self._refuge.abandon(key, token, verdict, rest)
         if outage.down:
-            outage.owe(key, token)
-            return False
+            return False  # it ends by itself
         try:
             return await self._port.abandon(key, token, verdict, rest)
         except EngineClosed:
             return True
         except EngineError as error:
             outage.failed(error)
-            outage.owe(key, token)
             return False
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:

@@ -211,8 +211,11 @@ def test_an_exception_that_cannot_be_kept_tells_how_it_could_be(caplog: Any, mon
     monkeypatch.setattr("stampede.metrics.log._due", {})
 
     class Gone(Exception):
-        def __reduce__(self) -> Any:
-            return type(self), (object(),)  # another one each time
+        __slots__ = ("code",)
+
+        def __init__(self, code: int = 5) -> None:
+            super().__init__(f"it is gone: {code}")
+            self.code = code
 
     cache = Cache(raises=Gone)
 

@@ -101,7 +101,7 @@ def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[
             yield from ((metric, (*name, why), count) for why, count in counts.items())
         if not function:  # the cache's own keys, of which there always are statistics, and what belongs to no function
             engine = (cache.label, cache.name)
-            yield UP, engine, 0.0 if cache.down or cache.full else 1.0
+            yield UP, engine, 0.0 if cache.down else 1.0
             yield OUTAGES, engine, stats.engine_downs
             yield DOWN, engine, stats.engine_down_seconds
             yield UNTOLD, engine, stats.untold
