@@ -27,7 +27,7 @@ ROOMS = [
     Room("caches", "from settings to caches by name, and the verbs of a cache", "registry cache exchange origins"),
     Room(
         "functions", "a decorated function: its keys, its calls, its verbs, its types",
-        "decorate cached method many verbs faces many_faces hot namesakes switch",
+        "decorate cached binding method many faces many_faces hot namesakes switch",
     ),
     Room("locks", "the user's locks and limits, and times of holding one", "bulkhead crowd lock limiter holding"),
     Room(

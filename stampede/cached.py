@@ -1,4 +1,4 @@
-"""One decorated function: its keys, its place in a cache, and its calls.
+"""One decorated function: its keys, its calls, and what it can do beside being called.
 
 Hits are answered by generated code (`hot.py`). All else, a miss, an argument of another type, an entry whose moment
 has come, takes the slow way through the function's `Scope`.
@@ -6,257 +6,49 @@ has come, takes the slow way through the function's `Scope`.
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import inspect
 import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from stampede import forks
-from stampede.codec import make_codec, returns_of
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.binding import Binding, Home
+from stampede.colour import after_commit, run_blocking
 from stampede.definitions import signature_of
+from stampede.each import value_by_key
 from stampede.entry import Entry
-from stampede.errors import EngineClosed, KeyingError, OptionError
-from stampede.hot import Hot
-from stampede.keys import (
-    BY_CODE,
-    Identity,
-    Parameters,
-    arguments_named,
-    identity_of,
-    in_namespace,
-    in_namespace_of,
-    key_maker,
-    quoted,
-    scope_name,
-    ttl_of_call,
-)
+from stampede.errors import EngineClosed, EngineError, KeyingError, OptionError
 from stampede.local import Resident
-from stampede.namesakes import Namesakes, told_apart
 from stampede.outcome import landed
-from stampede.policy import DEFAULT, OPTIONS, Policy, nearest
-from stampede.scope import Scope, ScopeSide
-from stampede.settings.checks import CACHE, checked
-from stampede.switch import Block, around, enrolled, switch
-from stampede.verbs import VERBS, Verbs
+from stampede.policy import Policy
+from stampede.scope import ScopeSide
+from stampede.status import status
+from stampede.switch import Block, around, switch
 
-__all__ = ["Cached", "Home", "LateCache"]
+__all__ = ["VERBS", "Arguments", "Cached", "LateCache"]
+
+VERBS = (
+    "key",
+    "peek",
+    "refresh",
+    "set",
+    "expire",
+    "invalidate",
+    "invalidate_all",
+    "expire_all",
+    "status",
+    "many",
+    "stats",
+)
+
+
+T = TypeVar("T")
 
 _log = logging.getLogger("stampede")
 
-KEYING = ("key", "version", "namespace", "ignore")
-CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
 
-
-class Home(Protocol):
-    """The cache in which a function keeps its values."""
-
-    namespace: str
-    policy: Policy
-    namesakes: Namesakes
-
-    @property
-    def shared(self) -> bool: ...
-    def scope(
-        self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
-    ) -> Scope: ...
-    def stats_of(self, scope: str) -> Any: ...
-
-
-class Cached(Verbs):
-    """One decorated function."""
-
-    def __init__(
-        self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
-    ) -> None:
-        self.check(options)
-        key = options.get("key")
-        self.function = self.origin = function
-        self.options = dict(options)
-        self.bound = bound
-        self.suspending = inspect.iscoroutinefunction(function)
-        self._of_class = bound and next(iter(signature_of(function).parameters), None) == "cls"
-        self.colour = SUSPENDING if self.suspending else BLOCKING
-        self.parameters = Parameters(function, options.get("ignore", ()))
-        self._ttl, self._ttl_asks = ttl_of_call(options.get("ttl"), self.parameters)
-        namespace = options.get("namespace")
-        # Such a function may look at more than the arguments: a tenant in a context, the day of the week.
-        pure = not callable(key) and not callable(namespace)
-        self.hot = Hot(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
-        self._find = find
-        self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
-        self._home: Home | None = None
-        self._identity = self._told_by()
-        self._scope: ScopeSide | None = None
-        self._asks_first = False
-        self._make_key: Callable[..., str] | None = None
-        # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
-        absent = self.parameters.absent(key)
-        if callable(namespace):
-            absent = absent.difference(arguments_named("namespace", namespace, self.parameters))
-        self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
-        if key is not None:
-            self._key_maker("")  # a field that the signature can't fill is an error of this line
-        enrolled.add(self)
-        forks.in_child(self._start_again)
-
-    def _start_again(self) -> None:
-        self._lock = threading.RLock()  # a thread that was binding is not here to open it
-
-    def among(self, namesakes: Namesakes) -> Cached:
-        """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
-        if self.options.get("key") is None and self._identity.complete:
-            namesakes.add(self._name(self._namespace("")), self._identity)
-        return self
-
-    def _told_by(self) -> Identity:
-        return self._identity_of(self.function)
-
-    def _identity_of(self, function: Callable[..., Any]) -> Identity:
-        objects = self.options.get("version") in (None, BY_CODE)
-        return told_apart(identity_of(function, self.options.get("ignore", ()), objects=objects))
-
-    def _returns(self) -> Any:
-        """The type of its values, as far as its annotation says."""
-        return returns_of(self.function)
-
-    def _policy(self, policy: Policy) -> Policy:
-        """Its cache's policy, as its own options change it."""
-        own = _among(self.options, OPTIONS)
-        if self._ttl is not None:
-            del own["ttl"]
-        return policy.with_options(**own)
-
-    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-        """How long this call's values are fresh, where that depends on its arguments."""
-        return None if self._ttl is None else self._ttl(*args, **kwargs)
-
-    def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-        """The same of a value that is set, of whose call only that is known which is part of the key."""
-        unknown = self._absent.intersection(self._ttl_asks)
-        if unknown:
-            raise OptionError(
-                f"how long a value of {self.function.__qualname__} is fresh depends on {', '.join(sorted(unknown))}, "
-                "which is no part of its key: give set() a ttl="
-            )
-        return self.ttl_of(args, kwargs)
-
-    def _namespace(self, default: str) -> str:
-        """That of all its keys: one that depends on the arguments stands in each, behind its cache's."""
-        namespace = self.options.get("namespace", default)
-        return default if callable(namespace) else str(namespace)
-
-    def _name(self, namespace: str) -> str:
-        return scope_name(namespace, self._identity, self.options.get("version"))
-
-    @staticmethod
-    def check(options: Mapping[str, Any]) -> None:
-        """Refuse at decoration what can be known to be wrong then."""
-        known = [*KEYING, *CODING, *OPTIONS]
-        for name in options:
-            if name not in known:
-                raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
-        DEFAULT.with_options(
-            **{name: each for name, each in _among(options, OPTIONS).items() if not _of_call(name, each)}
-        )
-        coding = checked(_among(options, CODING), CACHE)
-        if coding.get("codec", "pickle") != "pickle":
-            make_codec(coding["codec"])  # or its package is missing, or it is no codec
-        for name, function in (("version", ""), ("namespace", ", or a function of the arguments")):
-            value = options.get(name, "")
-            if not isinstance(value, (str, int)) and not (function and callable(value)):
-                raise OptionError(f"{name} is {value!r}: give a string or a number{function}")
-        key = options.get("key")
-        if key is not None and not isinstance(key, str) and not callable(key):
-            raise OptionError(f"key is {key!r}: give a function of the arguments, or a format string")
-
-    def _key_maker(self, prefix: str) -> Callable[..., str]:
-        ignore, key, namespace = self.options.get("ignore", ()), self.options.get("key"), self.options.get("namespace")
-        if not callable(namespace):
-            return key_maker(self.function, prefix=prefix, ignore=ignore, key=key, bound=self.bound)
-        make = key_maker(self.function, prefix="", ignore=ignore, key=key, bound=self.bound)
-        return in_namespace_of(namespace, self.parameters, prefix, make)
-
-    # -- binding: the cache is found at the first call, and again after `configure` -------------------------------
-
-    @property
-    def home(self) -> Home:
-        self.scope  # noqa: B018  binds
-        assert self._home is not None
-        return self._home
-
-    @property
-    def scope(self) -> ScopeSide:
-        scope = self._scope
-        return scope if scope is not None else self._bind()
-
-    def _bind(self) -> ScopeSide:
-        home = self._find()
-        with self._lock:
-            if self._scope is None or self._home is not home:
-                if not (
-                    self._identity.named or self._identity.complete
-                ):  # what was missing when it was decorated is there now
-                    self._identity = self._told_by()
-                namespace = self._namespace(home.namespace)
-                name = called = self._name(namespace)
-                if self.options.get("key") is None:
-                    home.namesakes.add(name, self._identity)
-                    self._warn_of_captured(home)
-                    prefix = f"{name}:"
-                else:
-                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # a cache's own key
-                policy = self._policy(home.policy)
-                coding = checked(_among(self.options, CODING), CACHE)
-                self._make_key = self._key_maker(prefix)
-                scope = home.scope(name, policy, self._returns(), called=called, **coding).side(self.colour)
-                self._asks_first = not self.suspending  # or a loop may be waiting for this lock
-                self._scope, self._home = scope, home
-            return self._scope
-
-    def _learn_first(self, scope: ScopeSide) -> None:
-        """By the first call, not by who binds: `key` and `stats` ask nobody."""
-        with self._lock:
-            if self._asks_first:
-                self._asks_first = False
-                scope.learn_first()
-
-    def _warn_of_captured(self, home: Home) -> None:
-        identity = self._identity
-        if identity.named or not home.shared:
-            return
-        for names, what_then in (
-            (
-                identity.untold,
-                "which nothing in its keys can tell: another process that has captured another one is served the same "
-                "values",
-            ),
-            (
-                [name for name, _ in identity.captured if name not in identity.untold],
-                "whose state is part of its keys: a process in which it differs shares no values with this one, and "
-                "does not see its invalidations",
-            ),
-        ):
-            if names:
-                _log.warning(
-                    "%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says "
-                    "that all are alike, or tells them apart",
-                    identity.name,
-                    " and ".join(dict.fromkeys(names)),
-                    what_then,
-                )
-
-    def unbind(self) -> None:
-        """Forget the cache: the next call finds it again."""
-        with self._lock:
-            self._home = self._scope = None
-            self.hot.fast.clear()
-
-    def forget_fast(self) -> None:
-        """What is kept is found by asking the cache, until it has come home again."""
-        self.hot.fast.clear()
+class Cached(Binding):
+    """The calls and the verbs of one decorated function, of its own colour."""
 
     def key(self, /, *args: Any, **kwargs: Any) -> str:
         """The key of these arguments; of those that are a part of it, as in the other verbs.
@@ -395,6 +187,238 @@ class Cached(Verbs):
             if self._scope is not scope or switch.thrown:
                 self.hot.fast.pop(fast, None)  # unbound, or thrown, meanwhile
 
+    # -- the verbs ----------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Any) -> Any:
+        return work if self.suspending else run_blocking(work)
+
+    def peek(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The entry that is kept for these arguments, fresh or stale; nobody computes.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.peek("tea").value, price.peek("coffee")
+        (3, None)
+        """
+        return self._run(self.scope.peek(self.key(*args, **kwargs)))
+
+    def status(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What is kept for these arguments, since when and for how long, and who computes; nothing is touched.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.status("tea").entry.value
+        3
+        """
+        return self._run(status(self.scope, self.key(*args, **kwargs)))
+
+    def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Compute and store now, whatever is there and whoever is computing.
+
+        >>> numbers = iter([1, 2])
+        >>> @cached(version=1)
+        ... def number() -> int:
+        ...     return next(numbers)
+        >>> number(), number(), number.refresh(), number()
+        (1, 1, 2, 2)
+        """
+        return self._run(self._refresh(args, kwargs))
+
+    async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scope, block = self.scope, around(lambda: self.home)
+        once = None if block is None or block.straight else block  # what is refreshed inside is refreshed for all of it
+        work = self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True, once=once)
+        return landed(await work, scope.policy)
+
+    def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
+        function's.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price.set(5, "tea", ttl="1h")
+        >>> price("tea")
+        5
+        """
+        terms = self.terms(kwargs)
+        args, kwargs = self.completed(args, kwargs)
+        policy = self.policy_of(terms, args, kwargs)
+        return self._run(self.scope.put(self.key_of_call(*args, **kwargs), value, policy))
+
+    def terms(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """How an entry is kept that is set: what these say of it is taken out of them."""
+        return {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
+
+    def policy_of(self, terms: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
+        """The same, and what the arguments of its call say of it."""
+        ttl = self.ttl_of_kept(args, kwargs) if "ttl" not in terms else None
+        return self.scope.policy.with_options(**terms, **({} if ttl is None else {"ttl": ttl}))
+
+    def _has_no(self, name: str) -> bool:
+        """It can't be an argument of the function's."""
+        return name not in self.parameters.names and not self.parameters.open
+
+    def expire(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Stale from now on, and served while one caller computes.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.expire("tea"), price.expire("coffee")
+        (True, False)
+        """
+        return self._run(self.scope.expire(self.key(*args, **kwargs)))
+
+    def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Remove what is stored for these arguments; what is being computed for them will not be stored.
+
+        `via=on_commit` gives the hook a function that does so when it is called: after a commit, where it is too late
+        to fail, so it logs an EngineError instead of raising it. Of an async function, in a running event loop, it
+        returns a task and does not block.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.invalidate("tea"), price.invalidate("tea")
+        (True, False)
+        >>> hooks = []
+        >>> price.invalidate("tea", via=hooks.append)  # or via=transaction.on_commit
+        """
+        via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
+        key = self.key(*args, **kwargs)
+        if via is None:
+            return self._run(self.scope.invalidate(key))
+        via(functools.partial(self._invalidate_later, key))
+        return self._run(_nothing())
+
+    def _invalidate_later(self, key: str) -> asyncio.Task[None] | None:
+        """What `via=` is given. Each is tried by itself: one that fails must not keep its caller from the next."""
+        scope, complain = self.scope.scope, functools.partial(_not_invalidated, key)
+        work = lambda colour: scope.side(colour).invalidate(key)  # noqa: E731
+        return after_commit(work, complain, suspending=self.suspending, expected=EngineError)
+
+    def _takes_hook(self, via: object) -> bool:
+        """It may be an argument of the function's, too."""
+        return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
+
+    def invalidate_all(self) -> Any:
+        """Every value of this function is gone, in every process.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.invalidate_all()
+        >>> price.peek("tea")
+        """
+        self._check_all("invalidate", "clear")
+        return self._run(self.scope.bump())
+
+    def expire_all(self) -> Any:
+        """Every value of this function is stale from now on, in every process, and served while one caller computes.
+
+        >>> @cached(stale=60)
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea")
+        3
+        >>> price.expire_all()
+        >>> price.peek("tea").fresh <= 0
+        True
+        """
+        self._check_all("expire", "expire_all")
+        return self._run(self.scope.expire_all())
+
+    def _check_all(self, verb: str, all_of_it: str) -> None:
+        """OptionError, where its keys can't be told from others."""
+        key, name = self.options.get("key"), self.function.__name__
+        if key is None:
+            return
+        prefix = key.partition("{")[0] if isinstance(key, str) else ""
+        each = f"{'await ' if self.suspending else ''}{name}.cache.{'a' if self.suspending else ''}{verb}_many"
+        by_prefix = f"by what they begin with, {each}({name}.cache.keys({prefix or '...'!r})); "
+        raise OptionError(
+            f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which they "
+            f"are. Say which ({by_prefix if 'namespace' not in self.options else ''}or one by one), or {all_of_it}() "
+            "the cache (of a namespace that is its alone)"
+        )
+
+    def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
+        """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order.
+
+        An async function computes those that are missing all at once; any other in turn, or in so many threads.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price.many([("tea",), {"item": "coffee"}])
+        [3, 6]
+        """
+        return self.many_of(calls, workers=workers)
+
+    def many_of(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *first: Any, workers: int = 1) -> Any:
+        """The same, with `first` before the arguments of each."""
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise OptionError(f"workers is {workers!r}: give the number of threads, 1 or more")
+        if workers > 1 and self.suspending:
+            raise OptionError(
+                f"{self.function.__qualname__} is async: its calls are computed all at once, and workers= are threads"
+            )
+        return self._run(self._many([call_arguments(call, *first) for call in calls], workers))
+
+    async def _many(self, calls: list[Arguments], workers: int) -> list[Any]:
+        block = around(lambda: self.home)
+        if block is not None and block.straight:
+            return [await self.colour.call(call.of(self.function)) for call in calls]
+        return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))
+
+    async def in_open_cache(self, ask: Callable[[ScopeSide], Awaitable[T]]) -> T:
+        """What this gives; asked once more, of the cache of today, where `configure` has closed one under it."""
+        closed = scope = None
+        while True:
+            try:
+                scope = self.scope
+                return await ask(scope)
+            except EngineClosed:
+                closed = self.other_than(closed, scope)
+
+    async def _all_of(self, scope: ScopeSide, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
+        keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
+        wanted = dict(zip(keys, calls, strict=True))
+        origins = {key: call.of(self.origin) for key, call in wanted.items()}
+
+        def policy_of(key: str) -> Policy:
+            ttl = self.ttl_of(*wanted[key])
+            return scope.policy if ttl is None else scope.policy.with_options(ttl=ttl)
+
+        values = await value_by_key(scope, origins, policy_of, workers=workers, once=block)
+        return [values[key] for key in keys]
+
+    def stats(self) -> Any:
+        """Counts of this function in this process.
+
+        >>> @cached
+        ... def price(item: str) -> int:
+        ...     return len(item)
+        >>> price("tea") + price("tea")
+        6
+        >>> price.stats().computations, price.stats().hits
+        (1, 1)
+        """
+        return self.home.stats_of(self.scope.called)
+
     # -- the faces: a plain function, or a descriptor -------------------------------------------------------------
 
     @property
@@ -428,10 +452,32 @@ class LateCache:
         return repr(self._cached.home)
 
 
-def _of_call(name: str, option: Any) -> bool:
-    """It may ask for more than the value: that is seen when the function is known."""
-    return name == "ttl" and callable(option)
+class Arguments(NamedTuple):
+    """What one call is given."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def of(self, function: Callable[..., Any]) -> Callable[[], Any]:
+        """That call of a function."""
+        return functools.partial(function, *self.args, **self.kwargs)
 
 
-def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: options[name] for name in names if name in options}
+def call_arguments(call: Any, *first: Any) -> Arguments:
+    """One call's, of a batch: a tuple of them, or a mapping by their names. A string is no tuple of its letters."""
+    if isinstance(call, Mapping) and all(isinstance(name, str) for name in call):
+        return Arguments(first, call)
+    if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):
+        raise OptionError(
+            f"many() was given {call!r} as one call's arguments: give a tuple of them, as in ({call!r},), or a mapping "
+            "of them by their names"
+        )
+    return Arguments((*first, *call), {})
+
+
+def _not_invalidated(key: str, why: object) -> None:
+    _log.error("%r was not invalidated after a commit, so its old value is served until its ttl ends: %s", key, why)
+
+
+async def _nothing() -> None:
+    return None

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, cast
 
-from stampede.cached import Cached, Home
+from stampede.binding import Home
+from stampede.cached import Cached
 from stampede.definitions import signature_of
 from stampede.errors import OptionError
 from stampede.many import Many, ManyMethod
@@ -30,7 +31,9 @@ def decorate(
 
     def made(function: Any, *, bound: bool) -> Any:
         _refuse(function)
-        return kind(function, find, options, bound=bound).among(namesakes)
+        cached = kind(function, find, options, bound=bound)
+        cached.join(namesakes)
+        return cached
 
     if isinstance(function, staticmethod):
         return staticmethod(made(function.__func__, bound=False).plain())

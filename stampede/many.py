@@ -10,7 +10,8 @@ from math import inf
 from typing import Any, get_args
 
 from stampede.batch import value_of_each
-from stampede.cached import Cached, Home, LateCache
+from stampede.binding import Home
+from stampede.cached import VERBS, Arguments, Cached, LateCache
 from stampede.codec import returns_of, values_of
 from stampede.colour import run_blocking
 from stampede.definitions import signature_of
@@ -23,7 +24,6 @@ from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
 from stampede.scope import ScopeSide
 from stampede.switch import Block, around
-from stampede.verbs import VERBS, Arguments
 
 __all__ = ["Many", "ManyMethod"]
 
@@ -58,9 +58,8 @@ class Many:
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise OptionError(f"chunk is {chunk!r}: give the number of ids for one call, 1 or more")
 
-    def among(self, namesakes: Namesakes) -> Many:
-        self.one.among(namesakes)
-        return self
+    def join(self, namesakes: Namesakes) -> None:
+        self.one.join(namesakes)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from stampede.cached import Cached, LateCache
+from stampede.cached import VERBS, Cached, LateCache
 from stampede.definitions import signature_of
-from stampede.verbs import VERBS
 
 __all__ = ["Bound", "Method", "OfAnObject", "coroutine_marks"]
 

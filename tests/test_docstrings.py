@@ -13,12 +13,11 @@ import pytest
 import stampede
 import stampede.testing
 from stampede import Cache, Entry, Lock, errors, get_cache, try_lock
-from stampede.cached import Cached
+from stampede.cached import VERBS, Cached
 from stampede.many import Many
 from stampede.method import Bound
 from stampede.metrics import Stats
 from stampede.testing import isolated
-from stampede.verbs import VERBS
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NOT_SHOWN = {"of", "scope", "stats_of"}  # of a cache: for the house

@@ -31,7 +31,7 @@ LAYERS = """
     many
     method
     cached
-    verbs many_faces
+    binding many_faces
     hot faces namesakes switch
     origins
     bulkhead

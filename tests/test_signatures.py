@@ -11,7 +11,7 @@ import pytest
 
 import stampede
 from stampede import Cache, cached, configure
-from stampede.cached import CODING, KEYING
+from stampede.binding import CODING, KEYING
 from stampede.faces import CacheOptions, LockOptions, MoreOptions, Options, PolicyOptions
 from stampede.many_faces import ManyOptions
 from stampede.policy import DEFAULT, OPTIONS

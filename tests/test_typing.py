@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stampede import faces, many_faces
+from stampede.cached import VERBS
 from stampede.many import EACH, PLURAL
-from stampede.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
 RIGHT, WRONG = "tests/typing", "tests/mistyped"
