@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from math import inf
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from stampede.batch import value_of_each
 from stampede.binding import Home
@@ -18,7 +18,7 @@ from stampede.definitions import signature_of
 from stampede.errors import Absent, OptionError
 from stampede.keys import Identity, Parameters
 from stampede.loaders import Together, mapped
-from stampede.method import Method, OfAnObject, coroutine_marks
+from stampede.method import Bound, Method
 from stampede.namesakes import Namesakes
 from stampede.outcome import Nothing
 from stampede.policy import Policy, seconds
@@ -319,67 +319,44 @@ def ids_of(ids: Any) -> list[Any]:
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 
-class ManyMethod:
+class ManyMethod(Method):
     """What stands in a class body: it binds the call and the verbs to the object, or to the class."""
 
     def __init__(self, many: Many, *, by_class: bool = False) -> None:
-        functools.update_wrapper(self, many.function)
-        self.many = many
+        self.cached = many.one
         self._by_class = by_class
-        self._one = Method(many.one)
-        self._one._direct = True
-        self._one._bound.__reduce__ = lambda bound: (_one_of, (bound.__self__, bound.__name__))
-        marks = coroutine_marks() if many.suspending else {}
-        self.__dict__.update(marks)
-        own = {"__slots__": (), "__doc__": many.function.__doc__, "__module__": many.function.__module__, **marks}
-        self._bound: Any = type("BoundMany", (BoundMany,), own)
-
-    def __get__(self, obj: Any, owner: Any = None) -> Any:
-        if self._by_class:
-            obj = owner
-        elif obj is None:
-            return self
-        return self._bound(self.many, self._one.__get__(obj, owner))
+        self._direct = True
+        self.one = Method(many.one)
+        self.one._direct = True
+        self.one._bound.__reduce__ = lambda bound: (_one_of, (bound.__self__, bound.__name__))
+        for verb in PLURAL:
+            setattr(self, verb, getattr(many, verb))
+        self._many = many
+        self._stand_for(many.function, BoundMany, _many=many, _bind_one=self.one.__get__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """`C.users(obj, [1, 2])`, and what a decorator around this one calls."""
-        return self.many.call(*args, **kwargs)
-
-    @property
-    def one(self) -> Any:
-        return self._one
-
-    @property
-    def cache(self) -> Any:
-        return LateCache(self.many.one)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in EACH:
-            return getattr(self._one, name)
-        if name in PLURAL:
-            return getattr(self.many, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __reduce__(self) -> str:
-        return self.many.function.__qualname__  # pickled as functions are: by name
+        return self._many.call(*args, **kwargs)
 
 
 def _one_of(obj: Any, name: str) -> Any:
     return getattr(obj, name).one
 
 
-class BoundMany(OfAnObject):
+class BoundMany(Bound):
     """`obj.users`: the call, and the verbs, for one object."""
 
-    __slots__ = ("_many", "one")
-
-    def __init__(self, many: Many, one: Any) -> None:
-        self._many = many
-        self.one = one
+    __slots__ = ()
+    _many: ClassVar[Many]
+    _bind_one: Any
 
     @property
-    def __self__(self) -> Any:
-        return self.one.__self__
+    def __func__(self) -> Any:
+        return self._many.function
+
+    @property
+    def one(self) -> Any:
+        return self._bind_one(self.__self__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._many.call(self.__self__, *args, **kwargs)
@@ -392,20 +369,3 @@ class BoundMany(OfAnObject):
 
     def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         return self._many.expire_many(ids, self.__self__, *args, **kwargs)
-
-    @property
-    def cache(self) -> Any:
-        return self.one.cache
-
-    @property
-    def __func__(self) -> Any:
-        return self._many.function
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.one, name) if name in EACH else super().__getattr__(name)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.one == self.one
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.one))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from stampede.cached import VERBS, Cached, LateCache
 from stampede.definitions import signature_of
 
-__all__ = ["Bound", "Method", "OfAnObject", "coroutine_marks"]
+__all__ = ["Bound", "Method"]
 
 _new = object.__new__
 
@@ -23,24 +23,18 @@ class Method:
     __slots__ = ("__dict__", "__weakref__", "_bound", "_by_class")  # slots: every hit reads the last two
 
     def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
-        functools.update_wrapper(self, cached.function)
         self.cached = cached
         self._by_class = by_class
         self._direct = by_class
-        marks = coroutine_marks() if cached.suspending else {}
+        self._stand_for(cached.function, Bound, __call__=cached.hot.call(cached.slowly))
+
+    def _stand_for(self, function: Any, kind: type, **own: Any) -> None:
+        """Look like this function; what it is bound as is a class of its own, below `kind`."""
+        functools.update_wrapper(self, function)
+        marks = _coroutine_marks() if self.cached.suspending else {}
         self.__dict__.update(marks)
-        self._bound: Any = type(
-            "Bound",
-            (Bound,),
-            {
-                "__slots__": (),
-                "__call__": cached.hot.call(cached.slowly),
-                "cached": cached,
-                "__doc__": cached.function.__doc__,
-                "__module__": cached.function.__module__,
-                **marks,
-            },
-        )
+        own |= {"__slots__": (), "cached": self.cached, "__doc__": function.__doc__, "__module__": function.__module__}
+        self._bound: Any = type(kind.__name__, (kind,), own | marks)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._direct = True
@@ -74,7 +68,7 @@ class Method:
         return cached
 
 
-def coroutine_marks() -> dict[str, Any]:
+def _coroutine_marks() -> dict[str, Any]:
     """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
     if sys.version_info >= (3, 12):
         return dict(vars(inspect.markcoroutinefunction(lambda: None)))
@@ -90,12 +84,15 @@ for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at t
     setattr(Method, _verb, _unbound_verb(_verb))
 
 
-class OfAnObject:
-    """What any `obj.method` is, beside its call and its verbs: a function that is bound to an object."""
+class Bound:
+    """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
 
-    __slots__ = ()
-    __self__: Any
-    __func__: Any
+    __slots__ = ("__self__",)
+    cached: ClassVar[Cached]
+
+    @property
+    def __func__(self) -> Any:
+        return self.cached.function
 
     @property
     def __wrapped__(self) -> Any:
@@ -118,12 +115,11 @@ class OfAnObject:
     def __repr__(self) -> str:
         return f"<cached {self.__func__.__qualname__} of {self.__self__!r}>"
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__self__ is self.__self__
 
-class Bound(OfAnObject):
-    """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
-
-    __slots__ = ("__self__",)
-    cached: ClassVar[Cached]
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.__self__)))
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.cached.set(value, self.__self__, *args, **kwargs)
@@ -168,16 +164,6 @@ class Bound(OfAnObject):
     @property
     def cache(self) -> Any:
         return self.cached.home
-
-    @property
-    def __func__(self) -> Any:
-        return self.cached.function
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.__self__ is self.__self__
-
-    def __hash__(self) -> int:
-        return hash((type(self), id(self.__self__)))
 
 
 def _bound_verb_of(verb: str) -> Any:
