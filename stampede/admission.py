@@ -12,11 +12,12 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeVar
 
-from stampede.call import Call, Gate, Held, Place
+from stampede.call import Call, Gate, Place
 from stampede.colour import ended
 from stampede.entry import Entry
 from stampede.errors import OriginFull
 from stampede.flight import Flight
+from stampede.keeper import Hold
 from stampede.metrics.table import ORIGIN, PLACES, add, histogram
 
 __all__ = ["abandon", "capped", "had", "vacate"]
@@ -37,7 +38,7 @@ _inside: ContextVar[tuple[_Stay, ...]] = ContextVar("stampede_origins", default=
 
 
 async def had(
-    call: Call, kept: Entry[Any] | None, hold: Held, flight: Flight, longest: float
+    call: Call, kept: Entry[Any] | None, hold: Hold, flight: Flight, longest: float
 ) -> tuple[Any, BaseException | None, float]:
     """The value or the error, and the seconds that it has taken. The place is the call's until it has landed."""
     gate = gate_of(call)

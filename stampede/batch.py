@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede.admission import abandon, vacate
-from stampede.call import Call, Held, Once
+from stampede.call import Call, Once
 from stampede.entry import Entry
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
 from stampede.flight import Computing, Flight, nested
-from stampede.land import drop, land, never_begun, quietly, served
+from stampede.keeper import Hold
+from stampede.land import land, quietly, served
 from stampede.loaders import Answer, Together, Wanted
 from stampede.outcome import Landing, Leave, all_landed, empty
-from stampede.patience import End, allowance, closed, overdue
-from stampede.places import Place
+from stampede.patience import End, allowance, overdue
+from stampede.places import Beside
 from stampede.policy import Policy
-from stampede.ports import Ticket
 from stampede.scope import ScopeSide, later
 
 __all__ = ["value_of_each"]
@@ -98,7 +98,6 @@ class _Led(NamedTuple):
 
     call: Call
     flight: Flight
-    sample: Ticket | None
 
 
 class _Batch:
@@ -136,13 +135,13 @@ class _Batch:
         try:
             await self._land(keys, landings)
         finally:
-            for key, (call, _, _) in self._led.items() if self._once is not None else ():
+            for key, (call, _) in self._led.items() if self._once is not None else ():
                 call.settle(stored=key in landings and landings[key].stored)
         await self._keep(landings)
         return landings
 
     async def _land(self, keys: Iterable[str], landings: dict[str, Landing]) -> None:
-        place = Place(self._colour, self._policy) if self._policy.beside else None
+        place = Beside(self._colour, self._policy) if self._policy.beside else None
         try:
             if place is not None and self._policy.background:
                 place.reserve()
@@ -160,7 +159,7 @@ class _Batch:
 
     # -- the claims -----------------------------------------------------------------------------------------------
 
-    async def _ask(self, keys: Iterable[str], place: Place | None) -> tuple[dict[str, Landing], list[Wanted]]:
+    async def _ask(self, keys: Iterable[str], place: Beside | None) -> tuple[dict[str, Landing], list[Wanted]]:
         """Claim all at once: what is there, and what we may compute."""
         landings: dict[str, Landing] = {}
         granted: list[Wanted] = []
@@ -171,7 +170,7 @@ class _Batch:
             self.asked = monotonic() - began
             for key in keys:
                 self._lead(today, key, began)
-            for key, (call, flight, _) in self._led.items():
+            for key, (call, flight) in self._led.items():
                 if call.seen is not None and place is not None and not place.reserve():
                     landings[key] = later(call.seen)
                     call.owes = False
@@ -179,9 +178,7 @@ class _Batch:
             led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
             answers = deque(await self._at_once([fill(each.call) for each in led.values()]))
         except GeneratorExit:
-            for call, flight, _ in self._led.values():
-                never_begun(call, flight)
-            raise
+            raise  # nothing can be awaited: what they may owe is given back with their flights
         except BaseException:  # some may have been granted by now
             await self._let_go(self._led.values())
             raise
@@ -218,11 +215,11 @@ class _Batch:
         front = self._scope.core.front
         policy = _with(self._policy, self._ttl_of(key))
         call = self._scope.of_many(today, key, self._loader.origin(key), policy, began, self._once)
-        sample = front.sample(call.key)
+        call.sample = front.sample(call.key)
         call.answered_by(self._work())  # and no name for it here: frames may be kept for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
-            self._led[key] = _Led(call, flight, sample)
+            self._led[key] = _Led(call, flight)
             call.seen = None if call.force else self._seen.get(key) or front.take_due(call.key)
         else:
             flight.leave(call)
@@ -245,18 +242,14 @@ class _Batch:
 
     # -- the computations -----------------------------------------------------------------------------------------
 
-    async def _beside(self, place: Place, left: list[Wanted], granted: list[Wanted]) -> dict[str, Landing]:
+    async def _beside(self, place: Beside, left: list[Wanted], granted: list[Wanted]) -> dict[str, Landing]:
         """Some are computed in that place, as long as their caller waits; the others by himself."""
         end: End[dict[str, Landing] | BaseException] = End()
         waits = any(allowance(each.call, each.kept) > 0 or each.kept is None for each in left)
         longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
         await self._let_go(left)  # who computes there claims them for himself
         work = self._refresh({each.key: each.kept for each in left}, end)
-        try:
-            cancel = place.spawn(work, end.bell.ring, longest, waits=waits)
-        except BaseException:
-            closed(work)
-            raise
+        cancel = place.begin(work, end.bell, longest, waits=waits)
         landings = await self._compute(granted) if granted else {}
         seconds = max(allowance(each.call, each.kept) for each in left)
         if seconds > 0:
@@ -333,8 +326,6 @@ class _Batch:
                 await self._let_go([each for each in granted if each.key not in landings])
         except BaseException:
             for each in granted:
-                if each.key not in landings and not each.flight.ended:
-                    drop(each.call)
                 abandon(each.call)
             raise
         finally:
@@ -350,11 +341,10 @@ class _Batch:
 
     async def _keep(self, landings: dict[str, Landing]) -> None:
         """What is known now is kept in this process, as far as it may be."""
-        ends = [(self._led[key], landing) for key, landing in landings.items()]
-        await self._scope.keep([(led.call, landing, led.sample) for led, landing in ends])
+        await self._scope.keep([(self._led[key].call, landing) for key, landing in landings.items()])
 
 
-def _begun(wanted: Wanted, hold: Held, longest: float) -> None:
+def _begun(wanted: Wanted, hold: Hold, longest: float) -> None:
     hold.bound(longest)
     wanted.flight.computes(wanted.call.label, wanted.call.policy.lease, longest)
 

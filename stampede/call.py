@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
-from weakref import ref
 
 from stampede import events
+from stampede.coded import Trial
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry
-from stampede.flight import Flight, Flights
+from stampede.flight import Flights, Leader
+from stampede.keeper import Hold
 from stampede.outcome import Landing
 from stampede.pace import Pace
+from stampede.places import Beside
 from stampede.policy import Policy
-from stampede.ports import Ask, Claims, Found
+from stampede.ports import Ask, Claims, Found, Ticket
 
-__all__ = ["STEP", "Call", "Gate", "Gates", "Held", "Odds", "Once", "Place", "Resources", "Spawn"]
-
-
-class Held(Protocol):
-    """A lease that is being renewed."""
-
-    foreign: bool  # the lease is none of ours any more, as in a forked child: nothing is to be stored
-
-    @property
-    def overruled(self) -> bool:
-        """Whether a lease that is gone was taken away by an invalidation, and did not run out."""
-
-    def bound(self, seconds: float) -> None:
-        """It is renewed for so long from now on."""
+__all__ = ["STEP", "Call", "Gate", "Gates", "Marks", "Odds", "Once", "Place", "Resources"]
 
 
 class Place(Protocol):
@@ -68,33 +56,12 @@ class Gates(Protocol):
     def close(self) -> None: ...
 
 
-class Trial(Protocol):
-    """Whether a value could be stored where others can have it, too."""
-
-    over: bool  # it was asked already
-
-    def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None: ...
-
-
 class Once(Protocol):
     """Who remembers what has been computed anew: each key is, once."""
 
     def takes(self, owner: object, key: str) -> bool: ...
     def has(self, owner: object, key: str) -> bool: ...
     def settle(self, owner: object, key: str, *, stored: bool) -> None: ...
-
-
-class Spawn(Protocol):
-    """A place beside a caller, for what goes on without him."""
-
-    def reserve(self) -> bool:
-        """Is there one? Then it is his."""
-
-    def __call__(
-        self, call: Call, work: Coroutine[Any, Any, Landing], unborn: Callable[[], object], *, waits: bool
-    ) -> Callable[[], object] | None:
-        """Have the work done there; if it is cancelled before its first step, `unborn` is called. How to cancel it, if
-        that can be done. `waits`: for a while, so that it is still a part of what he computes himself."""
 
 
 STEP = 1 / 16
@@ -119,17 +86,10 @@ class Odds:
         self.good = self.share > 0.5
 
 
-class Marks(Protocol):
-    """Who knows how the ids of entries begin that were begun after the last `expire_all`, if there was one."""
+class Marks:
+    """Tells how the ids of entries begin that were begun after the last `expire_all`, if there was one."""
 
-    mark: bytes
-
-
-class _Unmarked:
     mark = b""
-
-
-_UNMARKED = _Unmarked()
 
 
 @dataclass(slots=True)
@@ -141,16 +101,16 @@ class Resources:
     flights: Flights
     colour: Colour
     clock: Callable[[], float]
-    hold: Callable[[Call, float], AbstractContextManager[Held]]  # keeps the lease for at most so many seconds
-    drop: Callable[[Call], object]  # gives the lease back where nothing can be awaited any more
+    hold: Callable[[Call, float], Hold]  # keeps the lease for at most so many seconds
     note: events.Note
+    keep: Callable[[list[tuple[Call, Landing]]], Awaitable[None]]  # in this process, what calls have ended with
     trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares
     draws: bool = True  # no local tier has drawn the early moment: a call does
     look: Callable[[str], Awaitable[Found | None]] | None = None  # of an engine on which a hit is a look
     odds: Odds = field(default_factory=Odds)  # of a hit
     gates: Gates | None = None  # who may compute for how many at once
     give_back: Callable[[str, bytes], object] = lambda key, token: None  # the lease of a token; from a finalizer
-    marks: Marks = _UNMARKED
+    marks: Marks = field(default_factory=Marks)
 
     def is_over(self, entry: Entry[Any]) -> bool:
         """Return whether the entry is older than the last `expire_all`: then it is stale, whatever the engine says."""
@@ -167,28 +127,18 @@ class Resources:
         return entry
 
 
-class Call:
-    """One caller's question. It owns the flight that it leads, and the lease that it may have.
+class Call(Leader):
+    """One caller's question."""
 
-    Both end with the coroutine that answers the call: a weak reference tells when that is destroyed. An exception that
-    arrives inside our own code (a signal handler's, or a RecursionError) may skip any `finally`; but the coroutine is
-    destroyed as soon as the frame that awaits it is left, even if a traceback keeps the frames.
-    """
-
-    # Of the class until they are set: every call makes one of these.
-    flight: Flight | None = None  # that it leads
-    follows: Flight | None = None  # the flight that counts it among its callers
-    work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers it
-    owes = False  # it may have a lease
-    token = b""  # of that lease, from the first claim on
-    pid = 0  # of the process that claimed
+    # Of the class until they are set, as in `Leader`.
+    sample: Ticket | None = None  # of the local tier, before the engine was asked
     ask: Ask | None = None  # its next question's terms
     asked: float = -inf  # the moment before its last claim was sent
     pace: Pace | None = None  # of its claims, from the second one on
     place: Place | None = None  # at its origin
     nested = False  # it computes for another computation, which has a lease, too
     others = False  # what it got was computed by somebody else while it waited
-    spawn: Spawn | None = None  # a place beside the caller, if it may need one
+    beside: Beside | None = None  # a place beside the caller, if it may need one
 
     def __init__(
         self,
@@ -244,29 +194,7 @@ class Call:
     def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
         self.resources.note(event, self.resources.scope, self.label, *what)
 
-    # -- its end ------------------------------------------------------------------------------------------------------
-
-    def answered_by(self, work: Coroutine[Any, Any, Any]) -> None:
-        """From now on this coroutine answers the call."""
-        self.work = ref(work, self.is_gone)
-
-    def is_gone(self, _: object) -> None:
-        """The coroutine is destroyed: end the flight. If there is no stack left for this (RecursionError), the next
-        caller of the key ends it, or the watch; and its lease ends by itself."""
-        flight, follows = self.flight, self.follows
-        with suppress(RecursionError):
-            if follows is not None:
-                follows.owner.leave(follows, self)
-            if flight is not None:
-                flight.owner.end(flight, None)
-
-    @property
-    def gone(self) -> bool:
-        """Has its coroutine ended? The weak reference may not have told us yet."""
-        return self.work is not None and getattr(self.work(), "cr_frame", None) is None
-
     def give_back(self) -> None:
-        """Have the lease given back by another thread, if there may be one: this may be a finalizer."""
         if self.owes:
             self.resources.give_back(self.key, self.token)
             self.owes = False  # not before: there may be no stack left for the line above

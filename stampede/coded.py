@@ -13,7 +13,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
 from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket, Versioned
 
-__all__ = ["CodedClaims", "CodedStore", "Trial"]
+__all__ = ["CodedClaims", "CodedStore", "OfOthers", "Trial"]
 
 _log = logging.getLogger("stampede")
 
@@ -59,7 +59,7 @@ class _Coded:
         return entry
 
 
-Beside = dict[tuple[str, bytes], str]
+OfOthers = dict[tuple[str, bytes], str]
 """By key and token: the keys of leases that stand beside another version's entry, of holders here and elsewhere. (A
 token alone may be that of several keys, as memcached's are.)"""
 
@@ -78,7 +78,7 @@ class CodedClaims(_Coded):
     the first entry's id: with that entry, it is gone. So an invalidation by either version concerns both.
     """
 
-    def __init__(self, port: Claims, codec: Coder, bad: BadBytes, store: Store, beside: Beside) -> None:
+    def __init__(self, port: Claims, codec: Coder, bad: BadBytes, store: Store, beside: OfOthers) -> None:
         """`beside` is shared by all ports of a scope."""
         super().__init__(codec, bad)
         self._port = port

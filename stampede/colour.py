@@ -174,7 +174,6 @@ class Crowd(Protocol):
     """The callers of one computation, as the colour that runs it sees them."""
 
     cancel: Callable[[], object] | None
-    unborn: Callable[[], object] | None  # what is left to do if the computation is cancelled before its first step
 
     def leave(self) -> bool:
         """One caller less. True: it was the last, and the computation was cancelled."""
@@ -265,17 +264,10 @@ class _Suspending:
 
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
         loop = asyncio.get_running_loop()
-        try:
-            crowd.led_by(work)
-            task = hold_task(_task_of(work))
-        except BaseException:
-            work.close()
-            if crowd.unborn is not None:
-                crowd.unborn()
-            raise
+        crowd.led_by(work)
+        task = hold_task(_task_of(work))
         if not task.done():  # as an eager one may be
             crowd.cancel = lambda: soon(loop, task.cancel)
-        task.add_done_callback(lambda ended: crowd.unborn() if crowd.unborn else None)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from math import inf
-from os import getpid, urandom
+from os import urandom
 from random import random
 from typing import Any
 
@@ -19,7 +19,7 @@ from stampede.colour import Bell, ended, running_loop
 from stampede.entry import Entry
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
 from stampede.flight import SAFETY, Computing, Flight, nested
-from stampede.land import drop, land, never_begun, release, served
+from stampede.land import land, release, served
 from stampede.outcome import Landing, Leave, LeftOut, Nothing
 from stampede.pace import Pace
 from stampede.patience import allowance, alone, beside, limit, spare
@@ -172,7 +172,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
     if first:
         if not call.token:
             token = urandom(8)  # a `new_id`, and a call less
-            call.token, call.pid = resources.id_of(token) if resources.marks.mark else token, getpid()
+            call.token = resources.id_of(token) if resources.marks.mark else token
         if resources.draws and ask.draw is None:
             draw(call, ask)
     call.asked = at = resources.clock()
@@ -314,10 +314,9 @@ async def computed(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landi
     """Its value, or its error: computed by this caller, or in a place beside him, as long as he can wait for it."""
     if call.asks_on:
         return Leave(kept)
-    seconds = allowance(call, kept) if call.spawn is not None else inf
-    if call.spawn is not None and seconds < inf and call.spawn.reserve():
-        return await beside(call, call.spawn, flight, lambda: compute(call, flight, kept), kept, seconds)
-    flight.unborn = lambda: never_begun(call, flight)
+    seconds = allowance(call, kept) if call.beside is not None else inf
+    if call.beside is not None and seconds < inf and call.beside.reserve():
+        return await beside(call, call.beside, flight, lambda: compute(call, flight, kept), kept, seconds)
     return await call.resources.colour.aside(compute(call, flight, kept), flight)
 
 
@@ -340,7 +339,6 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
                 landing = await land(call, kept, hold, *await work, resources.clock() - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
-        drop(call)
         abandon(call)
         raise
     finally:

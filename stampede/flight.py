@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from math import inf
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 from stampede import decisions, forks, greenlets
@@ -35,19 +37,43 @@ class _Unheard(Bell):
 _unheard = _Unheard()
 
 
-class Leader(Protocol):
-    """The call that leads a flight, as the flight sees it."""
+class Leader(ABC):
+    """What owns the flight that it leads, and the lease that it may have.
 
-    flight: Flight | None
-    follows: Flight | None
-    work: ref[Coroutine[Any, Any, Any]] | None
-    owes: bool
-    token: bytes
+    Both end with the coroutine that answers the call: a weak reference tells when that is destroyed. An exception that
+    arrives inside our own code (a signal handler's, or a RecursionError) may skip any `finally`; but the coroutine is
+    destroyed as soon as the frame that awaits it is left, even if a traceback keeps the frames.
+    """
+
+    # Of the class until they are set: every call makes one of these.
+    flight: Flight | None = None  # that it leads
+    follows: Flight | None = None  # the flight that counts it among its callers
+    work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers it
+    owes = False  # it may have a lease
+    token = b""  # of that lease, from the first claim on
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """Have the lease given back by another thread, if there may be one: this may be a finalizer."""
+
+    def answered_by(self, work: Coroutine[Any, Any, Any]) -> None:
+        """From now on this coroutine answers the call."""
+        self.work = ref(work, self.is_gone)
+
+    def is_gone(self, _: object) -> None:
+        """The coroutine is destroyed: end the flight. If there is no stack left for this (RecursionError), the next
+        caller of the key ends it, or the watch; and its lease ends by itself."""
+        flight, follows = self.flight, self.follows
+        with suppress(RecursionError):
+            if follows is not None:
+                follows.owner.leave(follows, self)
+            if flight is not None:
+                flight.owner.end(flight, None)
 
     @property
-    def gone(self) -> bool: ...
-    def answered_by(self, work: Coroutine[Any, Any, Any]) -> None: ...
-    def give_back(self) -> None: ...
+    def gone(self) -> bool:
+        """Has its coroutine ended? The weak reference may not have told us yet."""
+        return self.work is not None and getattr(self.work(), "cr_frame", None) is None
 
 
 class Flight:
@@ -72,7 +98,6 @@ class Flight:
     ended = False
     bell: Bell = _unheard  # until the first follower comes
     former: Bell | None = None  # rung by the last offer, unless that was interrupted
-    unborn: Callable[[], object] | None = None  # ends what was cancelled before its first step
     thread: int | None = None  # of a blocking leader
     greenlet: ref[Any] | None = None  # of that thread
 
@@ -349,8 +374,6 @@ class Flights:
             leader.give_back()
         with decisions.lock:
             flight.ended = True
-            if flight.unborn is not None:
-                flight.unborn = None  # it refers to the flight
             if flight.cancel is not None:
                 flight.cancel = None  # and this to the task, which refers to its error
             bell = flight.bell

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from stampede.call import Marks
 from stampede.core import Core
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, EngineError
@@ -20,14 +21,13 @@ HEARD = 2.0
 """Seconds after which every process has heard of a new generation."""
 
 
-class Generations:
+class Generations(Marks):
     """The prefix of a function's keys, as this process knows it, for both colours. The engine has the last word."""
 
     def __init__(self, core: Core, namespace: str, name: str) -> None:
         self.core = core
         self.name = name  # of its generation
         self.namespace = quoted(namespace)
-        self.mark = b""  # how the ids of entries begin that were begun after the last `expire_all`
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
         self.scopes = [name, self.namespace] if self._nested else [name]
         # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can

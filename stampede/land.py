@@ -8,14 +8,14 @@ from random import random
 from typing import Any
 
 from stampede import early, events
-from stampede.call import Call, Held
+from stampede.call import Call
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComputation
-from stampede.flight import Flight
+from stampede.keeper import Hold
 from stampede.outcome import Landing, LeftOut, Nothing, comes_back, parts_of
 from stampede.ports import Ticket
 
-__all__ = ["covered", "drop", "land", "never_begun", "quietly", "release", "served"]
+__all__ = ["covered", "land", "quietly", "release", "served"]
 
 CROWDED = 0.2
 """Seconds for which what is kept is served, when its origin was full."""
@@ -24,7 +24,7 @@ ARGS = "let its __init__ hand all of its arguments to super().__init__"
 
 
 async def land(
-    call: Call, kept: Entry[Any] | None, hold: Held, value: Any, error: BaseException | None, cost: float
+    call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
 ) -> Landing:
     """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
@@ -63,7 +63,7 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
 
 async def store(
     call: Call,
-    hold: Held,
+    hold: Hold,
     entry: Entry[Any],
     error: BaseException | None,
     why: str,
@@ -111,7 +111,7 @@ async def unkept(
     return Landing(entry, error, as_of=as_of)
 
 
-async def left_out(call: Call, hold: Held, error: LeftOut) -> Landing:
+async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
     """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
 
     Unless it is the same function: then all are told."""
@@ -127,7 +127,7 @@ async def left_out(call: Call, hold: Held, error: LeftOut) -> Landing:
 
 
 async def give_up(
-    call: Call, hold: Held, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
+    call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
 ) -> Landing:
     """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
     if hold.foreign:
@@ -146,7 +146,7 @@ async def give_up(
     return Landing(error=error, as_of=as_of)
 
 
-async def turned_away(call: Call, hold: Held, error: OriginFull, kept: Entry[Any] | None) -> Landing:
+async def turned_away(call: Call, hold: Hold, error: OriginFull, kept: Entry[Any] | None) -> Landing:
     """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
     if hold.foreign:
         return Landing(error=error)
@@ -223,19 +223,3 @@ async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:
         await verb(*what)
     except EngineError:
         pass
-
-
-def never_begun(call: Call, flight: Flight) -> None:
-    """A loop that ends cancels tasks before their first step, too: no `finally` of theirs gives the lease back."""
-    if not flight.ended:
-        drop(call)
-        call.resources.flights.end(flight, None)
-
-
-def drop(call: Call) -> None:
-    """Give the lease back where nothing can be awaited any more."""
-    try:
-        call.resources.drop(call)
-    except RecursionError:
-        return  # it is still owed, and given back when its leader has ended
-    call.owes = False

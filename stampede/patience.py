@@ -8,15 +8,16 @@ from typing import Any, Generic, TypeVar
 
 from stampede import events
 from stampede.admission import abandon, capped, vacate
-from stampede.call import Call, Spawn
+from stampede.call import Call
 from stampede.colour import Bell
 from stampede.entry import Entry, new_id
 from stampede.errors import WaitTimeout
 from stampede.flight import Computing, Flight, nested
-from stampede.land import never_begun, served
+from stampede.land import served
 from stampede.outcome import Landing, LeftOut
+from stampede.places import Beside
 
-__all__ = ["End", "allowance", "alone", "beside", "closed", "limit", "overdue", "spare", "timed_out"]
+__all__ = ["End", "allowance", "alone", "beside", "limit", "overdue", "spare", "timed_out"]
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ def allowance(call: Call, kept: Entry[Any] | None) -> float:
 
 async def beside(
     call: Call,
-    place: Spawn,
+    place: Beside,
     flight: Flight,
     begin: Callable[[], Coroutine[Any, Any, Landing]],
     kept: Entry[Any] | None,
@@ -81,7 +82,10 @@ async def beside(
     """Have it computed in a place beside the caller, who waits for it so long. Then he goes, and it goes on."""
     end: End[Landing] = End()
     flight.hand_over()
-    cancel = _spawned(call, place, flight, _given(end, begin), end.bell, waits=seconds > 0)
+    work = _given(call, end, begin)
+    flight.led_by(work)
+    longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
+    cancel = place.begin(work, end.bell, longest, waits=seconds > 0)
     if seconds > 0:
         if not flight.ended:
             flight.cancel = cancel
@@ -126,7 +130,7 @@ class End(Generic[T]):
             del result  # its error, if it has one, refers to this frame
 
 
-async def _given(end: End[Landing], begin: Callable[[], Coroutine[Any, Any, Landing]]) -> Landing:
+async def _given(call: Call, end: End[Landing], begin: Callable[[], Coroutine[Any, Any, Landing]]) -> None:
     landing = None
     try:
         try:
@@ -136,7 +140,7 @@ async def _given(end: End[Landing], begin: Callable[[], Coroutine[Any, Any, Land
         except BaseException as error:  # its caller hears of it, or nobody
             landing = Landing(error=error)
         end.give(landing.for_followers())
-        return landing
+        await call.resources.keep([(call, landing)])
     finally:
         del landing  # as above
         end.bell.ring()
@@ -156,41 +160,14 @@ async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
         raise
 
 
-def _spawned(
-    call: Call, place: Spawn, flight: Flight, work: Coroutine[Any, Any, Landing], bell: Bell, *, waits: bool
-) -> Callable[[], object] | None:
-    """Have it done beside the caller. What cancels it."""
-
-    def unborn() -> None:
-        never_begun(call, flight)
-        bell.ring()
-
-    try:
-        flight.led_by(work)
-        return place(call, work, unborn, waits=waits)
-    except BaseException:
-        if closed(work):
-            never_begun(call, flight)
-        raise
-
-
-def closed(work: Coroutine[Any, Any, Any]) -> bool:
-    """It is not to be begun. False: another thread is at it already."""
-    try:
-        work.close()
-    except ValueError:
-        return False
-    return True
-
-
 # -- for nobody's -------------------------------------------------------------------------------------------------
 
 
 async def alone(call: Call) -> Landing:
     """Compute for this caller only, and store nothing: waiting might never end."""
     flight, seconds = Flight(call.resources.flights, call.key, call.loop), allowance(call, None)
-    if seconds < inf and call.spawn is not None and call.spawn.reserve():
-        return await beside(call, call.spawn, flight, lambda: _alone(call, flight), None, seconds)
+    if seconds < inf and call.beside is not None and call.beside.reserve():
+        return await beside(call, call.beside, flight, lambda: _alone(call, flight), None, seconds)
     return await _alone(call, flight)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
 from stampede import early, events, greenlets
 from stampede.call import Call, Odds, Once, Resources
-from stampede.coded import Beside, CodedClaims, CodedStore, Coder, Trial
+from stampede.coded import CodedClaims, CodedStore, Coder, OfOthers, Trial
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
 from stampede.core import Core
 from stampede.entry import Entry
@@ -24,9 +24,9 @@ from stampede.land import quietly
 from stampede.local import Resident
 from stampede.outage import GuardedClaims
 from stampede.outcome import Landing
-from stampede.places import Place
+from stampede.places import Beside
 from stampede.policy import Policy
-from stampede.ports import Asked, Claims, Found, Looks, Store, Ticket
+from stampede.ports import Asked, Claims, Found, Looks, Store
 from stampede.stored import Stored
 
 __all__ = ["Scope", "ScopeSide", "later"]
@@ -64,7 +64,7 @@ class Scope:
         self.codec = codec if engine.shared else None
         self.trial = Trial(name, codec) if codec is not None and not engine.shared else None
         self.odds = Odds()
-        self._beside: Beside = {}
+        self._of_others: OfOthers = {}
         self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
         self._blocking = ScopeSide(self, BLOCKING)
         self._suspending = ScopeSide(self, PROMPT if engine.prompt else SUSPENDING)
@@ -79,7 +79,7 @@ class Scope:
         looks = cast("Looks", claims) if core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
         if codec is not None:
-            claims = CodedClaims(claims, codec, self._bad, store, self._beside)
+            claims = CodedClaims(claims, codec, self._bad, store, self._of_others)
             store = CodedStore(store, codec, self._bad)
             decoded = claims.decoded
         refuge = core.outage.refuge.side(colour).claims if core.outage is not None else None
@@ -135,13 +135,13 @@ class ScopeSide(Stored):
             colour=self.colour,
             clock=_clock,
             hold=self._hold,
-            drop=self._drop,
             note=core.note,
             draws=core.front.tier is None,
             look=look,
             odds=scope.odds,
             gates=core.gates,
             give_back=self._give_back,
+            keep=self.keep,
             marks=self.generations,
         )
 
@@ -230,15 +230,15 @@ class ScopeSide(Stored):
         call.key = physical = prefix + key
         if call.once is not None and call.once.has(core.flights, physical):
             call.once = None
-        usual, sample = not force and call.once is None, None
+        usual = not force and call.once is None
         if front.tier is not None:
             if seen is None and usual:
                 call.seen = seen = front.take_due(physical)
-            sample = front.sample(physical) if front.shared else None
+            call.sample = front.sample(physical) if front.shared else None
         if call.once is not None:
             landing = await _once(call)
         else:
-            landing = await (self._aside(call, sample) if policy.beside and usual else fill(call))
+            landing = await (self._aside(call) if policy.beside and usual else fill(call))
         if call.others and landing.entry is not None:
             known = await self.today()
             if known != prefix:
@@ -248,7 +248,7 @@ class ScopeSide(Stored):
                 return await self.fetch(key, call.origin, rest, force=force, home=home, once=call.once)
         if front.tier is None:
             return landing
-        resident = front.place(physical, self.called, landing, sample)
+        resident = front.place(physical, self.called, landing, call.sample)
         if resident is None:
             if seen is None and usual and not call.others and _is_due(landing, policy):
                 return await self.fetch(key, call.origin, policy, seen=landing.entry)
@@ -274,31 +274,24 @@ class ScopeSide(Stored):
             return await self.fetch(key, call.origin, policy, home=home)  # in its early moment: now it's seen
         return landing
 
-    async def _aside(self, call: Call, sample: Ticket | None) -> Landing:
+    async def _aside(self, call: Call) -> Landing:
         """The same for a caller that may go before its computation has ended, which has a place beside it."""
-        place = Place(call.resources.colour, call.policy)
+        call.beside = place = Beside(self.colour, call.policy)
         # Before the claim, where nobody is to wait at all.
         if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
             return later(call.seen)
-        call.spawn = _Beside(self, place, sample)
         try:
             return await fill(call)
         finally:
             place.free()
 
-    async def keep_of(self, call: Call, work: Coroutine[Any, Any, Landing], sample: Ticket | None) -> None:
-        """What is computed beside its caller."""
-        if getattr(work, "cr_frame", work) is None:
-            return  # he was interrupted just as he had it done, and has closed it
-        await self.keep([(call, await work, sample)])
-
-    async def keep(self, ends: Iterable[tuple[Call, Landing, Ticket | None]]) -> None:
+    async def keep(self, ends: Iterable[tuple[Call, Landing]]) -> None:
         """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
         front, today = self.core.front, None
         placed = [
             (resident, call, landing)
-            for call, landing, sample in ends
-            if (resident := front.place(call.key, self.called, landing, sample)) is not None
+            for call, landing in ends
+            if (resident := front.place(call.key, self.called, landing, call.sample)) is not None
         ]
         if placed:  # asked now, and not before: as in `_fetch`
             today = self.generations.recall()
@@ -325,15 +318,16 @@ class ScopeSide(Stored):
         began, prefix = _clock(), await self.today()
         calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
         if self._together.look is not None:
-            samples = [self.core.front.sample(call.key) for call in calls]
+            for call in calls:
+                call.sample = self.core.front.sample(call.key)
             found = await self.at_once([look(call) for call in calls])
             ends = [
-                (call, landing, sample)
-                for call, landing, sample in zip(calls, found, samples, strict=True)
+                (call, landing)
+                for call, landing in zip(calls, found, strict=True)
                 if isinstance(landing, Landing)  # what can't be read is asked for once more, alone
             ]
             await self.keep(ends)
-            return {call.label: landing for call, landing, _ in ends}
+            return {call.label: landing for call, landing in ends}
         landings: dict[str, Landing] = {}
         for call, entry in zip(calls, await self.get(keys), strict=True):
             beta = call.policy.early
@@ -365,30 +359,19 @@ class ScopeSide(Stored):
             call.token,
             call.policy.lease,
             max_hold,
-            drop=lambda: self._lost(call),
+            drop=partial(self._lost, call.key, call.token),
             alive=None if call.flight is None else call.flight.is_under_way,
             of=self.core,
         )
 
-    def _lost(self, call: Call) -> None:
+    def _lost(self, key: str, token: bytes) -> None:
         """By the keeper: the holder can never end. The flight refers to its loop."""
         self.core.flights.cut_orphans()
-        self._drop(call)
+        run_blocking(quietly(self._kept_by.abandon, key, token))
 
     def _give_back(self, key: str, token: bytes) -> None:
         """By the keeper, and soon: the caller is in a finalizer, perhaps on the thread of a loop."""
         keeper.give_back(self._kept_by, key, token, self._kept_by.abandon)
-
-    def _abandon(self, key: str, token: bytes) -> None:
-        run_blocking(quietly(self._kept_by.abandon, key, token))
-
-    def _drop(self, call: Call) -> None:
-        if call.pid != os.getpid():
-            return  # in a forked child it is the parent's
-        if running_loop() is None:
-            self._abandon(call.key, call.token)
-        else:
-            self._give_back(call.key, call.token)
 
 
 def _as_it_is(key: str, entry: Entry[Any]) -> Entry[Any]:
@@ -407,37 +390,12 @@ async def _once(call: Call) -> Landing:
         landing = None  # type: ignore[assignment]  # its error, if it has one, refers to this frame
 
 
-class _Beside:
-    """The place of one caller: what is computed there is kept in this process, too."""
-
-    __slots__ = ("_place", "_sample", "_scope", "reserve")
-
-    def __init__(self, scope: ScopeSide, place: Place, sample: Ticket | None) -> None:
-        self._scope = scope
-        self._place = place
-        self._sample = sample
-        self.reserve = place.reserve
-
-    def __call__(
-        self, call: Call, work: Coroutine[Any, Any, Landing], unborn: Callable[[], object], *, waits: bool
-    ) -> Callable[[], object] | None:
-        longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
-        keeping = self._scope.keep_of(call, work, self._sample)
-        return self._place.spawn(keeping, lambda: _close(work, unborn), longest, waits=waits)
-
-
 def _is_due(landing: Landing, policy: Policy) -> bool:
     """Return whether what was read without a ticket, as nobody tells of changes yet, has come to its early moment."""
     entry = landing.entry
     if entry is None or entry.raised or landing.ticket is not None or landing.stored or landing.until is not None:
         return False
     return policy.early > 0 and entry.fresh > 0 and early.due(entry, early.draw(policy.early))
-
-
-def _close(work: Coroutine[Any, Any, Any], unborn: Callable[[], object]) -> None:
-    """The task around it was cancelled, perhaps before either took a step."""
-    work.close()
-    unborn()
 
 
 def later(seen: Entry[Any]) -> Landing:

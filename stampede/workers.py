@@ -10,36 +10,15 @@ from math import inf
 
 from stampede import forks
 from stampede.threads import Crew
-from stampede.watch import watch
 
-__all__ = ["Reserved", "Workers"]
+__all__ = ["Workers"]
 
 LOST = 32
-"""Places at most that are given to others while what was begun in them goes on: it hangs, and perhaps for ever."""
-
-
-class Reserved:
-    """A place in a pool, until it is freed; or, while a job is done in it, until that job is taken for hung."""
-
-    __slots__ = ("__weakref__", "_workers")
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-
-    def free(self) -> None:
-        self._workers.taken.discard(self)
-
-    def look(self, now: float) -> None:
-        """By the watch: its job hangs, and others may have the place."""
-        workers = self._workers
-        with workers.lock:
-            if self in workers.taken and len(workers.lost) < LOST:
-                workers.taken.discard(self)
-                workers.lost.add(self)
+"""Places at most that are given to others while the jobs that were begun in them hang, perhaps for ever."""
 
 
 class Workers:
-    """At most `limit` jobs at once; a place is reserved before there is a job, and none waits in a queue."""
+    """At most `limit` jobs at once. A place is reserved before there is a job, so that no job waits in a queue."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
@@ -48,30 +27,31 @@ class Workers:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self.taken: set[Reserved] = set()  # a parent's places are not among a forked child's
-        self.lost: set[Reserved] = set()  # whose jobs hang
-        self.lock = threading.RLock()  # reentrant, for finalizers and signals
+        self.taken: dict[object, float] = {}  # places, and the moment from which the job in each counts as hung
+        self._lock = threading.RLock()  # reentrant, for finalizers and signals
 
-    def reserve(self) -> Reserved | None:
-        """Take a place; `run` or its `free` gives it back."""
-        place = Reserved(self)
-        with self.lock:
-            if len(self.taken) >= self._limit:
+    def reserve(self) -> object | None:
+        """Return a place, which `free` or the end of a job gives back. None: all are taken."""
+        place, now = object(), time.monotonic()
+        with self._lock:
+            busy = sum(hung > now for hung in self.taken.values())
+            if busy >= self._limit or len(self.taken) >= self._limit + LOST:
                 return None
-            self.taken.add(place)
+            self.taken[place] = inf
         return place
 
-    def run(self, place: Reserved, act: Callable[[], object], longest: float = inf) -> None:
-        """Do it in the place that was reserved, which others may have after so many seconds. It deals with its own
-        errors."""
-        if longest < inf:
-            watch.add(place, time.monotonic() + longest)
+    def free(self, place: object) -> None:
+        with self._lock:
+            self.taken.pop(place, None)
+
+    def run(self, place: object, act: Callable[[], object], longest: float) -> None:
+        """Run a job in a reserved place. After `longest` seconds the place is given to others, too."""
+        with self._lock:
+            self.taken[place] = time.monotonic() + longest
         self._crew.do(partial(self._do, place, act))
 
-    def _do(self, place: Reserved, act: Callable[[], object]) -> None:
+    def _do(self, place: object, act: Callable[[], object]) -> None:
         try:
             act()
         finally:
-            with self.lock:
-                self.taken.discard(place)
-                self.lost.discard(place)
+            self.free(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -39,24 +38,24 @@ class World:
         side = self.engine.suspending if suspending else self.engine.blocking
         resources = Resources(
             scope="", port=side.claims, flights=self.flights,
-            colour=SUSPENDING if suspending else BLOCKING, clock=time.monotonic, hold=self._hold, drop=self._drop,
-            note=lambda kind, *what: self.told.append(kind(*what)), draws=draws,
+            colour=SUSPENDING if suspending else BLOCKING, clock=time.monotonic, hold=self._hold,
+            note=lambda kind, *what: self.told.append(kind(*what)), keep=_kept_nowhere, draws=draws,
+            give_back=self._give_back,
         )  # fmt: skip
         loop = running_loop() if suspending else None
-        spawn = terms.pop("spawn", None)
+        beside = terms.pop("beside", None)
         call = Call(key, key, origin, policy, resources, loop, time.monotonic(), **terms)
-        call.spawn = spawn
+        call.beside = beside
         return call
 
-    def _drop(self, call: Call) -> None:
-        if call.pid == os.getpid():
-            run_blocking(quietly(self.engine.blocking.claims.abandon, call.key, call.token))
+    def _give_back(self, key: str, token: bytes) -> None:
+        run_blocking(quietly(self.engine.blocking.claims.abandon, key, token))
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
         loop = call.loop
         return Hold(
             keeper, self.engine.blocking.claims, call.key, call.token, call.policy.lease, max_hold,
-            lambda: self._drop(call), None if loop is None else lambda: not loop.is_closed(),
+            lambda: self._give_back(call.key, call.token), None if loop is None else lambda: not loop.is_closed(),
         )  # fmt: skip
 
     def ask(self, origin: Callable[[], Any], key: str = "k", policy: Policy = PLAIN, **terms: Any) -> Any:
@@ -79,6 +78,9 @@ class World:
     def followers(self, number: int, key: str = "k") -> None:
         """Wait until so many callers follow the key's flight."""
         until(lambda: key in self.flights._flights and self.flights._flights[key].callers > number)
+
+
+async def _kept_nowhere(ends: list[tuple[Call, Landing]]) -> None: ...
 
 
 def answered(call: Call) -> Coroutine[Any, Any, Landing]:

@@ -27,7 +27,7 @@ from trap_ports import TRAPPING, Shield, Spawn, Trap, TrapHold, TrapPort, told
 
 from stampede import events, fill
 from stampede.call import Call, Gate, Odds, Resources
-from stampede.colour import Colour
+from stampede.colour import Bell, Colour
 from stampede.entry import Entry
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.flight import Flight, Flights
@@ -493,10 +493,13 @@ class _Beside:
     def reserve(self) -> bool:
         return True
 
-    def __call__(
-        self, call: Call, work: Coroutine[Any, Any, Any], unborn: Callable[[], object], *, waits: bool
+    def begin(
+        self, work: Coroutine[Any, Any, Any], bell: Bell, longest: float, *, waits: bool
     ) -> Callable[[], object] | None:
         return self._process.spawn(work).cancel
+
+
+async def _kept_nowhere(ends: list[tuple[Call, Landing]]) -> None: ...
 
 
 class _Cap:
@@ -630,7 +633,8 @@ class Process:
 
         resources = Resources(
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
-            drop=lambda call: trial.model.abandon(call.key, call.token, None, 0.0), note=note, draws=False,
+            give_back=lambda key, token: trial.model.abandon(key, token, None, 0.0), note=note, keep=_kept_nowhere,
+            draws=False,
             look=trial.port.look if trial.scenario.looks else None, odds=_Hits(1.0),
             gates=trial.cap if trial.scenario.room else None,
         )  # fmt: skip
@@ -638,7 +642,7 @@ class Process:
             key=caller.key, label=caller.key, origin=compute, policy=policy, resources=resources, loop=self.loop,
             began=trial.clock(), seen=caller.seen, force=caller.force,
         )  # fmt: skip
-        caller.call.token, caller.call.spawn = token, _Beside(self) if policy.beside else None
+        caller.call.token, caller.call.beside = token, _Beside(self) if policy.beside else None
         return caller.call
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Fibre:

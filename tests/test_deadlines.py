@@ -447,7 +447,7 @@ def test_where_there_is_no_place_the_caller_computes(
     cache.expire("stale")
     assert cache.get_or_compute("stale", threading.get_ident, patience=0) == here
     hung.open.set()
-    until(lambda: places._beside.taken == set())
+    until(lambda: places._beside.taken == {})
     assert cache.get_or_compute("again", threading.get_ident, deadline=LONG) != here
 
 

@@ -31,9 +31,10 @@ from explorer import (
 from model import Listener, Model
 
 from stampede import fill, land, patience
-from stampede.call import Call, Held
+from stampede.call import Call
 from stampede.entry import Entry
 from stampede.flight import Flight, Flights
+from stampede.keeper import Hold
 from stampede.outcome import Landing
 from stampede.policy import Policy
 from stampede.ports import Ask, Found, Reply
@@ -305,7 +306,7 @@ def _asks_on(patch: pytest.MonkeyPatch) -> None:
 def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     """A failed computation abandons nothing."""
 
-    async def give_up(call: Call, hold: Held, error: BaseException, *rest: Any) -> Landing:
+    async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Landing:
         return Landing(error=error)
 
     patch.setattr(land, "give_up", give_up)

@@ -402,7 +402,7 @@ def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
     with workers._crew._lock:  # so that no thread begins it before the fork
         place = workers.reserve()
         assert place is not None
-        workers.run(place, done.set)
+        workers.run(place, done.set, 60.0)
         waiting = weakref.ref(workers._crew._jobs[0])
         pid = os.fork()
         if pid == 0:

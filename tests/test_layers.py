@@ -42,10 +42,11 @@ LAYERS = """
     generations
     core
     loaders
-    front fill places gather
+    front fill gather
     patience
     land admission
     call
+    places
     flight crowd
     keeper outcome
     coded outage
