@@ -1,13 +1,13 @@
 """The local tier: values kept as objects inside the process, evicted by SIEVE.
 
 A hit takes no lock and moves nothing: it only counts itself on the resident, and the count is also SIEVE's
-visited bit, since the hand remembers the count it saw last.
+visited bit, since the hand remembers the count it saw last. The hand goes from the oldest to the newest, in rounds.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -27,11 +27,8 @@ class Resident:
 
     __slots__ = (
         "end", "value", "hits", "stamp", "stamps", "slot", "pulse", "entry", "fresh", "keep", "key", "scope",
-        "homes", "mark", "older", "newer",
+        "homes", "mark", "round",
     )  # fmt: skip
-
-    older: Resident  # neighbours in the queue; unset outside it, so that a dead resident holds nobody else
-    newer: Resident
 
     def __init__(
         self,
@@ -59,6 +56,7 @@ class Resident:
         self.scope = scope
         self.homes: tuple[Any, ...] = ()  # table, fast key, table, fast key ...: flat, as it is there for every entry
         self.mark = 0  # the hits that SIEVE's hand saw last
+        self.round = 0  # of the hand, in which it saw this, or this came
 
     @property
     def gone(self) -> float:
@@ -89,14 +87,14 @@ class Tier:
 
     def __init__(self, entries: int = 10_000) -> None:
         self.entries = _bound(entries)
-        self._residents: dict[str, Resident] = {}
+        self._residents: dict[str, Resident] = {}  # from the oldest to the newest
         self.get: Callable[[str], Resident | None] = self._residents.get  # what a method of our own would cost twice
         self._hits: defaultdict[str, int] = defaultdict(int)  # of residents that have left, by scope
         self._saved: defaultdict[str, float] = defaultdict(float)  # seconds of computing, likewise
-        self._end = _queue()
-        self._hand = self._end
+        self._hand: Iterator[str] = iter(())  # the keys that are left of a round
+        self._round = 0
+        self._since: list[str] = []  # keys that have come in this round: their turn is in the next
         self._writing: Any = None  # the lock under which a write is under way
-        self._linked = True  # the queue is whole
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def __len__(self) -> int:
@@ -155,9 +153,8 @@ class Tier:
         return list(self._residents.values())  # a copy: any allocation may run a finalizer that writes to this tier
 
     def _write(self, act: Callable[..., None], *args: Any) -> None:
-        """Do one write after the other, also where a finalizer or a signal handler writes in the middle of a write.
-
-        Such a write is left to the one that it interrupts: at that moment the queue may be half linked.
+        """Do one write after the other. One that a finalizer or a signal handler makes in the middle of another one is
+        left to that.
         """
         dead: list[object] = []  # outlives the lock, as a user's finalizer must not run inside it
         with decisions.lock:
@@ -166,22 +163,12 @@ class Tier:
                 return
             self._writing = decisions.lock
             try:
-                if not self._linked:  # a write failed (no memory, a signal), or was under way in a fork's parent
-                    self._link_all()
-                self._linked = False
                 while self._later:
                     job = self._later.pop(0)
                     dead.append(job)
                     job[0](dead, *job[1])
-                self._linked = True
             finally:
                 self._writing = None
-
-    def _link_all(self) -> None:
-        """Make the queue anew, of what the dict has."""
-        self._end = self._hand = _queue()
-        for resident in self._living():
-            self._link(resident)
 
     def _put(self, dead: list[object], resident: Resident) -> None:
         older = self._residents.get(resident.key)
@@ -190,11 +177,12 @@ class Tier:
         if older is None:
             while len(self._residents) >= self.entries:
                 self._evict(dead)
-            end, newest = self._end, self._end.older  # as `_link`, and a call less
-            resident.older, resident.newer = newest, end
-            newest.newer = end.older = resident
-        else:
-            self._replace(older, resident)
+            if len(self._since) > 2 * self.entries:  # most were dropped again
+                self._since = [key for key, there in self._residents.items() if there.round == self._round]
+            self._since.append(resident.key)
+            resident.round = self._round
+        else:  # it keeps its place, and counts as hit: somebody has asked for it again
+            resident.mark, resident.round = -1, older.round
             self._bury(dead, older)
         self._residents[resident.key] = resident
 
@@ -220,7 +208,6 @@ class Tier:
         table[fast] = resident
 
     def _remove(self, dead: list[object], resident: Resident) -> None:
-        self._unlink(resident)
         self._bury(dead, resident)
         del self._residents[resident.key]
 
@@ -230,37 +217,20 @@ class Tier:
         self._hits[resident.scope] += resident.hits
         self._saved[resident.scope] += resident.hits * resident.entry.cost
 
-    # -- SIEVE: a queue from the oldest to the newest, and a hand that walks it and evicts what has not been hit since
-    # it came by last.
-
-    def _link(self, resident: Resident) -> None:
-        end, newest = self._end, self._end.older
-        resident.older, resident.newer = newest, end
-        newest.newer = end.older = resident
-
-    def _unlink(self, resident: Resident) -> None:
-        older, newer = resident.older, resident.newer
-        older.newer, newer.older = newer, older
-        if self._hand is resident:
-            self._hand = newer
-        del resident.older, resident.newer
-
-    def _replace(self, older: Resident, resident: Resident) -> None:
-        """A new value of a key keeps its place, and counts as a hit: somebody has asked for it again."""
-        resident.older, resident.newer = older.older, older.newer
-        resident.older.newer = resident.newer.older = resident
-        resident.mark = -1
-        if self._hand is older:
-            self._hand = resident
-        del older.older, older.newer
-
     def _evict(self, dead: list[object]) -> None:
-        now, resident = monotonic(), self._hand
-        while resident is self._end or (resident.hits != resident.mark and resident.keep > now):
-            resident.mark = resident.hits
-            resident = resident.newer
-        self._hand = resident.newer
-        self._remove(dead, resident)
+        """Remove the next one that has not been hit since the hand came by last."""
+        now = monotonic()
+        while True:
+            for key in self._hand:
+                resident = self._residents.get(key)
+                if resident is None or resident.round == self._round:
+                    continue
+                if resident.hits == resident.mark or resident.keep <= now:
+                    self._remove(dead, resident)
+                    return
+                resident.mark, resident.round = resident.hits, self._round
+            self._hand, self._since = iter(self._since or list(self._residents)), []
+            self._round += 1
 
 
 def _bound(entries: object) -> int:
@@ -272,10 +242,3 @@ def _bound(entries: object) -> int:
 def _end(resident: Resident) -> None:
     """Nobody is to see it any more; all three, for who is about to open it, and who looks for something stale."""
     resident.keep = resident.fresh = resident.end = 0.0
-
-
-def _queue() -> Resident:
-    """The end of an empty queue: a resident that is nobody's value, its own neighbour on both sides."""
-    end = Resident("", "", Entry(None, b""), 0.0, 0.0, 0.0)
-    end.older = end.newer = end
-    return end
