@@ -16,8 +16,8 @@ AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
 AFRESH.set_forkserver_preload(
-    ["asyncio", "pymemcache", "pymysql", "pytest", "redis.asyncio", "stampede.cli"]
-    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
+    ["asyncio", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "places", "stampede.cli"]
+    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql", "zmq", "zookeeper")]
 )
 PATIENCE = 30.0
 
