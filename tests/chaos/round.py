@@ -56,7 +56,7 @@ class Size:
 
 
 LONG = Size(workers=4, threads=3, tasks=3, pause=0.06, seconds=16, scale=1.0)
-SHORT = Size(workers=3, threads=2, tasks=2, pause=0.03, seconds=2.5, scale=0.2)
+SHORT = Size(workers=2, threads=2, tasks=2, pause=0.03, seconds=2.5, scale=0.2)
 
 
 @dataclass
