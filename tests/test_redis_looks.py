@@ -17,7 +17,6 @@ from servers import RedisServer, free_port, is_redis_6
 from stampede import Cache
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.redis import RedisEngine, wire
-from stampede.engines.redis.wire import LARGE
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineError, RecursiveComputation
 from stampede.ports import Ask, Asked, Found, Granted, Ticket
@@ -346,20 +345,3 @@ def test_what_was_made_stale_as_a_whole_is_no_hit(server: RedisServer) -> None:
         assert [number(1) for _ in range(5)] == [0] * 5
         number.expire_all()
         assert [number(1) for _ in range(5)] == [1] * 5
-
-
-def test_large_values_are_not_looked_at_where_others_wait_behind_them(server: RedisServer, open_: Open) -> None:
-    """Callers of a loop share its connection: each small hit would wait for the large ones."""
-    engine = open_(server.url)
-    run_blocking(engine.blocking.store.set("k", some(bytes(LARGE))))
-
-    async def ask() -> None:
-        assert await engine.suspending.claims.look("k") is not None  # nobody knew
-        assert await engine.suspending.claims.look("k") is None
-        assert isinstance(await engine.suspending.claims.claim("k", new_id(), Ask(LONG)), Found)
-        await engine.suspending.store.set("k", some())
-        await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
-        assert await engine.suspending.claims.look("k") is not None
-
-    asyncio.run(ask())
-    assert look(engine) is not None

@@ -117,42 +117,6 @@ def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("way", ["read", "got", "stored"])
-def test_a_small_value_overtakes_a_large_one(way: str, before: Callable[[Any], Proxy]) -> None:
-    """One large value would hold up every call of its loop for as long as it takes."""
-    server = shared_redis()
-    server.cli("FLUSHALL")
-    proxy = before(server)
-    proxy.rate = RATE
-    with Cache(server.url) as cache:
-        cache.set("big", BLOB)
-        cache.set("small", 1)
-
-    async def main() -> None:
-        with Cache(f"{proxy.url}?socket_timeout=5") as cache:
-            ways: dict[str, Callable[[], Any]] = {
-                "read": lambda: cache.aget_or_compute("big", never),
-                "got": lambda: cache.aget("big"),
-                "stored": lambda: cache.aset("other", BLOB),
-            }
-            assert await cache.aget("small") == 1
-            for _ in range(2):
-                big = asyncio.create_task(ways[way]())
-                took = []
-                for pause in (0.0, 0.1, 0.1):
-                    await asyncio.sleep(pause)
-                    began = time.monotonic()
-                    assert await cache.aget_or_compute("small", never) == 1
-                    took.append(time.monotonic() - began)
-                assert not big.done()
-                assert max(took) < 0.15
-                assert await big in (BLOB, None)
-            assert cache.stats().engine_downs == 0
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_value_that_the_server_does_not_take_is_no_outage(
     request: pytest.FixtureRequest, face: Callable[..., Face], colour: str

@@ -44,9 +44,9 @@ class RedisEngine(Engine):
     either colour (`Redis`, `RedisCluster`, what `Sentinel.master_for` gives): connections are made as its own are, and
     none of its own is used.
     `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
-    most `timeout` seconds, 20); an event loop has one, and one for large values. With `tracking` the server tells of
-    every change in what was read here, which keeps local tiers true, and costs a little for each key that is read: it
-    begins when a local tier asks for it, or at once if it is True, or never if it is False.
+    most `timeout` seconds, 20); an event loop has one. With `tracking` the server tells of every change in what
+    was read here, which keeps local tiers true, and costs a little for each key that is read: it begins when a local
+    tier asks for it, or at once if it is True, or never if it is False.
     """
 
     scheme = "redis"

@@ -32,7 +32,7 @@ class Blocking(ServerLine):
         server.vigil.waiters = lambda before: cut_all(list(self._wires.all), before)
         self.start_again()
 
-    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         if self._server.closed:
             self._server.check()
         if not 0 < len(commands) <= AT_ONCE:
@@ -41,7 +41,7 @@ class Blocking(ServerLine):
             replies, told = self._wires.ask(commands, once=type(commands[0]) is Once)
             for reply in replies:
                 if isinstance(reply, Exception):
-                    return await self._refused(commands, replies, told, large=large)
+                    return await self._refused(commands, replies, told)
         except self._any as error:
             raise self._failure(commands, error) from error
         return replies, told
@@ -51,7 +51,7 @@ class Blocking(ServerLine):
         tellers = {told for _, told in parts}
         return [reply for replies, _ in parts for reply in replies], tellers.pop() if len(tellers) == 1 else 0
 
-    async def _sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
+    async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         return self._wires.ask(commands, once=type(commands[0]) is Once)
 
     def close(self) -> None:

@@ -107,9 +107,9 @@ class _Asking:
     async def ask(self, command: Command) -> Any:
         return (await self.ask_all([command]))[0][0]
 
-    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         asked = [each for command in commands for each in ((b"ASKING",), self._scripts.with_text(command))]
-        replies, _ = await self._line.ask_all(asked, large=large)
+        replies, _ = await self._line.ask_all(asked)
         return replies[1::2], 0  # no tickets before it is there
 
 

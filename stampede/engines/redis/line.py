@@ -10,7 +10,6 @@ from stampede.engines.kit.pool import is_once
 from stampede.engines.redis.clients import Server, trouble
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts, is_damage
-from stampede.engines.redis.wire import LARGE
 from stampede.errors import EngineError
 
 __all__ = ["ServerLine"]
@@ -34,24 +33,22 @@ class ServerLine(ABC):
         self._any, self._refusal = (exceptions.RedisError, OSError), exceptions.ResponseError
 
     @abstractmethod
-    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The replies to what goes out together, and which connection will be told when what was read changes (0:
-        none). What is `large` goes another way than the rest, where nobody else waits behind it."""
+        none)."""
 
     async def ask(self, command: Command) -> Any:
         """The reply."""
-        replies, _ = await self.ask_all([command], large=max(map(len, command)) > LARGE)
+        replies, _ = await self.ask_all([command])
         return replies[0]
 
-    async def _refused(
-        self, commands: Sequence[Command], replies: list[Any], told: int, *, large: bool
-    ) -> tuple[list[Any], int]:
+    async def _refused(self, commands: Sequence[Command], replies: list[Any], told: int) -> tuple[list[Any], int]:
         """The same where some replies are refusals: asked again, or else the first of them is raised."""
         for tried in range(AGAIN):
             again = self._scripts.again(commands, replies, tried)
             if not again:
                 break
-            others, teller = await self._sent(list(again.values()), large=large)
+            others, teller = await self._sent(list(again.values()))
             told = told if teller == told else 0
             for number, reply in zip(again, others, strict=True):
                 replies[number] = reply
@@ -63,7 +60,7 @@ class ServerLine(ABC):
         return replies, told
 
     @abstractmethod
-    async def _sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
+    async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         """The replies as they are, refusals among them."""
 
     def _failure(self, commands: Sequence[Command], error: Exception) -> EngineError:

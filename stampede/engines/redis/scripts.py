@@ -20,7 +20,7 @@ _NONE = type(None)
 
 _KINDS: dict[str, frozenset[Any] | None] = {
     "claim": frozenset((int, int, entry, *more) for entry in (bytes, _NONE) for more in ((), (bytes,), (bytes, int))),
-    "get": frozenset([_NONE, (), (int,), (int, bytes)]),
+    "get": frozenset([_NONE, (int,), (int, bytes)]),
     "acquire": frozenset([(int, int), (int, bytes, int, int)]),
     "generation": frozenset([(bytes, bytes), (bytes, bytes, bytes, bytes)]),
     "holder": None,

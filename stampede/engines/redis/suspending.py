@@ -24,25 +24,24 @@ class Suspending(ServerLine):
 
     def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
         super().__init__(server, scripts, news)
-        # What is large goes another way: who sends, or is sent, little doesn't wait for it.
-        self._pipes = Pipes[_Pipe](lambda large: _Pipe(server, scripts, news))
+        self._pipes = Pipes[_Pipe](lambda end: _Pipe(server, scripts, news))
 
-    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]:
+    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         if self._server.closed:
             self._server.check()
         if not commands:
             return [], 0
         try:
-            replies, told = await self._sent(commands, large=large)
+            replies, told = await self._sent(commands)
             for reply in replies:
                 if isinstance(reply, Exception):
-                    return await self._refused(commands, replies, told, large=large)
+                    return await self._refused(commands, replies, told)
         except self._any as error:
             raise self._failure(commands, error) from error
         return replies, told
 
-    async def _sent(self, commands: Sequence[Command], *, large: bool) -> tuple[list[Any], int]:
-        question = self._pipes.to(large).ask(commands, len(commands))
+    async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        question = self._pipes.to(None).ask(commands, len(commands))
         question.again = is_once(commands)  # as if it had been sent before
         try:
             await question.future

@@ -17,8 +17,6 @@ from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
     HEAD,
-    LARGE,
-    TOO_LARGE,
     Names,
     claim_args,
     fresh_of,
@@ -54,14 +52,17 @@ BLIND = 1.0
 """Seconds for which a server that refuses a look is asked by scripts only."""
 
 MANY = 4096
-"""Large values that a process remembers as such, and entries of which it remembers the end."""
+"""Entries of which a process remembers the end."""
+
+LARGE = 1 << 16
+"""Bytes from which on it may be the value that the server does not take."""
 
 
 class Line(Protocol):
     """How one colour asks. EngineError if there is no answer, or a refusal."""
 
     async def ask(self, command: Command) -> Any: ...
-    async def ask_all(self, commands: Sequence[Command], *, large: bool = False) -> tuple[list[Any], int]: ...
+    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
 class Known(NamedTuple):
@@ -91,9 +92,6 @@ class Keys(Versioned):
         self._news = news
         self._generations = generations
         self._colour = colour
-        # Callers of an event loop share its connection: who is sent little is not to wait for who is sent much.
-        self._most = b"%d" % LARGE if colour.suspending else b""
-        self._large: set[bytes] = set()  # entries that were, lately
         self._ends: dict[bytes, Known] = {}
         self._blind = 0.0  # until then nothing is looked at: we may not, or the server takes it for writing
 
@@ -101,7 +99,7 @@ class Keys(Versioned):
 
     async def look(self, key: str) -> Found | None:
         its, news, at = names(key), self._news, time.monotonic()
-        if its.entry in self._large or at < self._blind:
+        if at < self._blind:
             return None
         if news.tracks:
             news.follow()
@@ -146,8 +144,6 @@ class Keys(Versioned):
             if len(self._ends) >= MANY:
                 self._ends.clear()
             self._ends[its.entry] = Known(string[:HEAD], inf if left < 0 else at + left / 1000, until)
-        if self._most:
-            self._size(its, string)
         return entry
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
@@ -156,28 +152,13 @@ class Keys(Versioned):
             news.follow()
         slot = its.slot
         stamp = news.stamps[slot]  # before the question is sent: see News
-        large = its.entry in self._large
-        args = claim_args(token, ask, its.channel, b"" if large else self._most)
-        (answer,), told = await self._line.ask_all([self._scripts.claim(self._named(its), *args)], large=large)
-        if answer[0] == TOO_LARGE:
-            self._size(its, None, large=True)
-            return await self.claim(key, token, ask)
-        if large:
-            self._size(its, answer[2])
+        args = claim_args(token, ask, its.channel)
+        (answer,), told = await self._line.ask_all([self._scripts.claim(self._named(its), *args)])
         return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
 
     def _named(self, its: Names) -> Sequence[bytes]:
         """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
         return its[:1] if self._news.tracks and not self._scripts.sharded else its[:4]
-
-    def _size(self, its: Names, string: bytes | None, *, large: bool = False) -> None:
-        """Large values are asked for at once where they hold nobody up."""
-        if not large and (string is None or len(string) <= LARGE):
-            self._large.discard(its.entry)
-            return
-        if len(self._large) >= MANY:
-            self._large.clear()
-        self._large.add(its.entry)
 
     async def _read(self, asked: Sequence[Asked]) -> list[Any]:
         """What each look, or claim, has found. All in one round trip."""
@@ -221,7 +202,7 @@ class Keys(Versioned):
         stamp, told, ticket = news.stamps[its.slot], news.told, None
         command = self.commands.fill(key, token, entry, follow=told > 0)
         try:
-            (done,), teller = await self._line.ask_all([command], large=len(entry.value) > LARGE)
+            (done,), teller = await self._line.ask_all([command])
             if done == 1 and told and told == teller == news.told:
                 ticket = news.stored(its.slot, stamp)
         except EngineError as error:
@@ -274,21 +255,13 @@ class Keys(Versioned):
     # -- store --------------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        entries = [names(key).entry for key in keys]
-        answers, _ = await self._line.ask_all([self._scripts.get([entry], self._most) for entry in entries])
-        large = [number for number, answer in enumerate(answers) if answer == []]
-        if large:
-            again, _ = await self._line.ask_all(
-                [self._scripts.get([entries[number]], b"") for number in large], large=True
-            )
-            for number, answer in zip(large, again, strict=True):
-                answers[number] = answer
+        answers, _ = await self._line.ask_all([self._scripts.get([names(key).entry]) for key in keys])
         return [kept(answer) for answer in answers]
 
     async def show(self, key: str) -> Shown:
         its = names(key)
-        commands = [self._scripts.get([its.entry], b""), (b"GET", its.lease), (b"PTTL", its.lease)]
-        return shown(*(await self._line.ask_all(commands, large=True))[0])
+        commands = [self._scripts.get([its.entry]), (b"GET", its.lease), (b"PTTL", its.lease)]
+        return shown(*(await self._line.ask_all(commands))[0])
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         command = (b"SCAN", cursor or b"0", b"MATCH", pattern(prefix), b"COUNT", b"%d" % PAGE)
@@ -305,8 +278,7 @@ class Keys(Versioned):
         commands = [self.commands.of(each) for each in asked]
         questions = [self._asking(scope, noted=True) for scope in scopes]
         try:
-            large = _size_of(commands) > LARGE
-            replies, told = await self._line.ask_all([*commands, *questions], large=large)
+            replies, told = await self._line.ask_all([*commands, *questions])
         except EngineError as error:
             await self._judge(error, commands)
             raise

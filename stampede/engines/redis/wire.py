@@ -18,8 +18,6 @@ from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Tick
 
 __all__ = [
     "HEAD",
-    "LARGE",
-    "TOO_LARGE",
     "Names",
     "claim_args",
     "entry_of",
@@ -44,16 +42,13 @@ FOREVER = 1000 * 365 * 86_400_000
 _HEAD = Struct(">BB8sddddd")
 """Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
 
-LARGE = 1 << 16
-"""Bytes from which on a string takes a connection of its own in an event loop, so that small ones don't wait for it."""
-
 HEAD = _HEAD.size
 _VERSION = _RAISED = 1
 SLACK = 1.0  # seconds of `entry.lua`, too
 _LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
 _MESSAGE = 4000
 
-_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED, TOO_LARGE = range(6)  # as `claim.lua` says
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)  # as `claim.lua` says
 _DAMAGED = -3  # in the place of the ms left: see `entry.lua`
 
 
@@ -160,14 +155,14 @@ def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
 # -- claims -------------------------------------------------------------------------------------------------------
 
 
-def claim_args(token: bytes, ask: Ask, channel: bytes, most: bytes = b"") -> tuple[bytes, ...]:
+def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[bytes, ...]:
     """What `claim.lua` is asked."""
     lease, draw = ms(ask.lease), b"" if ask.draw is None else b"%r" % ask.draw
     if not (ask.since or ask.seen or ask.awaited or ask.force):
-        return token, lease, draw, most, _whose(token)
+        return token, lease, draw, _whose(token)
     force = b"1" if ask.force else b""
     since = b"%r" % (1000.0 * ask.since)
-    return token, lease, draw, most, _whose(token), since, ask.seen or b"", ask.awaited or b"", force, channel
+    return token, lease, draw, _whose(token), since, ask.seen or b"", ask.awaited or b"", force, channel
 
 
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:

@@ -2,13 +2,13 @@
 --
 -- KEYS: entry, lease, past, rest; or the entry alone, where reads are followed: Redis 6.2 and 7.0 would remember all keys
 -- that are named, and tell of each lease
--- ARGV: token, lease, draw, most bytes of an entry that may be answered ('': any), whose the lease is ('@host:pid', or
--- ''); of a claim that is not the plain first one also: since, seen, awaited, force, channel
+-- ARGV: token, lease, draw, whose the lease is ('@host:pid', or ''); of a claim that is not the plain first one also:
+-- since, seen, awaited, force, channel
 -- Answers {what, ms left of the entry's key, entry, and: busy: token, ms left / failed: verdict, ms of rest /
--- refused: why}; or, undecided, that the entry is larger than that.
-local FOUND, GRANTED, BUSY, FAILED, REFUSED, LARGE = 0, 1, 2, 3, 4, 5
-local token, draw, most = ARGV[1], ARGV[3], tonumber(ARGV[4])
-local since, seen, awaited, force = ARGV[6] or '0', ARGV[7] or '', ARGV[8] or '', ARGV[9] == '1'
+-- refused: why}.
+local FOUND, GRANTED, BUSY, FAILED, REFUSED = 0, 1, 2, 3, 4
+local token, draw = ARGV[1], ARGV[3]
+local since, seen, awaited, force = ARGV[5] or '0', ARGV[6] or '', ARGV[7] or '', ARGV[8] == '1'
 
 -- Why the server did not write, if it did not.
 local function refusal_of(answer)
@@ -24,9 +24,6 @@ end
 local tag = string.sub(KEYS[1], 1, 26)
 local LEASE = KEYS[2] or tag .. 'l'
 local entry, left, fresh, keep, id, cost, margin, ttl = look(KEYS[1])
-if most and entry and #entry > most then
-  return {LARGE, left, false}
-end
 local good = entry and not force and id ~= seen and fresh > -since
 -- The early draw: an entry that is due is not good enough, but is kept.
 if good and (draw == '' or fresh > 1000 * math.min(margin + draw * cost, ttl / 2)) then
@@ -54,14 +51,14 @@ if not force then
 end
 
 -- Nothing is written before it, or a server that is full would not refuse it.
-local answer = redis.pcall('SET', LEASE, noted(token .. ARGV[5], ARGV[2]), 'PX', ARGV[2], force and 'GET' or 'NX')
+local answer = redis.pcall('SET', LEASE, noted(token .. ARGV[4], ARGV[2]), 'PX', ARGV[2], force and 'GET' or 'NX')
 local refusal, nothing = refusal_of(answer), demoted(answer)
 if nothing then
   return nothing
 elseif (force or answer) and not refusal then
   glance(LEASE)  -- as it looks to the server, the token may be as old as the last script: the first to be evicted
   if force and answer and token_of(answer) ~= token then
-    wake(ARGV[10], '')
+    wake(ARGV[9], '')
   end
   return {GRANTED, left, entry}
 end
