@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -85,10 +85,10 @@ class Pool(ABC, Generic[W, Q, A]):
         self.all: list[W] = []
         self._idle: list[W | None] = [None] * server.max_connections
         """As many as may be in use; None is one that was never made. `pop` and `append` need no lock."""
-        self._line: deque[_Place[W]] = deque()
-        """Who waits for one that comes free, in the order of arrival."""
-        self._lock = threading.RLock()
-        self._moved = -inf  # when a connection was handed over last
+        self._free = threading.Condition()
+        """Those wait here for whom there is none."""
+        self._waiting = 0
+        self._moved = self._hung = -inf  # when one was taken by a waiter, and when a reply did not come, last
 
     @abstractmethod
     def made(self) -> W:
@@ -120,7 +120,7 @@ class Pool(ABC, Generic[W, Q, A]):
         Where the server takes no new connection (it has too many, or another password by now), it is asked over one
         that the server has taken before. `once`: it must not be sent twice."""
         try:
-            wire = (self._wait() if self._line else self._idle.pop()) or self._new()
+            wire = (self._wait() if self._waiting else self._idle.pop()) or self._new()
         except IndexError:
             wire = self._wait() or self._new()
         taken = True
@@ -135,14 +135,16 @@ class Pool(ABC, Generic[W, Q, A]):
                     raise
             return self.exchange(wire, question)
         except self.hung:  # first, if it is one that is broken, too: nobody waits as long once more
-            self._give_up()
+            self._hung = time.monotonic()
+            if self._waiting:
+                self._wake_all()
             raise
         except self.broken:
             if once:
                 raise
             taken = False  # before another thread may have it
             self._give_back(wire)
-            connected = self._take_connected()
+            connected = self._wait(connected=True)
             if connected is None:
                 raise
             wire, taken = connected, True
@@ -150,8 +152,9 @@ class Pool(ABC, Generic[W, Q, A]):
         finally:
             if taken and wire.stands and not self._server.closed:
                 self._idle.append(wire)
-                if self._line:  # asked behind: one that begins to wait now finds it
-                    self._hand_on()
+                if self._waiting:  # asked behind: one that begins to wait now finds it
+                    with self._free:
+                        self._free.notify()
             elif taken:
                 self._give_back(wire)
 
@@ -171,94 +174,44 @@ class Pool(ABC, Generic[W, Q, A]):
         self.all.append(wire)
         return wire
 
-    def _wait(self) -> W | None:
-        """The next that comes free."""
-        place = _Place[W](connected=False)
-        if not self._stand(place, self._server.timeout):
-            waited = f"no connection has been free for {self._server.timeout:g} s"
-            raise EngineError(f"{self._server.name}: {waited}")
-        if place.given_up:  # or one after the other would find that out for itself
-            raise EngineError(f"{self._server.name}: no reply, and no connection was free")
-        return place.wire
+    def _wait(self, *, connected: bool = False) -> W | None:
+        """The next that comes free; or, with `connected`, the next of those that are, and None if there are none."""
+        came = time.monotonic()
+        with self._free:
+            self._waiting += 1
+            try:
+                while True:
+                    if self._hung >= came:  # or one after the other would find that out for itself
+                        raise EngineError(f"{self._server.name}: no reply, and no connection was free")
+                    if connected and not any(_leads(each) for each in self.all):
+                        return None
+                    if self._idle and (not connected or _leads(self._idle[-1])):  # broken ones are at the other end
+                        with suppress(IndexError):  # a newcomer was faster
+                            wire = self._idle.pop()
+                            self._moved = time.monotonic()
+                            return wire
+                    left = max(came, self._moved) + self._server.timeout - time.monotonic()
+                    if left <= 0:
+                        waited = f"no connection has been free for {self._server.timeout:g} s"
+                        raise EngineError(f"{self._server.name}: {waited}")
+                    self._free.wait(left)
+            except BaseException:
+                self._free.notify()  # it may have been woken for one that is free
+                raise
+            finally:
+                self._waiting -= 1
 
-    def _take_connected(self) -> W | None:
-        """One that is connected, as soon as it is free. None if there are none, or it takes longer than a reply may."""
-        if not any(_leads(each) for each in self.all):
-            return None
-        place = _Place[W](connected=True)
-        self._stand(place, self._server.patience or self._server.timeout)
-        return place.wire
-
-    def _stand(self, place: _Place[W], seconds: float) -> bool:
-        """Stand in line until a connection is handed over. False: nobody's has been for so long."""
-        left = seconds
-        with self._lock:
-            self._line.append(place)
-        try:
-            self._hand_on()  # one may have come free before
-            while not place.gate.acquire(timeout=left):
-                with self._lock:
-                    left = self._moved + seconds - time.monotonic()
-                    if left <= 0 and place in self._line:
-                        self._line.remove(place)
-                        return False
-                    left = max(left, 0.0)  # or it was handed over just now
-            return True
-        except BaseException:
-            with self._lock:
-                if place in self._line:
-                    self._line.remove(place)
-                elif not place.given_up:
-                    self._idle.append(place.wire)
-            self._hand_on()
-            raise
-
-    def _give_up(self) -> None:
-        """A reply was not waited for any longer: who has no connection yet need not find that out."""
-        with self._lock:
-            for place in self._line:
-                place.given_up = True
-                place.gate.release()
-            self._line.clear()
+    def _wake_all(self) -> None:
+        with self._free:
+            self._free.notify_all()
 
     def _give_back(self, wire: W) -> None:
         """One that is broken; the last to be taken, as the server may take no new ones."""
         if self._server.closed:
             wire.disconnect()  # or it stays: it may have been connected just after all were
         self._idle.insert(0, wire)
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        """Hand idle connections to those who stand in line, in the order of arrival. Who wants one that is connected
-        goes without, if none is any more."""
-        with self._lock:
-            if not any(_leads(each) for each in self.all):
-                for place in [place for place in self._line if place.connected]:
-                    self._line.remove(place)
-                    place.gate.release()
-            for place in [*self._line] if self._idle else ():
-                fit = [wire for wire in self._idle if not place.connected or (wire is not None and _leads(wire))]
-                if not fit:
-                    continue
-                try:
-                    self._idle.remove(fit[-1])
-                except ValueError:
-                    continue  # a newcomer was faster
-                self._line.remove(place)
-                place.wire, self._moved = fit[-1], time.monotonic()
-                place.gate.release()
+        self._wake_all()
 
 
-class _Place(Generic[W]):
-    """One who stands in line for a connection, behind a gate that opens when it is handed over."""
-
-    def __init__(self, *, connected: bool) -> None:
-        self.connected = connected  # only one that is connected will do
-        self.wire: W | None = None
-        self.given_up = False
-        self.gate = threading.Lock()
-        self.gate.acquire()
-
-
-def _leads(wire: Pooled) -> bool:
-    return wire.stands and wire.current
+def _leads(wire: Pooled | None) -> bool:
+    return wire is not None and wire.stands and wire.current
