@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -57,7 +56,6 @@ CLOSING = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_MISSING: Any = object()
 
 
 @with_twins
@@ -254,11 +252,11 @@ class Cache:
         resident = self._root.hit(self._key(key))
         if resident is not None:
             return resident.value
-        return run_blocking(self._get(self._root, [key], default))[key]
+        return run_blocking(self._get(self._root, [key])).get(key, default)
 
     async def aget(self, key: str, default: Any = None) -> Any:
         resident = self._root.hit(self._key(key))
-        return resident.value if resident is not None else (await self._get(self._aroot, [key], default))[key]
+        return resident.value if resident is not None else (await self._get(self._aroot, [key])).get(key, default)
 
     @showing(PolicyOptions)
     def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
@@ -436,10 +434,10 @@ class Cache:
         >>> cache.get_many(["tea", "coffee"])
         {'tea': 3}
         """
-        return _present(run_blocking(self._get(self._root, list(keys), _MISSING)))
+        return run_blocking(self._get(self._root, list(keys)))
 
     async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        return _present(await self._get(self._aroot, list(keys), _MISSING))
+        return await self._get(self._aroot, list(keys))
 
     @showing(PolicyOptions)
     def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
@@ -511,12 +509,11 @@ class Cache:
             for key in found:
                 yield self._outer(key)
 
-    async def _get(self, root: ScopeSide, keys: Sequence[str], default: Any) -> dict[str, Any]:
+    async def _get(self, root: ScopeSide, keys: Sequence[str]) -> dict[str, Any]:
+        """What is fresh."""
         entries = await root.get([self._key(key) for key in keys])
-        return {
-            key: default if entry is None or entry.raised else entry.value
-            for key, entry in zip(keys, entries, strict=True)
-        }
+        found = zip(keys, entries, strict=True)
+        return {key: entry.value for key, entry in found if entry is not None and not entry.raised}
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 
@@ -651,15 +648,11 @@ class Cache:
         stampede.errors.EngineClosed: memory: the engine was closed: open another Cache, or call configure() again, ...
         """
         give_back = self._core.close()
-        if give_back is None:
+        giving = None if give_back is None else begun("stampede-closing", self._end, give_back)
+        if giving is None:
             self._end()
         elif running_loop() is None:
-            thread = begun("stampede-closing", give_back)
-            if thread is not None:
-                thread.join(CLOSING)
-            self._end()
-        elif begun("stampede-closing", self._end, give_back) is None:
-            self._end()
+            giving.join(CLOSING)
 
     def _end(self, give_back: Callable[[], object] = lambda: None) -> None:
         give_back()
@@ -668,13 +661,7 @@ class Cache:
             self._core.front.tier.clear()
 
     async def aclose(self) -> None:
-        give_back = self._core.close()
-        try:
-            if give_back is not None:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._errands.run(give_back), CLOSING)
-        finally:
-            self._end()
+        await self._errands.run(self.close)
 
     def __enter__(self) -> Cache:
         return self
@@ -758,10 +745,6 @@ class _CachedIn:
 
 
 _NAMES = frozenset(OPTIONS)
-
-
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not _MISSING}
 
 
 def _imported(name: str | type | ModuleType) -> type | ModuleType:

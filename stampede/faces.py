@@ -21,7 +21,7 @@ from stampede.status import Status
 
 __all__ = [
     "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",
-    "DecorateLoosely", "DecorateWith", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
+    "DecorateLoosely", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
     "LooselyCachedAsync", "MoreOptions", "Nobody", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
     "TryLockOptions", "WithObservers",
 ]  # fmt: skip
@@ -358,21 +358,8 @@ class LooselyCachedAsync(AsyncFunction[P, ..., T]):
 # -- decorators ---------------------------------------------------------------------------------------------------
 
 
-class DecorateWith(Protocol):
-    """`@cached(...)`, once it has its options."""
-
-    @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
-    def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
-    @overload  # a coroutine function is a function too: the narrower comes first
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
-    ) -> CachedAsync[P, T]: ...
-    @overload
-    def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
-
-
 class DecorateLoosely(Protocol):
-    """The same, where options leave parameters out of the key."""
+    """`@cached(...)`, once it has options that leave parameters out of the key."""
 
     @overload
     def __call__(self, function: Callable[P, N], /) -> LooselyCached[P, N]: ...
@@ -385,18 +372,18 @@ class DecorateLoosely(Protocol):
 
 
 class DecorateIn(Protocol[C_contra]):
-    """`@cached` and `@cached(...)`; C is what `cache=` may be: nothing (`Nobody`), of a cache's own `cached`."""
+    """`@cached`, and `@cached(...)`. C is what `cache=` may be: nothing (`Nobody`), of a cache's own `cached`."""
 
-    @overload  # what may be anything is no coroutine
+    @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
     def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
-    @overload
+    @overload  # a coroutine function is a function too: the narrower comes first
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> CachedAsync[P, T]: ...
     @overload
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
     @overload
-    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictOptions]) -> DecorateWith: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictOptions]) -> Decorate: ...
     @overload
     def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[Options]) -> DecorateLoosely: ...
 

@@ -13,7 +13,6 @@ __all__ = [
     "CachedIn",
     "DecorateMany",
     "DecorateManyLoosely",
-    "DecorateManyWith",
     "ManyAsync",
     "ManyFunction",
     "ManyMethod",
@@ -136,27 +135,8 @@ class ManyMethodAsync(Protocol[S_contra, K, V, P]):
     ) -> Coroutine[Any, Any, dict[K, V]]: ...
 
 
-class DecorateManyWith(Protocol):
-    """`@cached.many(...)`, once it has its options."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[list[K], P], Coroutine[Any, Any, Mapping[K, V]]], /
-    ) -> ManyAsync[K, V, P]: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[list[K], P], Mapping[K, V]], /
-    ) -> ManyFunction[K, V, P]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[S, list[K], P], Coroutine[Any, Any, Mapping[K, V]]], /
-    ) -> ManyMethodAsync[S, K, V, P]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /) -> ManyMethod[S, K, V, P]: ...
-
-
 class DecorateManyLoosely(Protocol):
-    """The same, where options leave parameters out of the key: what is asked for beside ids is not looked at."""
+    """`@cached.many(...)`, once it has options that leave parameters out of the key: arguments are not looked at."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -176,7 +156,7 @@ class DecorateManyLoosely(Protocol):
     ) -> ManyMethod[S, K, V, ...]: ...
 
 
-class DecorateMany(DecorateManyWith, Protocol[C_contra]):
+class DecorateMany(Protocol[C_contra]):
     """`@cached.many` and `@cached.many(...)`; C is as of `DecorateIn`."""
 
     @overload
@@ -194,7 +174,7 @@ class DecorateMany(DecorateManyWith, Protocol[C_contra]):
     @overload
     def __call__(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /) -> ManyMethod[S, K, V, P]: ...
     @overload
-    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictManyOptions]) -> DecorateManyWith: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictManyOptions]) -> DecorateMany[Nobody]: ...
     @overload
     def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[ManyOptions]) -> DecorateManyLoosely: ...
 
