@@ -34,7 +34,6 @@ from stampede.engines.kit.stamps import Stamps
 from stampede.engines.redis import RedisEngine, blocking, wire
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.news import News, slot_of
-from stampede.engines.redis.resp import MORE, _Parser
 from stampede.entry import UNREADABLE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
 from stampede.ports import Ask, Asked, Busy, Found, Granted, Ticket
@@ -686,55 +685,6 @@ def test_without_rights(own: RedisServer, rights: str) -> None:
         assert far.get_or_compute("l", lambda: 2) == 1
         assert time.monotonic() - start < SOON  # what nobody may tell is seen by the safety poll
         holder.join(PATIENCE)
-
-
-_WITHOUT = """
-import sys
-sys.modules["hiredis"] = None
-import asyncio
-from stampede.engines.redis import RedisEngine
-from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Found, Granted
-
-engine = RedisEngine(sys.argv[1], tracking=True)
-entry = Entry(bytes(range(256)) * 1000, new_id(), ttl=60.0, fresh=60.0, keep=60.0)
-
-async def tasks():
-    token = new_id()
-    assert isinstance(await engine.suspending.claims.claim("k", token, Ask(60.0)), Granted)
-    assert await engine.suspending.claims.fill("k", token, entry)
-    while True:
-        replies = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(60.0)) for _ in range(20)])
-        assert all(reply.entry.value == entry.value for reply in replies)
-        if all(reply.ticket for reply in replies):
-            return
-
-asyncio.run(tasks())
-engine.close()
-"""
-
-
-def test_without_hiredis(server: RedisServer) -> None:
-    """hiredis would be mandatory."""
-    command = [sys.executable, "-W", "error", "-c", _WITHOUT, server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_replies_in_pieces() -> None:
-    """A reply that comes in two packets would be lost, or read as another."""
-    stream = b"*4\r\n:0\r\n$-1\r\n$5\r\na\r\nbc\r\n*-1\r\n+OK\r\n-ERR no\r\n*0\r\n$0\r\n\r\n:-2\r\n"
-    stream += b">2\r\n+invalidate\r\n_\r\n"
-    for size in range(1, len(stream)):
-        parser = _Parser(ValueError)
-        replies = []
-        for start in range(0, len(stream), size):
-            parser.feed(stream[start : start + size])
-            while (reply := parser.gets()) is not MORE:
-                replies.append(reply)
-        assert replies[:2] == [[0, None, b"a\r\nbc", None], b"OK"]
-        assert str(replies[2]) == "ERR no"
-        assert replies[3:] == [[], b"", -2, [b"invalidate", None]]
 
 
 def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:

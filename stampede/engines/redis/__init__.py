@@ -10,8 +10,7 @@ news.py      subscriptions, and what keeps tickets true;  readers.py   the ends 
 clients.py   what is behind a URL: how connections to a server are made
 shard.py     one server's ports;  sentinel.py   the server that sentinels name
 cluster.py   many shards, one for each master;  routed.py   the ports over them
-resp.py      commands as bytes, and replies from bytes
-inside.py    what is used of redis-py that is its own: the socket, the streams and the parser of a connection
+inside.py    what is used of redis-py that is its own: the socket and the streams of a connection; and hiredis' parser
 """
 
 from __future__ import annotations

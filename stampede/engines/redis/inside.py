@@ -6,9 +6,14 @@ read without the library's own buffers, retries and warnings.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-__all__ = ["refusal", "socket_of", "streams_of", "take_streams"]
+from hiredis import Reader, pack_command
+
+from stampede.engines.kit.replies import MORE, OutOfStep
+
+__all__ = ["pack", "parser", "refusal", "socket_of", "streams_of", "take_streams"]
 
 
 def socket_of(connection: Any) -> Any:
@@ -25,6 +30,15 @@ def streams_of(connection: Any) -> tuple[Any, Any]:
 def take_streams(connection: Any) -> None:
     """From it, by who has kept them: the library would warn that they were not closed."""
     connection._reader = connection._writer = None
+
+
+pack: Callable[[tuple[bytes, ...]], bytes] = cast(Any, pack_command)
+"""Return a command as it is sent."""
+
+
+def parser(refused: Callable[[str], Exception]) -> Any:
+    """hiredis' parser of RESP2 and of RESP3's pushes. A server's refusal is returned as an exception, not raised."""
+    return Reader(protocolError=OutOfStep, replyError=refused, notEnoughData=MORE)
 
 
 def refusal(connection: Any) -> Any:
