@@ -330,7 +330,7 @@ def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
 
 def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that was blocked for longer than a server may take would give up its connection, and the value with it."""
-    monkeypatch.setattr("stampede.engines.kit.timer.LOOK", 0.0)  # after the block the look comes before the reply
+    monkeypatch.setattr("stampede.engines.kit.pipe.LOOK", 0.0)  # after the block the look comes before the reply
     engine = MemcachedEngine(server.address, timeout=0.1)
 
     async def scenario() -> None:

@@ -21,7 +21,7 @@ from servers import shared_redis
 
 from stampede import Cache, WaitTimeout
 from stampede.colour import SUSPENDING
-from stampede.engines.kit.timer import Timer
+from stampede.engines.kit.pipe import Timer
 
 
 class Large:

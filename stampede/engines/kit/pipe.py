@@ -17,12 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from stampede import forks
 from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
-from stampede.engines.kit.timer import Timer
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.kit.wire import INTERRUPTED, Question, Wire
 from stampede.loops import Loop, PerLoop, nobodys
 
-__all__ = ["Pipe", "Pipes"]
+__all__ = ["Pipe", "Pipes", "Timer"]
 
 P = TypeVar("P", bound="_Ends")
 
@@ -34,8 +33,40 @@ class _Ends(Protocol):
     def disown(self) -> None: ...
 
 
-BLOCKED = 0.2
-"""Seconds for which a loop must have been blocked while it connected, for a second try after a time-out."""
+LOOK = 0.05
+"""Seconds between two looks at a connection that owes a reply."""
+
+
+class Timer:
+    """Calls `look` every `LOOK` seconds until it returns False. A timer ends with its loop."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do nothing if it runs already."""
+        handle = self._handle
+        if handle is not None:
+            if handle.when() + LOOK > loop.time():
+                return
+            handle.cancel()  # it is late. A loop that an exception has ended, as Ctrl-C, may also have dropped it
+        # Without the context of the caller, who is only the first of many to ask.
+        self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._handle = None
+        again = True
+        try:
+            again = self._look()
+        finally:
+            if again:
+                self.start(loop)
 
 
 class Pipe(ABC):
@@ -158,14 +189,7 @@ class Pipe(ABC):
 
     async def _connect(self) -> None:
         try:
-            late = self._timer.late
-            try:
-                wire = await self.reach()
-            except (self.hung, TimeoutError):
-                if self._timer.late - late < BLOCKED:
-                    raise
-                # The loop was blocked, as by the TLS contexts of many servers. That says nothing of this one.
-                wire = await self.reach()
+            wire = await self.reach()
             if wire.dead:
                 raise OutOfStep("it has said what nobody had asked for")
             await anext(wire.ended)
