@@ -296,20 +296,6 @@ def stat(server: RedisServer, name: str) -> str:
     return next(line for line in server.cli("INFO", "stats").split() if line.startswith(name + ":")).split(":")[1]
 
 
-def test_one_key_is_asked_for_on_its_way(cluster: RedisCluster, open_: Open, move: Move) -> None:
-    """ASK would not be followed: what has been moved already would be unknown until all of its slot has."""
-    engine = open_(cluster.url)
-    run(engine.blocking.store.set("k", some()))
-    move.begin()
-    move.source.cli("MIGRATE", "127.0.0.1", str(move.target.port), wire.names("k").entry, "0", "5000")
-    (kept,) = run(engine.blocking.store.get(["k"]))
-    assert kept is not None
-    assert kept.value == b"value"
-    move.end()
-    (kept,) = run(engine.blocking.store.get(["k"]))
-    assert kept is not None
-
-
 def test_a_slot_that_is_stuck_is_no_answer(cluster: RedisCluster, open_: Open, move: Move) -> None:
     """Who asks for a key on its way would hang for as long as the move does."""
     engine = open_(cluster.url)

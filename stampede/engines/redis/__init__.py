@@ -31,7 +31,7 @@ from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, parts_of, scheme_of
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Engine, Limits, Side, Ticket
+from stampede.ports import Engine, Side, Ticket
 
 __all__ = ["RedisEngine", "from_url", "of_client"]
 
@@ -65,10 +65,9 @@ class RedisEngine(Engine):
         self._servers = servers = _servers(url, client, options, tracking=bool(tracking))
         self.url = servers.name
         self.audience = servers.scripts.audience
-        self.many = servers.claims
+        self.many = servers.blocking.keys
         self.recalls = servers.recalls
-        self.blocking = _side(servers.claims, servers.locks, servers.limits)
-        self.suspending = _side(servers.aclaims, servers.alocks, servers.alimits)
+        self.blocking, self.suspending = _side(servers.blocking), _side(servers.suspending)
         self._closing = forks.closing(self, servers.close)
         forks.in_child(self._start_again)
 
@@ -112,8 +111,9 @@ class RedisEngine(Engine):
         self._servers.start_again()
 
 
-def _side(keys: Any, locks: Any, limits: Limits) -> Side:
-    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
+def _side(ports: Any) -> Side:
+    keys, locks = ports.keys, ports.locks
+    return Side(keys, keys, locks, ports.limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
 
 
 def _servers(url: str | None, client: Any, options: dict[str, Any], *, tracking: bool) -> Shard | Cluster:

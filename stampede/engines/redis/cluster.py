@@ -1,8 +1,8 @@
 """`redis+cluster://`: every master is a shard with lines and news of its own; each verb goes to the shard of its key.
 
 A ticket is about the stamps of the shard that gave it: when a key moves, the shard that has lost it tells so.
-Who has which slot is asked when it must be, and mended by what the servers answer meanwhile: MOVED and ASK, TRYAGAIN
-while a slot's keys are here and there, and silence.
+Who has which slot is asked when it must be, and mended by what the servers answer meanwhile: MOVED, and silence. While
+a slot is being moved (ASK, TRYAGAIN), a verb asks again until it is there.
 
 A shard that is down takes only its own keys along. The one that has the generations takes all: no key is asked for
 while nobody can say in which generation it is, or `clear` by somebody who still reaches that shard, or did just before
@@ -24,19 +24,9 @@ from stampede import forks
 from stampede.breaker import Breaker
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.engines.redis.clients import Address, Server, made_with, several
-from stampede.engines.redis.routed import (
-    GENERATIONS,
-    SLOTS,
-    Ports,
-    RoutedKeys,
-    RoutedLimits,
-    RoutedLocks,
-    Verb,
-    reason,
-)
-from stampede.engines.redis.scripts import Command, Scripts, is_passing
-from stampede.engines.redis.shard import Shard
-from stampede.engines.redis.verbs import Line
+from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedPorts, Verb, reason
+from stampede.engines.redis.scripts import Scripts, is_passing
+from stampede.engines.redis.shard import Ports, Shard
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.ports import Pulse, Recalls
@@ -64,21 +54,12 @@ class Master(Shard):
         self.address = address
         self.breaker = Breaker()
 
-    def at_hand(self, colour: Colour, *, asking: bool = False) -> Ports:
-        """The ports of one colour. With `asking`, of a shard that is being given a slot."""
-        if asking:
-            line = _Asking(self.aline if colour.suspending else self.line, self.scripts)
-            return Ports(line, *self.ports(line, colour))
-        if colour.suspending:
-            return Ports(self.aline, self.aclaims, self.alocks, self.alimits)
-        return Ports(self.line, self.claims, self.locks, self.limits)
-
-    async def ask(self, verb: Verb[T], ports: Ports, *, always: bool = False) -> T:
+    async def ask(self, verb: Verb[T], colour: Colour, *, always: bool = False) -> T:
         """What the verb says. It may not be asked now, unless this is to be done `always`."""
         if not always and not self.breaker.allow(time.monotonic()):  # one caller a second finds out, for all
             raise EngineError(f"{self.name}: it was down a moment ago")
         try:
-            answer = await verb(ports)
+            answer = await verb(self.suspending if colour.suspending else self.blocking)
         except EngineError as error:
             self._heard(reason(error))
             raise
@@ -95,22 +76,6 @@ class Master(Shard):
             self.breaker.failed(time.monotonic())
         elif isinstance(reason, exceptions.ResponseError):
             self.breaker.succeeded(time.monotonic())
-
-
-class _Asking:
-    """A line to a shard that is being given a slot, and takes questions about it only if they say that they know."""
-
-    def __init__(self, line: Line, scripts: Scripts) -> None:
-        self._line = line
-        self._scripts = scripts
-
-    async def ask(self, command: Command) -> Any:
-        return (await self.ask_all([command]))[0][0]
-
-    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        asked = [each for command in commands for each in ((b"ASKING",), self._scripts.with_text(command))]
-        replies, _ = await self._line.ask_all(asked)
-        return replies[1::2], 0  # no tickets before it is there
 
 
 class Cluster:
@@ -130,10 +95,8 @@ class Cluster:
         self._closed = False
         self._begin()
         self._shard(self._seeds[0])  # wrong options are an error now
-        self.claims, self.locks = RoutedKeys(self, BLOCKING), RoutedLocks(self, BLOCKING)
-        self.aclaims, self.alocks = RoutedKeys(self, SUSPENDING), RoutedLocks(self, SUSPENDING)
+        self.blocking, self.suspending = RoutedPorts(self, BLOCKING), RoutedPorts(self, SUSPENDING)
         self.recalls: Recalls = self
-        self.limits, self.alimits = RoutedLimits(self, BLOCKING), RoutedLimits(self, SUSPENDING)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
@@ -195,10 +158,10 @@ class Cluster:
         if self._closed:
             raise EngineClosed(self.name)
         end, pause = time.monotonic() + PATIENCE, PAUSE[0]
-        shard, ports = await self._way(slot, colour)
         while True:
+            shard = await self._owner(slot, colour)
             try:
-                return await shard.ask(verb, ports, always=always)
+                return await shard.ask(verb, colour, always=always)
             except EngineClosed as closed:
                 if self._closed:
                     raise
@@ -218,11 +181,7 @@ class Cluster:
                     raise  # (it was one of many keys, and of another slot)
                 if isinstance(cause, exceptions.MovedError):
                     await self._moved(slot, _address(cause, shard.address), colour)
-                elif isinstance(cause, exceptions.AskError):
-                    shard = self._shard(_address(cause, shard.address))
-                    ports = shard.at_hand(colour, asking=True)
-                    continue
-                elif isinstance(cause, exceptions.TryAgainError) or is_passing(error):
+                elif isinstance(cause, (exceptions.AskError, exceptions.TryAgainError)) or is_passing(error):
                     await colour.park(Bell(), pause)
                     pause = min(2 * pause, PAUSE[1])
                 else:
@@ -230,7 +189,6 @@ class Cluster:
                     if self._owners[slot] in (shard.address, None):
                         await self._judge(error, shard, colour)
                         raise
-            shard, ports = await self._way(slot, colour)
 
     async def _judge(self, error: EngineError, shard: Master, colour: Colour) -> None:
         """One shard's trouble is its own while the generations' shard is up, and the whole engine's if that isn't."""
@@ -255,19 +213,15 @@ class Cluster:
     async def _ask_generations(self, colour: Colour) -> None:
         await self.at(GENERATIONS, colour, lambda ports: ports.line.ask((b"GET", b"{stampede}g")))
 
-    async def _way(self, slot: int, colour: Colour) -> tuple[Master, Ports]:
-        if not self._owners:
+    async def _owner(self, slot: int, colour: Colour) -> Master:
+        if not self._owners or self._owners[slot] is None:
             await self._refresh(colour)
         owner = self._owners[slot]
-        if owner is None:
-            await self._refresh(colour)
-            owner = self._owners[slot]
         if owner is None:
             nobody = EngineError(f"{self.name}: no server has slot {slot}")
             nobody.partial = self._several and self._generations_up()
             raise nobody
-        shard = self._shard(owner)
-        return shard, shard.at_hand(colour)
+        return self._shard(owner)
 
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
         """Where the slots are, as far as it is known."""
@@ -291,7 +245,7 @@ class Cluster:
         for place in places:
             try:
                 shard = self._shard(place)
-                self._learn(await shard.ask(_slots, shard.at_hand(colour), always=not self._owners), place)
+                self._learn(await shard.ask(_slots, colour, always=not self._owners), place)
                 return
             except (EngineError, TypeError, ValueError, LookupError) as error:  # silence, or no list of slots
                 silence = error

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address
-from stampede.engines.redis.limits import RedisLimits
-from stampede.engines.redis.locks import RedisLocks, tag_of
-from stampede.engines.redis.verbs import Keys, Line
+from stampede.engines.redis.locks import tag_of
+from stampede.engines.redis.shard import Ports
+from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry
 from stampede.errors import EngineError
 from stampede.ports import Asked, Held, Usage, Versioned
 
-__all__ = ["GENERATIONS", "SLOTS", "Ports", "RoutedKeys", "RoutedLimits", "RoutedLocks", "Verb", "reason", "slot_of"]
+if TYPE_CHECKING:
+    from stampede.engines.redis.cluster import Cluster
+
+__all__ = ["GENERATIONS", "SLOTS", "RoutedPorts", "Verb", "reason", "slot_of"]
 
 T = TypeVar("T")
 
 SLOTS = 1 << 14
-
-
-class Ports(NamedTuple):
-    """What one shard is asked by, in one colour."""
-
-    line: Line
-    keys: Keys
-    locks: RedisLocks
-    limits: RedisLimits
 
 
 Verb = Callable[[Ports], Awaitable[T]]
@@ -47,14 +40,6 @@ def slot_of(name: str, *, lock: bool = False) -> int:
 
 
 GENERATIONS = _slot(b"stampede")
-
-
-class Ways(Protocol):
-    """Who finds the shard of a slot, wherever it is by now."""
-
-    async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
-    async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
-    async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]: ...
 
 
 def _routed(port: str, verb: str, *, always: bool = False) -> Any:
@@ -79,7 +64,7 @@ def _where_generations_are(verb: str) -> Any:
 class _Routed:
     """Locks, or limits, of one colour."""
 
-    def __init__(self, ways: Ways, colour: Colour) -> None:
+    def __init__(self, ways: Cluster, colour: Colour) -> None:
         self._ways = ways
         self._colour = colour
 
@@ -163,21 +148,13 @@ class RoutedKeys(_Routed, Versioned):
         return found, (more, None) if more else None
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """In one round trip to each shard; from an event loop all at once."""
-
-        async def told() -> list[Sequence[str]]:
-            return (await self.of_generations(lambda keys: keys.change([], scopes)))[1] if scopes else []
-
-        async def done() -> list[Any]:
-            if len(asked) == 1:
-                return await self._at(asked[0].args[0], lambda ports: change(ports.keys, asked))
-            return _whole(await self._many(asked, lambda each: each.args[0], change))
+        """In one round trip to each shard."""
 
         async def change(keys: Keys, some: Sequence[Asked]) -> list[Any]:
             return (await keys.change(some, []))[0]
 
-        changed, generations = await _at_once(self._colour, [done, told])
-        return changed, generations
+        changed = _whole(await self._many(asked, lambda each: each.args[0], change))
+        return changed, (await self.of_generations(lambda keys: keys.change([], scopes)))[1] if scopes else []
 
     async def of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
         try:
@@ -214,23 +191,28 @@ class RoutedKeys(_Routed, Versioned):
                     return [error] * len(some)
             return [answer for number in numbers for answer in await part([number])]
 
-        found = await _at_once(self._colour, [partial(part, numbers) for numbers in parts.values()])
+        if self._colour.suspending:
+            found = await settled(map(part, parts.values()))
+        else:
+            found = [await part(numbers) for numbers in parts.values()]
         answers: list[Any] = [None] * len(items)
         for numbers, some in zip(parts.values(), found, strict=True):
+            if isinstance(some, BaseException):
+                raise some
             for number, answer in zip(numbers, some, strict=True):
                 answers[number] = answer
         return answers
 
 
-async def _at_once(colour: Colour, work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
-    """What each gives, from an event loop beside each other; or what the first has raised that has."""
-    if not colour.suspending:
-        return [await each() for each in work]
-    found = await settled([each() for each in work])
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return found
+class RoutedPorts:
+    """The ports of a cluster in one colour."""
+
+    def __init__(self, ways: Cluster, colour: Colour) -> None:
+        self.keys, self.locks, self.limits = (
+            RoutedKeys(ways, colour),
+            RoutedLocks(ways, colour),
+            RoutedLimits(ways, colour),
+        )
 
 
 def _is_about_one(error: EngineError) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour
@@ -18,7 +18,17 @@ from stampede.engines.redis.suspending import Suspending
 from stampede.engines.redis.verbs import Keys, Line
 from stampede.errors import EngineError
 
-__all__ = ["Shard"]
+__all__ = ["Ports", "Shard"]
+
+
+class Ports(NamedTuple):
+    """What a server is asked by, in one colour."""
+
+    line: Line
+    keys: Keys
+    locks: RedisLocks
+    limits: RedisLimits
+
 
 _RISKS = {
     "noeviction": "stores nothing new once it is full",
@@ -45,13 +55,12 @@ class Shard:
         self.news.on_refused = partial(scripts.refused, server.name)
         self.news.on_deaf = partial(scripts.untold, server.name)
         self.news.answered_others = lambda: server.vigil.heard
-        self.claims, self.locks, self.limits = self.ports(self.line, BLOCKING)
-        self.aclaims, self.alocks, self.alimits = self.ports(self.aline, SUSPENDING)
+        self.blocking, self.suspending = self._ports(self.line, BLOCKING), self._ports(self.aline, SUSPENDING)
 
-    def ports(self, line: Line, colour: Colour) -> tuple[Keys, RedisLocks, RedisLimits]:
-        """The verbs of one colour, over any line to this server."""
+    def _ports(self, line: Line, colour: Colour) -> Ports:
         keys = Keys(line, self.scripts, self.news, self.generations, colour)
-        return keys, RedisLocks(line, self.scripts, self.news, colour), RedisLimits(line, self.scripts)
+        locks = RedisLocks(line, self.scripts, self.news, colour)
+        return Ports(line, keys, locks, RedisLimits(line, self.scripts))
 
     def follow(self) -> None:
         """Have the server tell of changes from now on."""
