@@ -12,7 +12,7 @@ from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import hang_up
 from stampede.engines.redis.clients import Server
-from stampede.engines.redis.inside import pack, parser, refusal, socket_of
+from stampede.engines.redis.inside import packer, parser, refusal, socket_of
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
@@ -68,7 +68,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
         from redis import exceptions
 
         super().__init__(server)
-        self._leading, self._scripts, self._news = server, scripts, news
+        self._leading, self._scripts, self._news, self._pack = server, scripts, news, packer()
         self.broken, self.hung = (exceptions.ConnectionError, OSError), exceptions.TimeoutError
 
     def made(self) -> _Wire:
@@ -91,7 +91,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
                 wire.connect()
             elif wire.speaks():
                 raise wire.why_it_speaks()
-            wire.send(b"".join(map(pack, commands)))
+            wire.send(b"".join(map(self._pack, commands)))
             its, plain = wire.parser, OF_COMMANDS
             for command in commands:
                 while (reply := its.gets()) is MORE:

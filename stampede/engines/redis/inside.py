@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from hiredis import Reader, pack_command
-
 from stampede.engines.kit.replies import MORE, OutOfStep
 
-__all__ = ["pack", "parser", "refusal", "socket_of", "streams_of", "take_streams"]
+__all__ = ["packer", "parser", "refusal", "socket_of", "streams_of", "take_streams"]
 
 
 def socket_of(connection: Any) -> Any:
@@ -32,12 +30,17 @@ def take_streams(connection: Any) -> None:
     connection._reader = connection._writer = None
 
 
-pack: Callable[[tuple[bytes, ...]], bytes] = cast(Any, pack_command)
-"""Return a command as it is sent."""
+def packer() -> Callable[[tuple[bytes, ...]], bytes]:
+    """Return hiredis' function that makes of a command what is sent."""
+    from hiredis import pack_command
+
+    return cast(Any, pack_command)  # type: ignore[no-any-return]
 
 
 def parser(refused: Callable[[str], Exception]) -> Any:
     """hiredis' parser of RESP2 and of RESP3's pushes. A server's refusal is returned as an exception, not raised."""
+    from hiredis import Reader
+
     return Reader(protocolError=OutOfStep, replyError=refused, notEnoughData=MORE)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from stampede.engines.kit.feed import Channel, Feed
 from stampede.engines.kit.replies import MORE
 from stampede.engines.redis.clients import Server
-from stampede.engines.redis.inside import pack, parser, socket_of
+from stampede.engines.redis.inside import packer, parser, socket_of
 from stampede.engines.redis.readers import Readers
 
 __all__ = ["GENERATIONS", "News", "follow", "refusal_of", "slot_of"]
@@ -177,7 +177,7 @@ class _Told:
         self._expected.append(lambda _: None)
 
     def _send(self, commands: list[tuple[bytes, ...]]) -> None:
-        self._sock.sendall(b"".join(map(pack, commands)))
+        self._sock.sendall(b"".join(map(packer(), commands)))
 
     def read(self) -> None:
         """By the parser itself: the library would log pushes, and look twice before each."""

@@ -10,7 +10,7 @@ from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.redis.clients import Server
-from stampede.engines.redis.inside import pack, parser, refusal, streams_of, take_streams
+from stampede.engines.redis.inside import packer, parser, refusal, streams_of, take_streams
 from stampede.engines.redis.line import ServerLine
 from stampede.engines.redis.news import News, follow
 from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
@@ -70,6 +70,7 @@ class _Pipe(Pipe):
         self._server = server
         self._scripts = scripts
         self._news = news
+        self._pack = packer()
         self.hung, self.final, self.known = Hung, (Hung,), (RedisError, OSError)
 
     async def reach(self) -> Wire:
@@ -91,7 +92,7 @@ class _Pipe(Pipe):
         return wire
 
     def written(self, wire: Any, questions: Sequence[Question]) -> bytes:
-        return b"".join([pack(command) for question in questions for command in question.asked])
+        return b"".join([self._pack(command) for question in questions for command in question.asked])
 
     def check(self, question: Question, reply: Any) -> None:
         command = question.asked[len(question.replies)]
