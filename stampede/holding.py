@@ -26,7 +26,7 @@ from stampede.land import quietly
 from stampede.loops import Loop
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.policy import Seconds, seconds
-from stampede.ports import Busy, Engine, Holds, Locks, Problem, Sessions
+from stampede.ports import Busy, Engine, Holds, Locks, Problem
 from stampede.signatures import with_twins
 
 __all__ = ["Access", "Holding", "Hook", "Release", "Way", "holds_of", "naming"]
@@ -115,7 +115,6 @@ class Holding:
         self.access = access
         self._chosen = token is not None  # by the user: another holder may have this token, now or later
         self._fence = 0
-        self._session: Any = None  # the connection that it is bound to
         self._loop: ReferenceType[Loop] | None = None  # with which its holder ends
 
     # -- what is held ---------------------------------------------------------------------------------------------
@@ -149,38 +148,6 @@ class Holding:
         """A number that grows from holder to holder, for resources that can refuse an older one. None: the lock was
         not granted."""
         return None if self.hold is None else self._fence
-
-    @property
-    def connection(self) -> Any:
-        """A connection to the database that has the lock (`postgres://`): the lock ends with it, and it with the lock.
-
-        What is done on it is done by the holder of the lock, or fails. It is made when it is first asked for, one for
-        each holding, in autocommit. LockLost if the lock is not held.
-        """
-        sessions = self._bindable()
-        if self._session is None:
-            self._session = sessions.session(self.key, self.token)
-        return self._bound()
-
-    async def aconnection(self) -> Any:
-        """`connection`, for an event loop."""
-        sessions = self._bindable()
-        if self._session is None:
-            self._session = await sessions.asession(self.key, self.token)
-        return self._bound()
-
-    def _bindable(self) -> Sessions:
-        if self.access.its.sessions is None:
-            raise OptionError(f"{self.access.engine.scheme}:// has no connections that a lock could be bound to")
-        if self.access.release_via is not None:
-            raise OptionError("a lock with release_via outlives its block, and has no connection of its own")
-        self._held_now()
-        return self.access.its.sessions
-
-    def _bound(self) -> Any:
-        if self._session is None:
-            raise self._loss()
-        return self._session
 
     def __bool__(self) -> bool:
         return self.held
@@ -305,8 +272,8 @@ class Holding:
         if error is not None and its.records is not None:
             its.records.failed(self.token, problem_of(error))
         crowd = self.access.crowd
-        # One that is bound to a connection would end with that, and one that was extended outlive a dead holder.
-        lent = crowd is not None and error is None and not lost and not self._session and hold.least <= monotonic()
+        # One that was extended would outlive a dead holder.
+        lent = crowd is not None and error is None and not lost and hold.least <= monotonic()
         if crowd is not None and lent and crowd(way).hand_on(self):
             return
         try:
@@ -318,10 +285,6 @@ class Holding:
             if lost:
                 raise self._loss() from trouble
             raise naming(self.name, "can't be given back", trouble) from trouble.__cause__
-        finally:
-            session, self._session = self._session, None
-            if session is not None and its.sessions is not None:
-                its.sessions.close(session)
         if error is None and (lost or not known):
             raise self._loss()
 
@@ -343,8 +306,6 @@ class Holding:
         if not self.access.detachable:
             raise OptionError("a place in a bulkhead can't be handed to another process: `extend` it")
         hold, its = self._held_now(), self.access.its
-        if self._session is not None:
-            raise OptionError("a lock whose `connection` was asked for ends with that, and can't be handed over")
         hands = its.side(way.colour).hands
         if hands is None:
             raise OptionError(f"a lock of {its.scheme}:// ends with its holder, and can't be handed over")

@@ -424,19 +424,6 @@ class Records(Protocol):
         """What was done under this lock has failed, as is to be in the record when it is released, next."""
 
 
-class Sessions(Protocol):
-    """Of an engine that can bind a lock to a connection on which its holder works: the lock ends when that does."""
-
-    def session(self, name: str, token: bytes) -> Any:
-        """A new one, as its client library has it. None: the lock is lost."""
-
-    async def asession(self, name: str, token: bytes) -> Any:
-        """The same, for an event loop."""
-
-    def close(self, session: Any) -> None:
-        """Of either colour, once the lock has been given back."""
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """A lock, and who has it."""
@@ -455,10 +442,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """How a lock was held, or a computation ended."""
+    """How a lock was held."""
 
     number: int | None  # None: a dead holder's, whose lock nobody has wanted yet
-    kind: str  # "lock", or "computation"
     name: str
     host: str | None
     pid: int | None
@@ -525,7 +511,6 @@ class Engine(ABC):
     looks: bool = False  # its claims, of both colours, are `Looks`
     changes: bool = False  # its stores, of both colours, are `Changes`
     records: Records | None = None
-    sessions: Sessions | None = None
     reports: Reports | None = None
     many: Many | None = None
     audience: WeakSet[Hears] | None = None

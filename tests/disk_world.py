@@ -17,7 +17,8 @@ AFRESH = multiprocessing.get_context("forkserver")
 
 AFRESH.set_forkserver_preload(
     ["asyncio", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "places", "stampede.cli"]
-    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql", "zmq", "zookeeper")]
+    + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
+    + [f"stampede.engines.{each}" for each in ("zmq", "zookeeper")]
 )
 PATIENCE = 30.0
 

@@ -165,8 +165,8 @@ WORLDS |= {
 }  # fmt: skip
 
 ENOUGH = 8000 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 150
-"""Schedules of one world with a fault at any point, the simplest first. Of the breakages below that are seen with faults
-in general, the last is seen at the 48th; of those seen without faults, at the 420th, and one only at the 2,525th."""
+"""Schedules of one world with a fault at any point, the simplest first. Of the breakages below, those that are seen
+with all faults are seen at the 48th at the latest; those without faults at the 420th, and one only at the 2,525th."""
 
 
 @pytest.fixture(scope="module")

@@ -24,14 +24,14 @@ from herd import until
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
 from proxy import Proxy
 
-from stampede import Cache, Holding, Lock, LockLost, OptionError
+from stampede import Cache, Lock, LockLost, OptionError
 from stampede.colour import run_blocking as run
 from stampede.contrib.postgres import on_commit
 from stampede.engines.postgres import PostgresEngine, sweep
 from stampede.engines.postgres.locks import lock_id
 from stampede.engines.postgres.schema import grants
 from stampede.entry import new_id
-from stampede.ports import Ask, Busy, Granted
+from stampede.ports import Busy, Granted
 
 LONG = 60.0
 SOON = 10.0
@@ -322,39 +322,6 @@ def test_an_error_that_can_not_say_what_it_is_is_recorded_all_the_same(server: P
     ]
 
 
-@both
-@pytest.mark.parametrize("failures", [True, False])
-def test_failed_computations_are_recorded_where_that_is_wanted(
-    server: PostgresServer, open_: Open, colour: str, failures: bool
-) -> None:
-    """A report that can't be made would leave no trace but a line in some process's log."""
-    cache = open_(failures=failures)
-
-    def fails() -> int:
-        raise KeyError("the orders")
-
-    ask = (lambda: asyncio.run(cache.aget_or_compute("report", fails))) if colour == "async" else None
-    with pytest.raises(KeyError):
-        (ask or (lambda: cache.get_or_compute("report", fails)))()
-    held = record(server, "kind", "problem", "exception", "message", "process", "released >= taken")
-    wanted = ("computation", "failed", "KeyError", "'the orders'", os.getpid(), True)
-    assert held == ([wanted] if failures else [])
-
-
-@pytest.mark.parametrize("failures", [True, False])
-def test_computations_that_came_to_no_end_are_recorded_too(server: PostgresServer, open_: Open, failures: bool) -> None:
-    """Of a process that is killed whenever it makes a certain report nobody would hear."""
-    claims = open_(failures=failures).engine.blocking.claims
-    for change in ("pid = 1, started = 1", "ends = stampede.clock() - 5"):
-        assert isinstance(run(claims.claim("report", new_id(), Ask(LONG))), Granted)
-        server.say(f"UPDATE stampede.leases SET {change}")
-    assert isinstance(run(claims.claim("report", new_id(), Ask(LONG))), Granted)
-    assert isinstance(run(claims.claim("report", new_id(), Ask(LONG, force=True))), Granted)  # a refresh loses nothing
-    held = record(server, "kind", "name", "problem", "process")
-    wanted = [("computation", "report", problem, os.getpid()) for problem in ("disconnected", "expired")]
-    assert held == (wanted if failures else [])
-
-
 def test_names_are_of_any_characters(server: PostgresServer, open_: Open) -> None:
     """Two names would be one lock; or one be a piece of a statement."""
     engine = open_().engine
@@ -533,72 +500,23 @@ def test_a_commit_elsewhere_releases_nothing(server: PostgresServer, open_: Open
 
 
 @both
-def test_a_lock_ends_with_the_connection_that_it_is_bound_to(server: PostgresServer, open_: Open, colour: str) -> None:
-    """Work in a session that is gone would be done again beside it; or go on in one whose lock is another's."""
-    cache = open_()
-
-    async def pid(lock: Holding) -> int:
-        if colour == "sync":
-            return int(lock.connection.execute("SELECT pg_backend_pid()").fetchone()[0])
-        connection = await lock.aconnection()
-        assert connection is await lock.aconnection()
-        return int((await (await connection.execute("SELECT pg_backend_pid()")).fetchone())[0])
-
-    async def main() -> None:
-        lock = cache.lock("l", lease=LONG)
-        async with lock as mine:
-            theirs = await pid(mine)
-            assert server.ask("SELECT pid FROM stampede.locks") == [(theirs,)]
-        until(lambda: not server.ask("SELECT FROM pg_stat_activity WHERE pid = %s", theirs))
-        with pytest.raises(LockLost):
-            await pid(mine)
-        again = await lock.aacquire()
-        server.ask("SELECT pg_terminate_backend(%s, 5000)", await pid(again))
-        async with cache.lock("l", wait=LONG):
-            pass
-        with pytest.raises(LockLost):
-            await lock.arelease()
-
-    asyncio.run(main())
-    assert [problem for (problem,) in record(server, "problem")] == ["", "disconnected", ""]
-
-
-def test_only_such_a_lock_has_a_connection(open_: Open) -> None:
-    """Something would be handed out that has nothing to do with the lock."""
-    with Cache("memory://").lock("l") as lock, pytest.raises(OptionError, match="no connections"):
-        lock.connection  # noqa: B018
-    with open_().lock("l", release_via=lambda release: release()) as lock, pytest.raises(OptionError, match="outlives"):
-        lock.connection  # noqa: B018
-
-
-def test_a_pooler_has_no_connection_for_a_lock(server: PostgresServer, open_: Open) -> None:
-    """The lock would be bound to a connection that the pooler gives to all others, too."""
-    with closing(PgBouncer(server, "default_pool_size=2")) as bouncer:
-        with open_(bouncer.postgres_url).lock("l") as lock, pytest.raises(OptionError, match="listen="):
-            lock.connection  # noqa: B018
-        with open_(bouncer.postgres_url, listen=server.postgres_url).lock("m") as lock:
-            assert lock.connection.execute("SELECT 1").fetchone() == (1,)
-
-
-@both
 def test_a_program_s_role_has_the_rights_it_needs(server: PostgresServer, open_: Open, colour: str) -> None:
     """Who follows the docs would get errors in the middle of the night; or a lock end with an idle connection."""
     with server.role(idle_session_timeout="400ms") as role:  # a connection has so long to say that it may be idle
         server.say(grants(role))
         url = server.url_of(user=role)
-        cache, other = open_(url), open_(url, failures=True)
+        cache, other = open_(url), open_(url)
         with server_connection(url) as connection:
             connection.execute("SELECT 1")
             inside(
                 cache.lock("l", release_via=on_commit(connection) if colour == "sync" else None), colour, lambda: None
             )
             connection.commit()
-        with cache.lock("l", lease=1.8) as lock:  # which is renewed when they would have ended
-            lock.connection.execute("SELECT 1")
+        with cache.lock("l", lease=1.8):  # which is renewed when they would have ended
             with pytest.raises(ZeroDivisionError):
                 other.get_or_compute("k", lambda: 1 // 0)
             until(lambda: server.ask("SELECT ends - given > taken FROM stampede.locks") == [(True,)])  # renewed
             assert not other.lock("l", wait=0.01).acquire()
-        assert [problem for (problem,) in record(server, "problem")] == ["", "failed", ""]
+        assert [problem for (problem,) in record(server, "problem")] == ["", ""]
         cache.close()
         other.close()

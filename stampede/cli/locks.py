@@ -118,8 +118,7 @@ def history(urls: Sequence[str], *, failed: bool, since: float, most: int, as_js
         ["lock", "held by", "program", "taken", "for", "problem", "what was said"],
         [
             (
-                shown(each.name) + (" (computed)" if each.kind == "computation" else ""), _place(each),
-                shown(each.program or "?"), _moment(each.taken),
+                shown(each.name), _place(each), shown(each.program or "?"), _moment(each.taken),
                 "?" if each.taken is None else long(each.released - each.taken), each.problem or "none", _said(each),
             )
             for _, each in released

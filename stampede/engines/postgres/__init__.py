@@ -4,8 +4,7 @@ tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: func
 schema.py    makes them, and tells those of another release
 connect.py   what is behind a URL: how connections are made, by reach.py;  address.py   what a URL says
 talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows
-verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   their record;
-             sessions.py   connections that locks are bound to
+verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   their record
 line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour: by the pool
              and the pipe of the kit
 news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
@@ -31,7 +30,6 @@ from stampede.engines.postgres.limits import PostgresLimits
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.locks import PostgresLocks
 from stampede.engines.postgres.news import GENERATIONS, Bumps, News
-from stampede.engines.postgres.sessions import PostgresSessions
 from stampede.engines.postgres.suspending import Suspending
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
@@ -66,7 +64,7 @@ class PostgresEngine(Engine):
         self.blocking = _side(all.claims, all.locks, all.line)
         self.suspending = _side(all.aclaims, all.alocks, all.aline)
         self.records = all.history
-        self.reports, self.sessions = PostgresReports(all.line), PostgresSessions(server)
+        self.reports = PostgresReports(all.line)
         self._closing = forks.closing(self, all.close)
         forks.in_child(self._start_again)
 
@@ -115,12 +113,12 @@ class _All:
         self.teller = Teller(self._ask, self.news)
         self.sweeper = Sweeper(self._ask, server.entries, server.max_bytes)
         self.news.on_left = self.sweeper.unbind
-        self.history = History(*server.history, failures=server.failures)
+        self.history = History(*server.history)
         self.claims, self.aclaims = self._keys(self.line, BLOCKING), self._keys(self.aline, SUSPENDING)
         self.locks, self.alocks = self._names(self.line, BLOCKING), self._names(self.aline, SUSPENDING)
 
     def _keys(self, line: Line, colour: Colour) -> Keys:
-        return Keys(line, self.news, self.teller, self.sweeper, self.generations, self.history, colour)
+        return Keys(line, self.news, self.teller, self.sweeper, self.generations, colour)
 
     def _names(self, line: Line, colour: Colour) -> PostgresLocks:
         return PostgresLocks(line, self.news, self.teller, self.history, self.sweeper, colour)

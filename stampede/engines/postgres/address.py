@@ -29,7 +29,6 @@ OURS: dict[str, Kind] = {
     "max_bytes": integer,
     "history": seconds,
     "history_rows": integer,
-    "failures": flag,
 }
 """Options that are the engine's own; all others are libpq's."""
 

@@ -39,8 +39,8 @@ class Server:
 
     A question takes `timeout` seconds at most. `listen` is the address of the server itself, where the other one is
     a pooler's. With `bound`, a lease ends with the connection on which its holder's process listens. `entries` and
-    `max_bytes` (of values) are kept, about; without them, whatever isn't over. The record of locks, and with `failures`
-    of failed computations, goes back for `history` seconds, and at most for so many rows.
+    `max_bytes` (of values) are kept, about; without them, whatever isn't over. The record of locks goes back for
+    `history` seconds, and at most for so many rows.
     """
 
     closed = False
@@ -60,14 +60,12 @@ class Server:
         max_bytes: float = inf,
         history: float = 30 * 86_400.0,
         history_rows: int = 100_000,
-        failures: bool = False,
     ) -> None:
         if not timeout or min(max_connections, entries, max_bytes, history_rows) < 1:
             raise OptionError(
                 f"{name}: timeout, max_connections, entries, max_bytes and history_rows are to be more than 0"
             )
         self.history = None if history == inf else history, history_rows
-        self.failures = failures
         self.entries, self.max_bytes = entries, max_bytes
         self.name, self.timeout, self.max_connections, self.bound = name, timeout, max_connections, bound
         self.patience: float | None = timeout

@@ -1,4 +1,4 @@
-"""The record of locks and of failed computations: what goes into it, and what people are told of it."""
+"""The record of locks: what goes into it, and what people are told of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stampede.ports import Problem, Records, Released, Reports
 
 __all__ = ["History", "PostgresReports", "name_of", "readable", "who"]
 
-RELEASED = """SELECT number, kind, name, host, process, program, fence, date_part('epoch', taken),
+RELEASED = """SELECT number, name, host, process, program, fence, date_part('epoch', taken),
         date_part('epoch', released), problem, exception, message, traceback
     FROM stampede.past
     WHERE (problem <> '' OR NOT $1) AND date_part('epoch', released) > stampede.clock() - $2
@@ -27,11 +27,10 @@ _LONGEST = 64
 
 
 class History(Records):
-    """It goes back for so many seconds and rows. With `failures`, failed computations are in it, too."""
+    """It goes back for so many seconds and rows."""
 
-    def __init__(self, seconds: float | None, rows: int, *, failures: bool) -> None:
+    def __init__(self, seconds: float | None, rows: int) -> None:
         self.bounds = seconds, rows
-        self.failures = failures
         self._problems: dict[bytes, Problem] = {}
 
     def failed(self, token: bytes, problem: Problem) -> None:
@@ -76,7 +75,7 @@ class PostgresReports(Reports):
 
     async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
         rows = await self._line.ask((RELEASED, (failed, float(since), most)))
-        released = [Released(number, kind, name_of(name), *others) for number, kind, name, *others in rows]
+        released = [Released(number, name_of(name), *others) for number, name, *others in rows]
         return sorted(released, key=lambda each: each.released, reverse=True)
 
 

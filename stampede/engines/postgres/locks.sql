@@ -25,24 +25,22 @@ BEGIN
     RETURN stampede.run();
 END $$;
 
--- Its holder's connection is gone, and it wasn't the server's doing; of the one that it works on, however that went.
+-- Its holder's connection is gone, and it wasn't the server's doing.
 CREATE FUNCTION stampede.gone(its stampede.locks) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN its.pid IS NOT NULL AND NOT stampede.lives(its.pid, its.started)
-        AND (its.session OR its.server IS NOT DISTINCT FROM stampede.run());
+        AND its.server IS NOT DISTINCT FROM stampede.run();
 END $$;
 
 -- The holder's connection has been gone for a second. A load balancer may have reset the connection of a holder that is
 -- well: the holder has this second to say so (`unbind`, `renew`). The server tells nobody when a connection ends, so the
--- second begins when somebody first asks. A holder that works on the connection itself has lost the lock with it.
+-- second begins when somebody first asks.
 CREATE FUNCTION stampede.dead(its stampede.locks) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     noticed float8;
 BEGIN
     IF NOT stampede.gone(its) THEN
         RETURN false;
-    ELSIF its.session THEN
-        RETURN true;
     END IF;
     SELECT m.since INTO noticed FROM stampede.missed m WHERE m.pid = its.pid AND m.started = its.started;
     -- (Two transactions that both wait to write this could wait for each other: whoever comes second leaves it.)
@@ -202,19 +200,16 @@ DECLARE
     moment float8 := stampede.alone_with(_id);
 BEGIN
     UPDATE stampede.locks l
-    SET ends = moment + _lease, given = _lease, pid = CASE WHEN l.session THEN l.pid ELSE _pid END,
-        started = CASE WHEN l.session THEN l.started ELSE _started END,
-        server = CASE WHEN l.session THEN l.server WHEN _pid IS NOT NULL THEN stampede.begin_run() END
-    WHERE l.id = _id AND l.token = _token AND l.fence IS NOT NULL AND l.ends > moment
-        AND NOT (l.session AND stampede.gone(l));
+    SET ends = moment + _lease, given = _lease, pid = _pid, started = _started,
+        server = CASE WHEN _pid IS NOT NULL THEN stampede.begin_run() END
+    WHERE l.id = _id AND l.token = _token AND l.fence IS NOT NULL AND l.ends > moment;
     RETURN FOUND;
 END $$;
 
 -- Forget a connection that is gone, whose process lives: no lock, lease or waiter of the process depends on it any more.
 CREATE FUNCTION stampede.unbind(_pid int, _started float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE stampede.locks l SET pid = NULL, started = NULL
-    WHERE l.pid = _pid AND l.started = _started AND NOT l.session;
+    UPDATE stampede.locks l SET pid = NULL, started = NULL WHERE l.pid = _pid AND l.started = _started;
     UPDATE stampede.leases l SET pid = NULL, started = NULL WHERE l.pid = _pid AND l.started = _started;
     UPDATE stampede.waiting w SET pid = NULL, started = NULL, asked = stampede.clock()
     WHERE w.pid = _pid AND w.started = _started;
@@ -231,10 +226,10 @@ DECLARE
 BEGIN
     DELETE FROM stampede.locks l WHERE l.id = _id AND l.token = _token RETURNING * INTO its;
     IF its.fence IS NOT NULL THEN
-        stood := its.ends > moment AND NOT (its.session AND stampede.gone(its));
+        stood := its.ends > moment;
         PERFORM stampede.note(
             its, CASE WHEN stood THEN moment ELSE least(its.ends, moment) END,
-            CASE WHEN stood THEN _problem WHEN its.ends <= moment THEN 'expired' ELSE 'disconnected' END,
+            CASE WHEN stood THEN _problem ELSE 'expired' END,
             _call, _exception, _message, _traceback
         );
     ELSE
@@ -298,18 +293,6 @@ BEGIN
     END IF;
 END $$;
 
--- From now on the lock stands and falls with this connection. false: it is lost.
-CREATE FUNCTION stampede.bind(_id bytea, _token bytea) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM stampede.alone_with(_id);
-    UPDATE stampede.locks l
-    SET pid = pg_backend_pid(), session = true, server = stampede.begin_run(), started = (
-        SELECT date_part('epoch', a.backend_start) FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()
-    )
-    WHERE l.id = _id AND l.token = _token AND l.fence IS NOT NULL AND l.ends > stampede.clock();
-    RETURN FOUND;
-END $$;
-
 -- Forget some of what is older than so many seconds, or than the last so many rows. It looks at the oldest alone.
 CREATE FUNCTION stampede.prune(_age float8, _rows bigint, _most int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -331,40 +314,6 @@ BEGIN
     GET DIAGNOSTICS count = ROW_COUNT;
     RETURN count;
 END $$;
-
--- Abandon a lease whose computation has failed, and record that.
-CREATE FUNCTION stampede.fail(
-    _id bytea, _lock bigint, _token bytea, _verdict text, _told float8, _rest float8, _why text,
-    _host text, _process int, _program text, _exception bytea, _message bytea, _age float8, _rows bigint,
-    OUT done bool, OUT homes text[]
-) LANGUAGE plpgsql AS $$
-DECLARE
-    moment float8 := stampede.alone(_lock);
-    its stampede.leases;
-BEGIN
-    SELECT * INTO its FROM stampede.leases l WHERE l.id = _id;
-    SELECT a.done, a.homes INTO done, homes
-    FROM stampede.abandon(_id, _lock, _token, _verdict, _told, _rest, _why) a;
-    IF done THEN
-        INSERT INTO stampede.released (
-            kind, id, name, host, process, program, taken, released, problem, exception, message
-        ) VALUES (
-            'computation', _id, its.name, _host, _process, _program, to_timestamp(its.taken), to_timestamp(moment),
-            'failed', stampede.readable(_exception), stampede.readable(_message)
-        );
-        PERFORM stampede.prune(_age, _rows, 4);
-    END IF;
-END $$;
-
--- Record that whoever computed didn't come to an end: he was killed, or frozen, or is late.
-CREATE FUNCTION stampede.note_loss(its stampede.leases, _released float8) RETURNS void LANGUAGE sql AS $$
-    INSERT INTO stampede.released (kind, id, name, host, process, taken, released, problem)
-    VALUES (
-        'computation', its.id, its.name, substring(its.holder FROM '^(.*):'), substring(its.holder FROM ':(\d+)$')::int,
-        to_timestamp(its.taken), to_timestamp(least(its.ends, _released)),
-        CASE WHEN its.ends <= _released THEN 'expired' ELSE 'disconnected' END
-    )
-$$;
 
 -- Record and end some of the holdings whose holders are gone, of locks that nobody waits for. Answers how many locks.
 CREATE FUNCTION stampede.reap(_most int) RETURNS int LANGUAGE plpgsql AS $$
@@ -436,17 +385,17 @@ CREATE VIEW stampede.held AS
 
 -- With what is going to be recorded of dead holders by the next caller that wants the lock.
 CREATE VIEW stampede.past AS
-    SELECT r.number, r.kind, r.name, r.host, r.process, r.program, r.fence, r.taken, r.released, r.problem, r.exception,
+    SELECT r.number, r.name, r.host, r.process, r.program, r.fence, r.taken, r.released, r.problem, r.exception,
            r.message, r.traceback
     FROM stampede.released r
     UNION ALL
-    SELECT NULL, 'lock', l.name, l.host, l.process, l.program, l.fence, to_timestamp(l.taken),
+    SELECT NULL, l.name, l.host, l.process, l.program, l.fence, to_timestamp(l.taken),
            to_timestamp(least(l.ends, stampede.clock())),
            CASE WHEN l.ends <= stampede.clock() THEN 'expired' ELSE 'disconnected' END, NULL, NULL, NULL
     FROM stampede.locks l
     WHERE l.fence IS NOT NULL AND (l.ends <= stampede.clock() OR stampede.gone(l));
 
 CREATE VIEW stampede.history AS
-    SELECT p.number, p.kind, stampede.readable(p.name) AS name, p.host, p.process, p.program, p.fence, p.taken,
+    SELECT p.number, stampede.readable(p.name) AS name, p.host, p.process, p.program, p.fence, p.taken,
            p.released, p.problem, p.exception, p.message, p.traceback
     FROM stampede.past p;

@@ -77,7 +77,6 @@ CREATE TABLE stampede.locks (
     pid     int,                              -- the connection that is the holder's sign of life; NULL: there is none
     started float8,                           -- when that was made: pids come again
     server  text,                             -- on which run of this server
-    session boolean NOT NULL DEFAULT false,   -- that connection is the one that the holder works on
     homes   text[] NOT NULL DEFAULT '{}',     -- processes that wait for its end, without a place in the queue
     PRIMARY KEY (id, token)
 ) WITH (fillfactor = 70);
@@ -97,7 +96,6 @@ CREATE INDEX waiting_in_order ON stampede.waiting (id, arrival);
 
 CREATE TABLE stampede.released (
     number    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind      text NOT NULL DEFAULT 'lock',   -- or 'computation', of which the failed ones are here, if that is wanted
     id        bytea NOT NULL,
     name      bytea NOT NULL,
     host      text,

@@ -3,7 +3,7 @@
 -- A function that changes a key takes the key's lock first, for the length of its transaction, and reads in later
 -- statements, which see all that was committed before.
 
-CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 4';
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 5';
 
 CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())
@@ -61,7 +61,7 @@ $$;
 -- while it is sent the key is locked, and whoever is to hear it may be frozen.
 CREATE FUNCTION stampede.claim(
     its bytea, its_lock bigint, its_name bytea, mine bytea, seconds float8, draw float8, since float8, seen bytea,
-    awaited bytea, force bool, my_holder text, my_pid int, my_start float8, noting bool,
+    awaited bytea, force bool, my_holder text, my_pid int, my_start float8,
     OUT answer int, OUT entry bytea, OUT fresh float8, OUT keep float8, OUT cost float8, OUT margin float8,
     OUT ttl float8, OUT raised bool, OUT value bytea,
     OUT token bytea, OUT lease float8, OUT verdict text, OUT rest float8, OUT homes text[]
@@ -120,9 +120,6 @@ BEGIN
     IF l.token <> mine THEN  -- it has fallen
         token := l.token; homes := l.homes;
         l.homes := NULL;
-        IF noting AND NOT force THEN
-            PERFORM stampede.note_loss(l, now);
-        END IF;
     END IF;
     INSERT INTO stampede.leases AS leases (id, name, written, taken, token, ends, holder, pid, started)
         VALUES (its, its_name, now, now, mine, now + seconds, my_holder, my_pid, my_start)

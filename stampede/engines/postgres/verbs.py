@@ -10,7 +10,6 @@ from typing import Any
 from stampede.colour import Colour, run_blocking
 from stampede.engines.generations import MOST, NOTED, Generations, names_of, new_generation
 from stampede.engines.kit.pool import Once
-from stampede.engines.postgres.history import History, readable, who
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
 from stampede.engines.postgres.sweep import Sweeper
@@ -67,10 +66,10 @@ def _called(function: str, count: int) -> str:
     return f"SELECT * FROM stampede.{function}({', '.join(f'${n}' for n in range(1, count + 1))})"
 
 
-CLAIM, ABANDON, FAIL, EXPIRE, INVALIDATE, GENERATIONS, BUMP = (
+CLAIM, ABANDON, EXPIRE, INVALIDATE, GENERATIONS, BUMP = (
     _called(*each)
     for each in [
-        ("claim", 14), ("abandon", 7), ("fail", 14), ("expire", 2), ("invalidate", 2),
+        ("claim", 13), ("abandon", 7), ("expire", 2), ("invalidate", 2),
         ("generations", 3), ("bump", 4),
     ]
 )  # fmt: skip
@@ -98,7 +97,6 @@ class Keys(Versioned):
         teller: Teller,
         sweeper: Sweeper,
         generations: Generations,
-        history: History,
         colour: Colour,
     ) -> None:
         self._line = line
@@ -106,7 +104,6 @@ class Keys(Versioned):
         self._news = news
         self._teller = teller
         self._generations = generations
-        self._history = history
         self._colour = colour
 
     def _command(self, asked: Asked) -> Command:
@@ -116,8 +113,7 @@ class Keys(Versioned):
         match asked.verb, *terms:
             case "claim", token, ask:
                 how = ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
-                holder = here(), *self._news.life, self._history.failures
-                return CLAIM, (its.id, its.lock, its.raw, token, *how, *holder)
+                return CLAIM, (its.id, its.lock, its.raw, token, *how, here(), *self._news.life)
             case "fill", token, entry:
                 return FILL, (*row_of(its, entry), its.lock, token)
             case "set", entry:
@@ -133,11 +129,7 @@ class Keys(Versioned):
     def _abandoned(self, its: Names, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
         told = None if verdict is None else verdict_string(verdict)
         why = told or verdict_string(Verdict("failed"))
-        terms = its.id, its.lock, token, told, VERDICT, float(rest), why
-        if verdict is None or verdict.kind != "failed" or not self._history.failures:
-            return ABANDON, terms
-        error = readable(verdict.type_name.removeprefix("builtins.")), readable(verdict.message)
-        return FAIL, (*terms, *who(), *error, *self._history.bounds)
+        return ABANDON, (its.id, its.lock, token, told, VERDICT, float(rest), why)
 
     # -- claims -------------------------------------------------------------------------------------------------
 
