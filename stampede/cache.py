@@ -153,7 +153,7 @@ class Cache:
         def believed() -> float | None:
             return ttl or (None if engine.coherent else 1.0)
 
-        return Front(Tier(settings.local.entries), shared=True, believed=believed, stood=engine.stood)
+        return Front(Tier(settings.local.entries), shared=True, believed=believed)
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:

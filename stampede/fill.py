@@ -265,26 +265,11 @@ async def awaited(call: Call, busy: Busy) -> Landing | None:
     ask.draw = None  # what was computed while we waited is good, however short its life
     if news is None or (resources.marks.mark and resources.is_over(news.entry)):
         return None
-    # It may have been under way for long: what is sure is that its lease stood when we asked.
-    told = Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
     if call.flight is not None and call.flight.latest > at:
-        return await told_anew(call, told)
-    tell_found(call, told.entry)
-    return told
-
-
-async def told_anew(call: Call, told: Landing) -> Landing:
-    """The same for those, too, who came since the question: they would all be woken only to ask again."""
-    try:
-        answer = await claim(call)
-    except EngineError:
-        answer = None
-    if type(answer) is Landing:
-        return answer
-    if type(answer) is Granted:
-        await release(call)  # it has changed meanwhile, and we have our value
-    tell_found(call, told.entry)
-    return told
+        return None  # a claim answers those, too, that came since: each of them would be woken only to ask again
+    tell_found(call, news.entry)
+    # It may have been under way for long: what is sure is that its lease stood when we asked.
+    return Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
 
 
 async def rest(call: Call, most: float = inf) -> None:

@@ -97,7 +97,6 @@ class Flight:
     detached = False
     ended = False
     bell: Bell = _unheard  # until the first follower comes
-    former: Bell | None = None  # rung by the last offer, unless that was interrupted
     thread: int | None = None  # of a blocking leader
     greenlet: ref[Any] | None = None  # of that thread
 
@@ -173,7 +172,7 @@ class Flight:
     def _end(self, now: float) -> float:
         """When there is nothing to wait for any more, as far as can be said now."""
         loop = self.loop
-        if self.orphaned:
+        if not self.is_under_way():
             return now
         if self.span is not None:
             return self.span[2]
@@ -205,12 +204,8 @@ class Flight:
         if self.thread is not None:
             self.thread = 0  # until it is there
 
-    @property
-    def orphaned(self) -> bool:
-        """The leader is gone, or its loop was closed under it: it will never land."""
-        return not self.ended and not self.is_under_way()
-
     def is_under_way(self) -> bool:
+        """It may land: its leader is not gone, nor was its loop closed under it."""
         leader = self.leader
         if self.ended or (leader is not None and leader.gone):
             return False
@@ -382,8 +377,6 @@ class Flights:
             if self._flights.get(flight.key) is flight:
                 self._flights.pop(flight.key, None)  # a finalizer may have done so just now
         if bell is not _unheard:
-            if flight.former is not None:
-                flight.former.ring()  # for those who still wait for it, as an exception ended the offer
             bell.ring()
         if leader is not None:
             leader.work = None  # not before: if this is interrupted, the end of its coroutine comes here again
@@ -397,7 +390,7 @@ class Flights:
             if not flight.detached:
                 flight.offered = landing
                 if bell is not _unheard:
-                    flight.bell, flight.former = Bell(), bell
+                    flight.bell = Bell()
             self._forget(flight)
         bell.ring()
 
@@ -423,15 +416,6 @@ class Flights:
         for key in keys:
             if key.startswith(prefix):
                 self.detach(key)
-
-    def cut_orphans(self) -> None:
-        """Who follows one whose loop was closed claims again."""
-        with decisions.lock:
-            orphans = [flight for flight in list(self._flights.values()) if flight.orphaned]
-            for flight in orphans:
-                self._forget(flight)
-        for flight in orphans:
-            self._cut(flight)
 
     def _cut(self, flight: Flight) -> None:
         flight.detached = True

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from stampede import early
+from stampede.engines.kit.stamps import Stamps
 from stampede.entry import Entry
 from stampede.local import Resident, Tier
 from stampede.outcome import Landing
@@ -35,10 +36,8 @@ class Front:
         *,
         shared: bool,
         believed: Callable[[], float | None] = lambda: None,
-        stood: Callable[[Ticket], bool] = lambda ticket: False,
     ) -> None:
         self.tier = tier
-        self._stood = stood  # the engine's, of tickets that ended with it
         self.shared = shared  # the tier stands before an engine, and isn't the engine's own
         self._believed = believed  # for how many seconds what nobody tells of is true; None: all changes are told
         self._stamps = array("Q", bytes(8 * _SLOTS))
@@ -69,7 +68,7 @@ class Front:
         now = _clock()
         if resident is None or resident.keep <= now:
             return None
-        if not _holds(resident) and not (resident.stamps is not None and self._stood(_ticket_of(resident))):
+        if not _holds(resident) and not _held(resident):
             return None
         return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
@@ -163,10 +162,10 @@ class Front:
             self.tier.rouse(scope)
 
 
-def _ticket_of(resident: Resident) -> Ticket:
-    assert resident.stamps is not None
-    assert resident.stamp is not None
-    return Ticket(resident.stamps, resident.slot, resident.stamp, resident.pulse)
+def _held(resident: Resident) -> bool:
+    """Return whether the ticket, which has ended, held until the server was lost."""
+    stamps, stamp = resident.stamps, resident.stamp
+    return isinstance(stamps, Stamps) and stamp is not None and stamps.stood(resident.slot, stamp)
 
 
 def _holds(resident: Resident) -> bool:

@@ -547,10 +547,6 @@ class Engine(ABC):
     def close(self) -> None:
         """Let go of everything, for good: who waits is woken, and every verb raises EngineClosed from then on."""
 
-    def stood(self, ticket: Ticket) -> bool:
-        """Is it true that nobody has changed the entry, or had not when the engine was lost? Of tickets that ended."""
-        return False
-
     def refusal(self) -> str | None:
         """What a server refuses that a local tier would need, and what is done instead; asked now."""
         return None

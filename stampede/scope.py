@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
@@ -352,22 +351,18 @@ class ScopeSide(Stored):
         return Call(prefix + key, key, origin, policy, resources, loop, began, once=once, asks_on=True)
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
+        key, token = call.key, call.token
         return Hold(
             keeper,
             self._kept_by,
-            call.key,
-            call.token,
+            key,
+            token,
             call.policy.lease,
             max_hold,
-            drop=partial(self._lost, call.key, call.token),
+            drop=lambda: run_blocking(quietly(self._kept_by.abandon, key, token)),
             alive=None if call.flight is None else call.flight.is_under_way,
             of=self.core,
         )
-
-    def _lost(self, key: str, token: bytes) -> None:
-        """By the keeper: the holder can never end. The flight refers to its loop."""
-        self.core.flights.cut_orphans()
-        run_blocking(quietly(self._kept_by.abandon, key, token))
 
     def _give_back(self, key: str, token: bytes) -> None:
         """By the keeper, and soon: the caller is in a finalizer, perhaps on the thread of a loop."""

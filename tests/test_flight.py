@@ -410,7 +410,7 @@ def test_a_follower_whose_loop_is_closed_orphans_nobody() -> None:
         asyncio.run(impatient())
         follower = room.run(world.ask, never)
         world.followers(1)
-        assert not world.flights._flights["k"].orphaned
+        assert world.flights._flights["k"].is_under_way()
         gate.open.set()
         assert (leader.result(LONG), follower.result(LONG)) == ("value", "value")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import modules
@@ -182,10 +182,8 @@ class _Keys:
     def __init__(self, shelf: Shelf, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.shelf = shelf
-        self.bumps: dict[str, int] = {}
-        self.softer: dict[str, int] = {}
+        self.bumps, self.softer = Counter[str](), Counter[str]()  # of each scope, and of all by ""
         self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
-        self.great_bumps = 0
         self.fading: deque[tuple[float, str]] = deque()
         self.closed = False
         self.start_again()
@@ -204,6 +202,13 @@ class _Keys:
         """Close for good: waiters are woken, and refused."""
         self.closed = True
         self.clear()
+
+    def count(self, changes: Counter[str], scope: str) -> None:
+        """One more change of a scope."""
+        with decisions.lock:
+            self.check()
+            changes[scope] += 1
+            self.generations = {}
 
     def clear(self) -> None:
         """Forget all keys, and wake all waiters."""
@@ -343,10 +348,10 @@ class _Verbs(Versioned):
         told = self._keys.generations  # before the bumps are read: what is told of older ones goes with it
         generation = told.get(scope)
         if generation is None:
-            generation = f"{self._keys.great_bumps}.{self._keys.bumps.get(scope, 0)}"
-            softer = self._keys.softer.get("", 0), self._keys.softer.get(scope, 0)
-            if any(softer):
-                generation += f"~{softer[0]}.{softer[1]}"
+            bumps, softer = self._keys.bumps, self._keys.softer
+            generation = f"{bumps['']}.{bumps[scope]}"
+            if softer[""] or softer[scope]:
+                generation += f"~{softer['']}.{softer[scope]}"
             told[scope] = generation
         return generation
 
@@ -357,19 +362,9 @@ class _Verbs(Versioned):
         return [await self.generation(scope)]
 
     async def soften(self, scope: str) -> None:
-        with decisions.lock:
-            self._keys.check()
-            self._keys.softer[scope] = self._keys.softer.get(scope, 0) + 1
-            self._keys.generations = {}
+        self._keys.count(self._keys.softer, scope)
 
     async def bump(self, scope: str) -> None:
-        with decisions.lock:
-            self._keys.check()
-            if scope:
-                self._keys.bumps[scope] = self._keys.bumps.get(scope, 0) + 1
-                self._keys.generations = {}
-                return
-            self._keys.great_bumps += 1
-            self._keys.bumps.clear()
-            self._keys.generations = {}
-        self._keys.clear()
+        self._keys.count(self._keys.bumps, scope)
+        if not scope:
+            self._keys.clear()

@@ -22,7 +22,6 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.engines.generations import Generations
 from stampede.engines.kit.feed import MEANS
-from stampede.engines.kit.stamps import Stamps
 from stampede.engines.postgres.blocking import Blocking
 from stampede.engines.postgres.connect import Server, of_pool, of_url
 from stampede.engines.postgres.history import History, PostgresReports
@@ -35,7 +34,7 @@ from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import Keys
-from stampede.ports import Engine, Hears, Side, Ticket
+from stampede.ports import Engine, Hears, Side
 
 __all__ = ["PostgresEngine", "check_url", "from_url", "of_client"]
 
@@ -67,9 +66,6 @@ class PostgresEngine(Engine):
         self.reports = PostgresReports(all.line)
         self._closing = forks.closing(self, all.close)
         forks.in_child(self._start_again)
-
-    def stood(self, ticket: Ticket) -> bool:
-        return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
 
     def follow(self) -> None:
         self._all.news.track()

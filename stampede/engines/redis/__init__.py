@@ -22,7 +22,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stampede import forks
 from stampede.colour import run_blocking
-from stampede.engines.kit.stamps import Stamps
 from stampede.engines.redis import clients
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
@@ -31,7 +30,7 @@ from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
 from stampede.engines.url import flag, parts_of, scheme_of
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Engine, Side, Ticket
+from stampede.ports import Engine, Side
 
 __all__ = ["RedisEngine", "from_url", "of_client"]
 
@@ -75,9 +74,6 @@ class RedisEngine(Engine):
     def coherent(self) -> bool:  # type: ignore[override]
         """Whether the server tells of changes. One that refuses to is found out by the first question."""
         return self._follows and not self._servers.scripts.refuses
-
-    def stood(self, ticket: Ticket) -> bool:
-        return isinstance(ticket.stamps, Stamps) and ticket.stamps.stood(ticket.slot, ticket.stamp)
 
     def refusal(self) -> str | None:
         return self._servers.refusal() if self._follows else None
