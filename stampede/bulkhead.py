@@ -163,7 +163,3 @@ class Bulkhead(Lock):
 
     async def _woken(self, way: Way, holding: Holding, busy: Busy, timeout: float) -> None:
         await super()._woken(way, holding, busy, min(timeout, POLL if self._split else self._threads.look))
-
-
-defaults = {name: each.default for name, each in inspect.signature(Bulkhead).parameters.items()}
-"""Of its options."""

@@ -14,7 +14,6 @@ from stampede import events
 from stampede import origins as caps
 from stampede.batch import value_of_each
 from stampede.bulkhead import Bulkhead
-from stampede.bulkhead import defaults as bulkhead_defaults
 from stampede.codec import make_codec
 from stampede.colour import BLOCKING, SUSPENDING, called, run_blocking, running_loop
 from stampede.core import Core
@@ -31,10 +30,9 @@ from stampede.front import Front
 from stampede.keeper import keeper
 from stampede.keys import in_namespace, quoted
 from stampede.limiter import Limiter
-from stampede.limiter import defaults as limit_defaults
 from stampede.loaders import Together
 from stampede.local import Resident, Tier
-from stampede.lock import Lock, defaults
+from stampede.lock import Lock
 from stampede.many_faces import CachedHere, ManyOptions
 from stampede.metrics import Counters, Observers, Stats, log_events, watch
 from stampede.namesakes import Namesakes
@@ -694,7 +692,7 @@ class Cache:
         """`stampede.cached`, and `stampede.cached.many`, in this cache."""
         return _CachedIn(self)
 
-    @showing(LockOptions, **defaults)
+    @showing(LockOptions)
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
         """`stampede.Lock` of this name, on this cache's engine.
 
@@ -703,7 +701,7 @@ class Cache:
         """
         return Lock(name, self.engine, **options)
 
-    @showing(LimitOptions, **limit_defaults)
+    @showing(LimitOptions)
     def limiter(self, name: str, *, max: int, per: Seconds, **options: Unpack[LimitOptions]) -> Limiter:
         """`stampede.Limiter` of this name, on this cache's engine.
 
@@ -712,7 +710,7 @@ class Cache:
         """
         return Limiter(name, self.engine, max=max, per=per, **options)
 
-    @showing(BulkheadOptions, **bulkhead_defaults)
+    @showing(BulkheadOptions)
     def bulkhead(self, name: str, **options: Unpack[BulkheadOptions]) -> Bulkhead:
         """`stampede.Bulkhead` of this name, on this cache's engine.
 

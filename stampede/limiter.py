@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -24,7 +23,7 @@ from stampede.ports import Booked, Engine, Limits, Rate, Usage
 from stampede.signatures import is_async, with_twins
 from stampede.window import SECOND, micros, slack
 
-__all__ = ["Limiter", "checked", "defaults", "limiting"]
+__all__ = ["Limiter", "checked", "limiting"]
 
 SELF = TypeVar("SELF", bound="Limiter")
 P = ParamSpec("P")
@@ -281,9 +280,6 @@ class Limiter:
     async def _used(self, way: Way) -> Usage:
         return await self._answer(partial(way.limits.used, self.name))
 
-
-defaults = {name: each.default for name, each in inspect.signature(Limiter).parameters.items()}
-"""Of its options."""
 
 YEAR = 366 * 24 * 3600.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -316,10 +315,6 @@ class Lock:
             f"{self.name!r} is not to be had yet, and wait ran out: {self._wait:g} s: {self._access.called} has just "
             f"been started, and for another {round(refusal.lease, 1):g} s grants nothing but what was held before"
         )
-
-
-defaults = {name: each.default for name, each in inspect.signature(Lock).parameters.items()}
-"""Of its options."""
 
 
 class TryLock(Lock):

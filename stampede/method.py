@@ -128,34 +128,9 @@ class Bound:
         return self.cached.many_of(calls, self.__self__, workers=workers)
 
     def invalidate_all(self) -> Any:
-        """Every value of this method is gone, of every object, in every process.
-
-        >>> class Shop:
-        ...     @cached
-        ...     @staticmethod
-        ...     def price(item: str) -> int:
-        ...         return len(item)
-        >>> Shop.price("tea")
-        3
-        >>> Shop.price.invalidate_all()
-        >>> Shop.price.peek("tea")
-        """
         return self.cached.invalidate_all()
 
     def expire_all(self) -> Any:
-        """Every value of this method is stale from now on, of every object, in every process.
-
-        >>> class Shop:
-        ...     @cached(stale=600)
-        ...     @staticmethod
-        ...     def price(item: str) -> int:
-        ...         return len(item)
-        >>> Shop.price("tea")
-        3
-        >>> Shop.price.expire_all()
-        >>> Shop.price.status("tea").entry.fresh > 0
-        False
-        """
         return self.cached.expire_all()
 
     def stats(self) -> Any:

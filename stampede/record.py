@@ -3,8 +3,6 @@
 A record is all that an engine knows of one key; its moments are those of the clock that `now` is read from. A
 transition gives the record that is there afterwards, the answer, and whose waiters are to be woken. Nothing is read,
 kept or sent here: an engine brings the record, and sees to it that nobody else changes it before it puts back the next.
-(Names of which a value is made, so that all that was made of one can go together, will be one more field: noted when
-the lease is granted, compared in `hit` and in `fill`.)
 """
 
 from __future__ import annotations

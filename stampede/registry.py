@@ -249,7 +249,7 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
     return before
 
 
-@showing(_Configured, strict=True)
+@showing(_Configured)
 @contextmanager
 def isolated(*, clock: Clock | None = None, **settings: Unpack[_Configured]) -> Iterator[None]:
     """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise; and a value
@@ -392,7 +392,7 @@ def _engine_or_finder(on: Any) -> Engine | Callable[[], Engine]:
 class Lock(locks.Lock):
     __doc__ = locks.Lock.__doc__
 
-    @showing(LockOptions, **locks.defaults)
+    @showing(LockOptions)
     def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[LockOptions]) -> None:
         super().__init__(name, _engine_or_finder(on), **options)
 
@@ -400,7 +400,7 @@ class Lock(locks.Lock):
 class try_lock(Lock, locks.TryLock):
     __doc__ = locks.TryLock.__doc__
 
-    @showing(TryLockOptions, **locks.defaults)
+    @showing(TryLockOptions)
     def __init__(self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[TryLockOptions]) -> None:
         if options.pop("wait", 0) != 0:  # type: ignore[typeddict-item]
             raise OptionError("try_lock never waits: leave wait= out, or use Lock")
@@ -413,7 +413,7 @@ class try_lock(Lock, locks.TryLock):
 class Limiter(limits.Limiter):
     __doc__ = limits.Limiter.__doc__
 
-    @showing(LimitOptions, **limits.defaults)
+    @showing(LimitOptions)
     def __init__(
         self,
         name: str,
@@ -426,7 +426,7 @@ class Limiter(limits.Limiter):
         super().__init__(name, _engine_or_finder(on), max=max, per=per, **options)
 
 
-@showing(LimitOptions, **limits.defaults)
+@showing(LimitOptions)
 def limited(
     name: str,
     *,
@@ -455,7 +455,7 @@ def limited(
 class Bulkhead(bulkheads.Bulkhead):
     __doc__ = bulkheads.Bulkhead.__doc__
 
-    @showing(BulkheadOptions, **bulkheads.defaults)
+    @showing(BulkheadOptions)
     def __init__(
         self, name: str, *, on: str | Cache | Engine | None = None, **options: Unpack[BulkheadOptions]
     ) -> None:

@@ -1,52 +1,30 @@
-"""What `help()` and notebooks show: options by name, type and default, not `**options`; whose twin a verb is."""
+"""What `help()` and notebooks show: options by name and type, not `**options`; whose twin a verb is."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from inspect import Parameter
 from typing import Any, TypeVar
 
 from stampede.definitions import signature_of
 from stampede.errors import OptionError
-from stampede.policy import DEFAULT, OPTIONS
-from stampede.settings import CacheSettings
 
 __all__ = ["is_async", "showing", "with_twins"]
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FIRST = ("url", "caches", "origins", "observers", *OPTIONS)
-_DEFAULTS: dict[str, Any] = {
-    **{field.name: field.default for field in fields(CacheSettings)},
-    **{name: getattr(DEFAULT, name) for name in OPTIONS},
-    "signing_key": None,
-    # Of functions, and of those of many ids.
-    "key": None,
-    "version": None,
-    "ignore": (),
-    "chunk": None,
-    "absent": 0.0,
-}
 
-
-def showing(options: type, **defaults: Any) -> Callable[[F], F]:
-    """Let a function that takes them as keywords show these options, a TypedDict: with these defaults, else theirs."""
-    types = {name: kind.__forward_arg__ for name, kind in options.__annotations__.items()}
-    names = sorted(types, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+def showing(options: type) -> Callable[[F], F]:
+    """Let a function that takes these options, a TypedDict, as keywords show each of them: by name and type."""
 
     def shown(function: F) -> F:
         signature = signature_of(function)
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         more = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=defaults.get(name, _DEFAULTS.get(name)),
-                annotation=types[name],
-            )
-            for name in names
+            Parameter(name, Parameter.KEYWORD_ONLY, default=..., annotation=kind.__forward_arg__)
+            for name, kind in options.__annotations__.items()
             if name not in signature.parameters
         ]
         function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
