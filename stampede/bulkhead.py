@@ -108,14 +108,14 @@ class Bulkhead(Lock):
         super()._use(engine)
         self._threads = self._crowd_of(None)
         if self.concurrency > 1:  # else it is a lock, and each of its holders has a fence of its own
-            self._access.crowd = self._crowd
+            self._access.hand_on = lambda way, place: self._crowd(way).hand_on(place)
 
-    def _crowd(self, way: Way) -> Crowd[Holding]:
+    def _crowd(self, way: Way) -> Crowd:
         """Return the callers that wait beside one who comes this way."""
         loop = way.loop()
         return self._threads if loop is None else self._crowd_of(loop)
 
-    def _crowd_of(self, loop: Loop | None) -> Crowd[Holding]:
+    def _crowd_of(self, loop: Loop | None) -> Crowd:
         return crowd_of(self._engine.lock_engine, self.name, self._room, lease=self._lease, loop=loop)
 
     async def _taken(self, way: Way, wait: float, heard: Callable[[], object] | None = None) -> Holding:

@@ -16,26 +16,15 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary, ref
 
 from stampede import decisions, forks
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Loop, running_loop
 from stampede.errors import EngineError
+from stampede.holding import Holding
 from stampede.outcome import own_copy
 
 __all__ = ["Crowd", "Waiter", "crowd_of"]
-
-
-T = TypeVar("T", bound="_Place")
-
-
-class _Place(Protocol):
-    since: float  # when the engine was asked for it
-
-    def again(self: T) -> T: ...
-
-    def let_go(self) -> None: ...
 
 
 ASKERS = 4
@@ -49,16 +38,16 @@ LOOK = 2.0
 heard of for two looks does not count: its event loop may be blocked, or have ended."""
 
 
-class Waiter(Generic[T]):
+class Waiter:
     """One caller that wants a place."""
 
     def __init__(self) -> None:
         self.bell = Bell()
-        self.place: T | None = None  # that was handed to it
+        self.place: Holding | None = None  # that was handed to it
         self.error: EngineError | None = None  # that the askers had
 
 
-class Crowd(Generic[T]):
+class Crowd:
     """The waiters of one event loop, or of all threads, for one bulkhead."""
 
     def __init__(self, lease: float, loop: Loop | None = None) -> None:
@@ -69,14 +58,14 @@ class Crowd(Generic[T]):
         forks.in_child(self._begin)
 
     def _begin(self) -> None:
-        self._waiting: dict[Waiter[T], None] = {}  # in the order of arrival
-        self._asking: dict[Waiter[T], float] = {}  # and when each was last heard of
+        self._waiting: dict[Waiter, None] = {}  # in the order of arrival
+        self._asking: dict[Waiter, float] = {}  # and when each was last heard of
         self._failed = False  # the last asker had no answer
 
     @contextmanager
-    def joined(self) -> Iterator[Waiter[T]]:
+    def joined(self) -> Iterator[Waiter]:
         """Be one of the waiters until the block ends. An EngineError that ends it is the answer to an asker."""
-        me: Waiter[T] = Waiter()
+        me: Waiter = Waiter()
         error: EngineError | None = None
         with decisions.lock:
             self._waiting[me] = None
@@ -88,7 +77,7 @@ class Crowd(Generic[T]):
         finally:
             self.leave(me, error)
 
-    async def turn(self, me: Waiter[T], wait: float) -> bool:
+    async def turn(self, me: Waiter, wait: float) -> bool:
         """Wait until this caller may ask, or was handed a place. False: neither, within `wait` seconds."""
         end = monotonic() + wait
         while not self._called(me, now := monotonic()):
@@ -99,12 +88,12 @@ class Crowd(Generic[T]):
             raise own_copy(me.error) from me.error
         return True
 
-    def heard(self, me: Waiter[T]) -> None:
+    def heard(self, me: Waiter) -> None:
         """An asker lives, and is about to ask again."""
         with decisions.lock:
             self._asking[me] = monotonic()
 
-    def hand_on(self, place: T) -> bool:
+    def hand_on(self, place: Holding) -> bool:
         """Give a place to the first waiter. False: there is none, or it is time to give the place back."""
         with decisions.lock:
             heir = next(iter(self._waiting), None)
@@ -119,17 +108,17 @@ class Crowd(Generic[T]):
         """Return whether this is the crowd of that event loop; None: of the threads."""
         return loop is (None if self._loop is None else self._loop())
 
-    def _called(self, me: Waiter[T], now: float) -> bool:
+    def _called(self, me: Waiter, now: float) -> bool:
         with decisions.lock:
             if me in self._waiting and sum(now - heard < 2 * self.look for heard in self._asking.values()) < ASKERS:
                 del self._waiting[me]
                 self._asking[me] = now
             return me not in self._waiting
 
-    def leave(self, me: Waiter[T], error: EngineError | None) -> None:
+    def leave(self, me: Waiter, error: EngineError | None) -> None:
         """Let the next one ask. When two askers in a row had an error, all waiters get it: an engine that hangs costs
         them one time-out together, not one after the other."""
-        called: list[Waiter[T]] = []
+        called: list[Waiter] = []
         with decisions.lock:
             self._waiting.pop(me, None)
             if self._asking.pop(me, None) is not None:
@@ -151,10 +140,10 @@ class Crowd(Generic[T]):
             place.let_go()
 
 
-_crowds: WeakValueDictionary[Hashable, Crowd[Any]] = WeakValueDictionary()
+_crowds: WeakValueDictionary[Hashable, Crowd] = WeakValueDictionary()
 
 
-def crowd_of(*bulkhead: Hashable, lease: float, loop: Loop | None) -> Crowd[Any]:
+def crowd_of(*bulkhead: Hashable, lease: float, loop: Loop | None) -> Crowd:
     """Return the crowd of an event loop, or of the threads, at a bulkhead with this lease. It lives as long as somebody
     refers to it."""
     key = (*bulkhead, lease, id(loop))

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, after_commit, run_blocking, running_loop
-from stampede.crowd import Crowd
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
 from stampede.keeper import Hold, keeper
@@ -64,7 +63,7 @@ class Access:
         self.called = self.its.called  # in metrics
         self.release_via = release_via
         self.detachable = detachable
-        self.crowd: Callable[[Way], Crowd[Holding]] | None = None  # whose next waiter may have what is released
+        self.hand_on: Callable[[Way, Holding], bool] | None = None  # to a waiter of this process, if one may have it
         self.blocking = Way(self, BLOCKING)
         self.suspending = Way(self, PROMPT if engine.prompt else SUSPENDING)
 
@@ -271,10 +270,10 @@ class Holding:
             return
         if error is not None and its.records is not None:
             its.records.failed(self.token, problem_of(error))
-        crowd = self.access.crowd
+        hand_on = self.access.hand_on
         # One that was extended would outlive a dead holder.
-        lent = crowd is not None and error is None and not lost and hold.least <= monotonic()
-        if crowd is not None and lent and crowd(way).hand_on(self):
+        sound = error is None and not lost and hold.least <= monotonic()
+        if hand_on is not None and sound and hand_on(way, self):
             return
         try:
             # Not if the keeper has given it back, as the holder's loop was closed.

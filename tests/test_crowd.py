@@ -196,20 +196,20 @@ class Place:
 
 
 @pytest.fixture
-def full() -> Iterator[tuple[Crowd[Place], list[Waiter[Place]]]]:
+def full() -> Iterator[tuple[Crowd, list[Waiter]]]:
     """A crowd with as many askers as it may have."""
-    made: Crowd[Place] = Crowd(30.0)
+    made: Crowd = Crowd(30.0)
     with ExitStack() as stack:
         askers = [stack.enter_context(made.joined()) for _ in range(ASKERS)]
         assert all(called(made, each) for each in askers)
         yield made, askers
 
 
-def called(its: Crowd[Place], me: Waiter[Place]) -> bool:
+def called(its: Crowd, me: Waiter) -> bool:
     return run_blocking(its.turn(me, 0.0))
 
 
-Full = tuple[Crowd[Place], list[Waiter[Place]]]
+Full = tuple[Crowd, list[Waiter]]
 
 
 def test_a_place_that_is_not_taken_goes_to_the_next(full: Full) -> None:
@@ -379,27 +379,3 @@ def test_what_was_extended_is_not_handed_on(open_: Open, monkeypatch: pytest.Mon
     first.release()
     second.release()
     assert handed == [second]
-
-
-@pytest.mark.postgres
-@pytest.mark.usefixtures("lent")
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_place_bound_to_a_connection_is_not_handed_on(open_: Open) -> None:
-    """It ended with the connection of the one that left: three were inside where two may be, and one lost its place."""
-    bulkhead, there, go = open_().bulkhead("b", concurrency=2, wait=20), threading.Semaphore(0), threading.Event()
-    first, second = bulkhead.acquire(), bulkhead.acquire()
-
-    def visit() -> None:
-        there.release()
-        assert go.wait(20)
-
-    threads = visitors(bulkhead, ASKERS + 1, visit)
-    assert first.connection is not None
-    first.release()
-    assert there.acquire(timeout=10)
-    assert not open_().bulkhead("b", concurrency=2).acquire(wait=0)  # the second is inside, and the heir
-    go.set()
-    second.release()
-    for each in threads:
-        each.join(20)
-        assert not each.is_alive()

@@ -35,6 +35,7 @@ LAYERS = """
     hot faces namesakes switch
     origins
     bulkhead
+    crowd
     lock limiter batch each exchange status
     holding
     scope
@@ -47,7 +48,7 @@ LAYERS = """
     land admission
     call
     places
-    flight crowd
+    flight
     keeper outcome
     coded outage
     workers signatures
