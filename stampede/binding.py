@@ -81,7 +81,6 @@ class Binding:
         self._home: Home | None = None
         self._identity = self._told_by()
         self._scope: ScopeSide | None = None
-        self._asks_first = False
         self._make_key: Callable[..., str] | None = None
         # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
         absent = self.parameters.absent(key)
@@ -202,16 +201,8 @@ class Binding:
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(prefix)
                 scope = home.scope(name, policy, self._returns(), called=called, **coding).side(self.colour)
-                self._asks_first = not self.suspending  # or a loop may be waiting for this lock
                 self._scope, self._home = scope, home
             return self._scope
-
-    def _learn_first(self, scope: ScopeSide) -> None:
-        """By the first call, not by who binds: `key` and `stats` ask nobody."""
-        with self._lock:
-            if self._asks_first:
-                self._asks_first = False
-                scope.learn_first()
 
     def _warn_of_captured(self, home: Home) -> None:
         identity = self._identity

@@ -87,7 +87,6 @@ class Cache:
         settings = cache_settings(table, "Cache():")
         settings = replace(settings, origins=from_mapping({"origins": origins or {}}, "Cache()").origins)
         self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
-        self._root.learn_first()
 
     @classmethod
     def of(

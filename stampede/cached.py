@@ -139,8 +139,6 @@ class Cached(Binding):
     ) -> tuple[ScopeSide, str, Resident | Entry[Any] | None]:
         """Where the value of these arguments belongs, and what is at hand of it."""
         scope = self._scope or self._bind()
-        if self._asks_first:
-            self._learn_first(scope)
         key = self.key_of_call(*args, **kwargs)
         if not scope.near:
             return scope, key, None

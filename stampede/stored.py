@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 from stampede import events
 from stampede.call import Resources
 from stampede.coded import CodedStore, Trial
-from stampede.colour import Colour, lasting, run_blocking, running_loop, settled
+from stampede.colour import Colour, lasting, settled
 from stampede.core import Core
 from stampede.entry import Entry, new_id
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -61,11 +61,6 @@ class Stored:
 
     async def learn_surely(self) -> tuple[str, list[str]]:
         return await self.generations.learn_surely(self.open_store())
-
-    def learn_first(self) -> None:
-        """Ask for the generation before a herd of threads does, each over a connection of its own; not in a loop."""
-        if running_loop() is None and not self.core.is_down():
-            run_blocking(self.learn())
 
     @property
     def _engine_side(self) -> Side:
