@@ -196,15 +196,13 @@ class Report:
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
-def test_a_number_of_numpys_is_kept_as_the_number_that_is_annotated(codec: str) -> None:
-    """Else `mean() -> float` that returns a numpy.float64 would be refused; where nothing is said, it must be."""
-    assert there_and_back(np.float64(1.5), codec, float) == 1.5
-    assert there_and_back({"n": np.int64(3)}, codec, dict[str, int]) == {"n": 3}
-    back = there_and_back(Report(np.float64(1.5), np.float64(2)), codec)
+def test_a_number_of_numpys_is_kept_where_it_is_annotated_as_such(codec: str) -> None:
+    """Broken: it comes back as a number of another type."""
+    back = there_and_back(Report(1.5, np.float64(2)), codec)
     assert (type(back.mean), type(back.best)) == (float, np.float64)
     assert isinstance(there_and_back(np.float64(1.5), "sealed", float), np.float64)
-    for returns in (Any, dict[str, Any]):
-        with pytest.raises(CodecError):
+    for returns in (Any, dict[str, Any], dict[str, float]):
+        with pytest.raises(CodecError, match=r"return its \.item\(\), or name numpy\.float64"):
             there_and_back({"n": np.float64(1.5)}, codec, returns)
 
 

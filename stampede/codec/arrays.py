@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from math import prod
 from pickle import PickleBuffer
 from typing import Any
@@ -10,23 +11,18 @@ from typing import Any
 import numpy as np
 
 from stampede.codec.packages import ADVICE
-from stampede.codec.values import Shapes, expect, plain, tagged
+from stampede.codec.values import Shape, expect, plain, tagged
 from stampede.errors import CodecError
 
 __all__ = ["array_of", "dtype_of", "dtype_parts", "of", "parts_of"]
 
 
-def of(package: str) -> Shapes:
-    return Shapes(_SHAPES, _like)
+def of(package: str) -> Iterable[Shape]:
+    return _SHAPES
 
 
-def _like(kind: type) -> type | None:
-    if issubclass(kind, np.dtype):
-        return np.dtype
-    return np.generic if kind in _SCALARS else None
-
-
-_SCALARS = {np.dtype(code).type for code in (*"?bhilqBHILQefdgFDG", "M8", "m8", "V")}
+_DTYPES = [np.dtype(code) for code in "?bhilqBHILQefdgFDGMmVSUO"]
+_SCALARS = {dtype.type for dtype in _DTYPES if dtype.char not in "SUO"}
 
 
 # -- dtypes: their own short text, checked to mean the same when it is read; structures field by field ----------------
@@ -132,6 +128,10 @@ def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
 # -- scalars ----------------------------------------------------------------------------------------------------------
 
 
+def _scalar(value: Any) -> tuple[Any, ...]:
+    return dtype_parts(value.dtype), value.tobytes()
+
+
 def _make_scalar(dtype: Any, raw: Any) -> Any:
     made = array_of(dtype, (), "C", bytearray(raw) if type(raw) is bytes else raw)[()]
     if type(made) not in _SCALARS:
@@ -141,8 +141,8 @@ def _make_scalar(dtype: Any, raw: Any) -> Any:
 
 _SHAPES = (
     tagged("numpy.array", np.ndarray, parts_of, array_of),
-    tagged("numpy.scalar", np.generic, lambda value: (dtype_parts(value.dtype), value.tobytes()), _make_scalar),
+    *(tagged("numpy.scalar", kind, _scalar, _make_scalar) for kind in _SCALARS),
     plain("numpy.str", np.str_, lambda value: (str.__str__(value),), str),
     plain("numpy.bytes", np.bytes_, lambda value: (bytes(value),), bytes),
-    tagged("numpy.dtype", np.dtype, lambda value: (dtype_parts(value),), dtype_of),
+    *(tagged("numpy.dtype", type(kind), lambda value: (dtype_parts(value),), dtype_of) for kind in _DTYPES),
 )

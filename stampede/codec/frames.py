@@ -6,6 +6,7 @@ one another.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timezone
 from importlib import import_module
 from types import NoneType
@@ -17,7 +18,7 @@ import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
 from stampede.codec.arrays import array_of, dtype_of, dtype_parts, parts_of
-from stampede.codec.values import Shapes, expect, plain
+from stampede.codec.values import Shape, expect, plain
 from stampede.errors import CodecError
 
 __all__ = ["of"]
@@ -25,8 +26,8 @@ __all__ = ["of"]
 _TEXT = (str, NoneType)
 
 
-def of(package: str) -> Shapes:
-    return Shapes(_SHAPES)
+def of(package: str) -> Iterable[Shape]:
+    return _SHAPES
 
 
 def _zone(zone: Any) -> Any:

@@ -16,7 +16,7 @@ from stampede.errors import CodecError
 from stampede.keys.names import root_of
 
 if TYPE_CHECKING:
-    from stampede.codec.values import Raise, Shape, Shapes
+    from stampede.codec.values import Raise, Shape
 
 __all__ = ["advice", "is_row", "package_of", "rebuilder", "related", "row_shape", "shape_for"]
 
@@ -39,9 +39,13 @@ def package_of(kind: type) -> str | None:
 
 
 @cache
-def _shapes(package: str) -> Shapes:
-    shapes: Shapes = _module(package).of(package)
-    return shapes
+def _shapes(package: str) -> dict[type, Shape]:
+    return {shape.type: shape for shape in _module(package).of(package)}
+
+
+@cache
+def _rebuilders(package: str) -> dict[str, Raise]:
+    return {shape.tag: shape.rebuild for shape in _shapes(package).values()}
 
 
 def _text(tag: str, kind: type) -> Shape:
@@ -56,7 +60,7 @@ def shape_for(kind: type) -> Shape | None:
     if tag in TEXTS:
         return _text(tag, kind)
     package = package_of(kind)
-    return None if package is None else _shapes(package).of(kind)
+    return None if package is None else _shapes(package).get(kind)
 
 
 def rebuilder(tag: Any) -> Raise:
@@ -67,7 +71,7 @@ def rebuilder(tag: Any) -> Raise:
         return _text(tag, getattr(importlib.import_module(module), name)).rebuild
     package = tag.partition(".")[0] if isinstance(tag, str) else None
     try:
-        make = _shapes(package).rebuild.get(tag) if package in DATA else None
+        make = _rebuilders(package).get(tag) if package in DATA else None
     except ImportError as error:
         raise CodecError(f"the entry holds a value of {package}, which is not installed here") from error
     if make is None:

@@ -33,8 +33,6 @@ from stampede.errors import CodecError
 from stampede.threads import on_stack
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
-_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
-DEPTH = 1000  # nested containers, beyond which a value could hardly be printed, compared or stored again
 SHALLOW = 200  # bytes in which nothing nests too deeply for a small stack: 200 tuples, or two of 100 that are compared
 _scalar = SCALARS.issuperset  # of the types of some values
 
@@ -79,8 +77,6 @@ class Sealed:
         sealer.found = self._found
         sealer.memo = {id(_node): (0, _node)}
         sealer.dump(value)
-        if out.tell() > DEPTH:
-            _refuse_depth(value)
         return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
@@ -97,8 +93,6 @@ class Sealed:
         if source.read(1):
             raise CodecError("bytes behind the value")
         if not unsealer.named:
-            if len(body) > DEPTH:
-                _refuse_depth(value)
             return value
         del unsealer  # and its memo, which holds two tuples for each node: a third of the work of settling
         return _Settling(self._rebuild, self._found).settle(value)
@@ -129,22 +123,6 @@ class _Unsealer(pickle.Unpickler):
             raise CodecError(f"bytes that name {module[:100]}.{name[:100]}")
         self.named = True
         return _node
-
-
-def _refuse_depth(value: Any) -> None:
-    """Follow the last child, and its last child: all the depth of a value that is mostly depth.
-
-    Of a dict that is its last key, if it is a container: who hashes it again may have a smaller stack than its reader.
-    """
-    for _ in range(DEPTH):
-        kind = type(value)
-        if kind not in _CONTAINERS or not value:
-            return
-        children = value
-        if kind is dict and type(next(reversed(value))) not in _CONTAINERS:
-            children = value.values()
-        value = next(iter(children) if kind in (set, frozenset) else reversed(children))
-    raise CodecError(f"the value is nested too deeply: more than {DEPTH} levels")
 
 
 def _refuse_extensions(body: bytes | memoryview) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from copy import copy
-from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, get_origin
 
 from stampede.codec.alike import alike
-from stampede.codec.annotations import fingerprint_of, reach
+from stampede.codec.annotations import fingerprint_of
 from stampede.codec.packages import is_row, package_of
 from stampede.codec.pydantic import model_of, plain_shape, tree_of_model
 from stampede.codec.remedies import foreign, not_alike, where
@@ -41,7 +39,6 @@ class Structured:
         from stampede.codec.certain import certain_of  # it needs msgspec, too
 
         self._certain = certain_of(kind, json=name == "json")
-        self._exactly = returns is not None and not {Any, object}.intersection(filter(_hashable, reach(returns)))
         self._decode_raised = form.Decoder(list[Any]).decode
 
     def dump(self, value: Any, raised: bool) -> bytes:
@@ -51,7 +48,7 @@ class Structured:
             raise CodecError(f"{self._name} has no such large numbers ({error}): use codec='sealed'") from error
         if raised or not self._certain([value]):
             read = self._read(value, body, raised)
-            if not self._comes_back(value, read):
+            if not alike(value, read):
                 raise CodecError(not_alike(value, read, self._name))
         return body
 
@@ -68,19 +65,11 @@ class Structured:
             why = f"a {type(value).__qualname__} is not what the function's return annotation says"
             raise CodecError(f"{why}: {error}. Mend the annotation, or use codec='sealed'") from error
 
-    def _comes_back(self, value: Any, read: Any) -> bool:
-        """A numpy.float64 that is annotated as a float is one, and is kept as such."""
-        return alike(value, read) or (self._exactly and alike(without_scalars(value), without_scalars(read)))
-
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
         if raised:
             type_name, args, *facts = self._decode_raised(body)
             return type_name, tuple(args), *facts
         return self._decode(body)
-
-
-def _hashable(part: Any) -> bool:
-    return getattr(part, "__hash__", None) is not None
 
 
 def _give(json: bool, value: Any) -> Any:
@@ -90,7 +79,7 @@ def _give(json: bool, value: Any) -> Any:
         return tree_of_model(value)
     if (shape := plain_shape(kind, "")) is not None:
         return shape.lower(value)[1]
-    if package_of(kind) == "numpy" and (plain := without_scalars(value)) is not value:
+    if issubclass(kind, getattr(sys.modules.get("numpy"), "generic", ())) and type(plain := value.item()) is not kind:
         return plain
     raise CodecError(foreign(value, "json" if json else "msgpack"))
 
@@ -105,27 +94,3 @@ def _take(kind: Any, plain: Any) -> Any:
     if package_of(origin) is not None:
         return origin(plain)  # a number of numpy's
     raise CodecError(f"a {kind!r} can't be read by this codec: use codec='sealed'")
-
-
-def without_scalars(value: Any) -> Any:
-    """Return the value with Python's own numbers and texts in place of numpy's, where these say as much."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return kind([without_scalars(each) for each in value])
-    if kind is dict:
-        return {without_scalars(key): without_scalars(each) for key, each in value.items()}
-    if is_dataclass(kind):
-        twin = copy(value)
-        for field in fields(value):
-            object.__setattr__(twin, field.name, without_scalars(getattr(value, field.name)))
-        return twin
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(kind, numpy.generic):
-        plain = value.item()
-        if (
-            type(plain) in (bool, int, float, str, bytes)
-            and (plain == value or plain != plain)
-            and value.dtype.char != "g"
-        ):
-            return plain
-    return value

@@ -6,13 +6,13 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-from stampede.codec.values import Shapes, expect, tagged
+from stampede.codec.values import Shape, expect, tagged
 from stampede.errors import CodecError
 
 __all__ = ["of", "pack", "unpack"]
 
 
-def of(package: str) -> Shapes:
+def of(package: str) -> list[Shape]:
     return _polars() if package == "polars" else _pyarrow()
 
 
@@ -54,20 +54,18 @@ def unpack(blob: Any) -> Any:
     return column
 
 
-def _pyarrow() -> Shapes:
+def _pyarrow() -> list[Shape]:
     pa = _arrow()
-    return Shapes(
-        [
-            tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
-            tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
-        ]
-    )
+    return [
+        tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
+        tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
+    ]
 
 
 # -- polars -----------------------------------------------------------------------------------------------------------
 
 
-def _polars() -> Shapes:
+def _polars() -> list[Shape]:
     pl = import_module("polars")
 
     def lower(frame: Any) -> tuple[bytes]:
@@ -93,9 +91,7 @@ def _polars() -> Shapes:
         (series,) = make(blob).get_columns()
         return series
 
-    return Shapes(
-        [
-            tagged("polars.DataFrame", pl.DataFrame, lower, make),
-            tagged("polars.Series", pl.Series, lambda value: lower(value.to_frame()), make_series),
-        ]
-    )
+    return [
+        tagged("polars.DataFrame", pl.DataFrame, lower, make),
+        tagged("polars.Series", pl.Series, lambda value: lower(value.to_frame()), make_series),
+    ]

@@ -35,23 +35,6 @@ class Shape(NamedTuple):
     rebuild: Raise  # *arguments → value; any exception of it is bytes that are not believed
 
 
-class Shapes:
-    """How the types of one package travel."""
-
-    def __init__(self, shapes: Iterable[Shape], like: Callable[[type], Any] = lambda kind: None) -> None:
-        """`like` gives the type whose shape is also that of another one, which has none of its own."""
-        self._shapes = {shape.type: shape for shape in shapes}
-        self._like = like
-        self.rebuild = {shape.tag: shape.rebuild for shape in self._shapes.values()}
-
-    def of(self, kind: type) -> Shape | None:
-        """Return how values of exactly this type travel."""
-        shape = self._shapes.get(kind)
-        if shape is None and (alike := self._shapes.get(self._like(kind))) is not None:
-            shape = self._shapes[kind] = alike._replace(type=kind)
-        return shape
-
-
 FACTORIES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)}
 
 _ZONES = (NoneType, timezone, ZoneInfo)
