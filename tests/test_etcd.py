@@ -25,7 +25,6 @@ from stampede.colour import run_blocking as run
 from stampede.engines import check_url
 from stampede.engines.etcd import EtcdEngine, from_url, hub, locks
 from stampede.engines.etcd.gateway import b64
-from stampede.engines.etcd.stream import Broken, Lines
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, OptionError
 from stampede.ports import Busy, Granted
@@ -131,9 +130,8 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
     lock.release()
     assert [each.join() for each in herd] == [[None]] * 6
     assert order == list(range(6))
-    assert (
-        asked == [["grant", "txn", "range", "deleterange"]] * 6
-    )  # a place, the queue, and the release: its turn is told
+    # A place, the queue, and the release: its turn is told.
+    assert asked == [["grant", "txn", "watch", "range", "deleterange"]] * 6
 
 
 def waiting(engine: EtcdEngine) -> int:
@@ -361,28 +359,12 @@ def test_a_server_that_hangs_keeps_nobody(open_: Open, proxy: Proxy) -> None:
 
 
 def test_what_no_etcd_says_is_trouble(open_: Open, proxy: Proxy) -> None:
-    """A proxy's error page, or half a stream, would be taken for an answer."""
+    """A proxy's error page would be taken for an answer."""
     engine = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=0.5)
     proxy.alter = lambda data: b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<html/>"
     for ask in (lambda: taken(engine), lambda: taken(engine, waits=True), engine.ping):
         with pytest.raises(EngineError):
             ask()
-    for said in (b"HTTP/1.1 404 Not Found\r\n\r\n", b"", b"HTTP/1.1 200 OK\r\n\r\n{}", _STREAM + b"xyz\r\n{}\r\n"):
-        with pytest.raises(Broken):
-            Lines().feed(said)
-
-
-_STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-def test_a_stream_comes_in_any_pieces() -> None:
-    """A release would be missed whose news came in two packets."""
-    said = _STREAM + b'9\r\n{"a":1}\n{\r\n' + b'6\r\n"b":2}\r\n1\r\n\n\r\n'
-    for size in range(1, len(said) + 1):
-        lines, found = Lines(), []
-        for at in range(0, len(said), size):
-            found += lines.feed(said[at : at + size])
-        assert found == [{"a": 1}, {"b": 2}]
 
 
 def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdServer, open_: Open) -> None:
@@ -409,7 +391,7 @@ def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -
         await Lock("l", on=engine).aacquire()
 
     waiter = Herd(Lock("l", on=engine).acquire if colour == "sync" else lambda: asyncio.run(wait()))
-    until(lambda: engine._hub._streams)
+    until(lambda: engine._hub._watches)
     engine.close()
     (error,) = waiter.join()
     assert isinstance(error, EngineClosed)
@@ -426,7 +408,7 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
     assert all(each.acquire() for each in held)
     herd = Herd(*[lambda name=name: entered(engine, name) for name in names])
     until(lambda: all(each.waiting for each in run(holder.blocking.locks.held())))
-    assert len(engine._hub._streams) <= 2
+    assert len(engine._hub._watches) <= 2
     for each in held:
         each.release()
     assert herd.join() == [True] * 5
@@ -442,7 +424,7 @@ def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy
     proxy.cut()
     until(lambda: told == [None])
     assert not ear.hears
-    assert engine._hub._streams == {}
+    assert engine._hub._watches == set()
 
 
 def test_the_watch_of_a_queue_outlives_its_connection(
@@ -456,7 +438,7 @@ def test_the_watch_of_a_queue_outlives_its_connection(
     herd = Herd(lambda: entered(engine))
     until(lambda: engine._desk.queue("l").heard)
     proxy.cut()
-    until(lambda: engine._hub._streams)
+    until(lambda: engine._hub._watches)
     lock.release()
     assert herd.join() == [True]
 
@@ -480,7 +462,7 @@ def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyP
         first = Herd(lambda: far.get_or_compute("k", compute))
         assert began.wait(20)
         second = Herd(lambda: near.get_or_compute("k", lambda: 2) if colour == "sync" else asyncio.run(wait()))
-        until(lambda: engine._hub._streams)
+        until(lambda: engine._hub._watches)
         go_on.set()
         assert first.join() == [1]
         ended.append(time.monotonic())
@@ -526,7 +508,7 @@ def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: p
     busy = taken(engine, waits=True)
     assert isinstance(busy, Busy)
     waiter = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
-    until(lambda: engine._hub._streams)
+    until(lambda: engine._hub._watches)
     engine._gateway.leave(engine._gateway.member())
     assert waiter.join() == [None]
 
@@ -596,7 +578,7 @@ def test_tls(open_: Open) -> None:
         holder, engine = Lock("l", on=open_(url)), open_(url)
         assert holder.acquire()
         herd = Herd(lambda: entered(engine))
-        until(lambda: engine._hub._streams)
+        until(lambda: engine._hub._watches)
         start = time.monotonic()
         holder.release()
         assert herd.join() == [True]

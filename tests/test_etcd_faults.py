@@ -217,7 +217,7 @@ def test_a_child_has_none_of_its_parent_s(open_: Open) -> None:
     lock = Lock("l", on=engine)
     assert lock.acquire()
     waiter = Herd(lambda: _visit(engine))
-    until(lambda: engine._hub._streams)
+    until(lambda: engine._hub._watches)
     pid = os.fork()
     if not pid:
         code = 1

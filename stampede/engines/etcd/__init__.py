@@ -1,7 +1,7 @@
 """The etcd engine: locks by a recipe of our own over transactions, leases and watches, and a store of small values.
 
 gateway.py   questions to the members of a cluster, over HTTP
-stream.py    what a watch says, from bytes;  hub.py   the streams of watches, and the thread that reads them
+hub.py       watches
 leases.py    the server's leases, which one lock leaves to the next
 names.py     keys, and what stands in those of locks
 queue.py     a lock's queue as waiters know it;  desk.py   the steps of a lock;  locks.py   Locks, in both colours

@@ -57,7 +57,8 @@ class EtcdCell(WatchingCell):
         raise AssertionError
 
     def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        return self._hub.watch((self._names.cells + name.encode(), b""), lambda _: told()).close
+        its = self._hub.watch((self._names.cells + name.encode(), b""), lambda _: told())
+        return (lambda: None) if its is None else its.close
 
     def _key(self, name: str) -> str:
         return b64(self._names.cells + name.encode())

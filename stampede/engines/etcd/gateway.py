@@ -11,9 +11,9 @@ import ssl
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import randrange
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
@@ -21,7 +21,12 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from stampede.engines.kit.turns import AT_ONCE, Turns
 from stampede.errors import EngineClosed, EngineError
 
-__all__ = ["Gateway", "Gone", "Member", "b64", "unb64"]
+__all__ = ["MOST", "Gateway", "Gone", "Member", "Stream", "b64", "unb64"]
+
+T = TypeVar("T")
+
+MOST = 256
+"""Streams of one process, each a connection. Waiters beyond that look again, instead of being told."""
 
 CONNECT = 1.0
 """Seconds for which a member that doesn't even take the connection is tried, where there are others."""
@@ -50,6 +55,14 @@ class Member(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Stream(NamedTuple):
+    """A reply that never ends. Its lines are JSON."""
+
+    reply: urllib3.BaseHTTPResponse
+    sock: socket.socket
+    lines: Iterator[bytes]
 
 
 class Gateway:
@@ -94,19 +107,30 @@ class Gateway:
 
     def ask(self, path: str, question: Mapping[str, Any], *, twice: bool = True) -> dict[str, Any]:
         """The answer. `twice`: it may be asked again where what became of it isn't known."""
-        body = json.dumps(question).encode()
         with self._turns.turn():
-            return self._asked(path, body, time.monotonic() + self.timeout, twice=twice)
+            return self._asked(path, question, _answer, twice=twice)[1]
 
-    def _asked(self, path: str, body: bytes, end: float, *, twice: bool) -> dict[str, Any]:
-        anew = False
+    def stream(self, path: str, question: Mapping[str, Any]) -> tuple[Member, Stream]:
+        """The answers to this, one line each, behind the first one; and the member that gives them."""
+        return self._asked(path, question, _begun)
+
+    def _asked(
+        self,
+        path: str,
+        question: Mapping[str, Any],
+        read: Callable[[urllib3.BaseHTTPResponse], T],
+        *,
+        twice: bool = True,
+    ) -> tuple[Member, T]:
+        body, end, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, False
         tried = refused = 0  # the latter since the last one that took the question
         while True:
             member = self.member()
             tried += 1
             try:
                 self._log_in(end)
-                return self._tried(member, path, body, end, last=not twice or len(self.members) == 1)
+                last = not twice or len(self.members) == 1
+                return member, self._tried(member, path, body, end, read, last=last)
             except _Unauthenticated as denied:
                 if anew or self._login is None:
                     raise EngineError(f"{self.called}: {denied}") from denied
@@ -124,23 +148,32 @@ class Gateway:
                 if tried >= len(self.members):
                     time.sleep(REST)
 
-    def _tried(self, member: Member, path: str, body: bytes, end: float, *, last: bool) -> dict[str, Any]:
+    def _tried(
+        self,
+        member: Member,
+        path: str,
+        body: bytes,
+        end: float,
+        read: Callable[[urllib3.BaseHTTPResponse], T],
+        *,
+        last: bool,
+    ) -> T:
         left = max(end - time.monotonic(), SHORTEST)
-        read = left if last else max(left / min(len(self.members), 3), SHORTEST)
-        timeout = urllib3.Timeout(connect=left if last else min(read, CONNECT), read=read)
+        part = left if last else max(left / min(len(self.members), 3), SHORTEST)
+        timeout = urllib3.Timeout(connect=left if last else min(part, CONNECT), read=part)
         if self.closed:
             raise EngineClosed(self.called)
         try:
             reply = self._pool(member).urlopen(
-                "POST", path, body=body, headers=self.headers(), retries=False, redirect=False, timeout=timeout
+                "POST", path, body, self.headers(), False, redirect=False, timeout=timeout, preload_content=False
             )
+            return read(reply)
         except (NewConnectionError, ConnectTimeoutError) as error:
             raise _Unasked(f"no connection: {error}") from error
         except HTTPError as error:
             if self.closed:
                 raise EngineClosed(self.called) from error
             raise _Unknown(f"no answer: {type(error).__name__}: {error}") from error
-        return _answer(reply.status, reply.data)
 
     def facts(self) -> dict[str, dict[str, str]]:
         """What each member says of itself."""
@@ -149,7 +182,7 @@ class Gateway:
             end = time.monotonic() + self.timeout
             try:
                 self._log_in(end)
-                told = self._tried(member, "/v3/maintenance/status", b"{}", end, last=False)
+                told = self._tried(member, "/v3/maintenance/status", b"{}", end, _answer, last=False)
                 role = "leader" if told["header"]["member_id"] == told.get("leader") else "member"
                 found[str(member)] = {"etcd": str(told["version"]), "role": role}
             except (EngineError, _Unasked, _Unauthenticated) as trouble:
@@ -177,7 +210,8 @@ class Gateway:
         with self._lock:
             if not self._token:
                 body = json.dumps(self._login).encode()
-                told = self._tried(self.member(), "/v3/auth/authenticate", body, end, last=len(self.members) == 1)
+                alone = len(self.members) == 1
+                told = self._tried(self.member(), "/v3/auth/authenticate", body, end, _answer, last=alone)
                 self._token = str(told["token"])
 
     def _pool(self, member: Member) -> urllib3.HTTPConnectionPool:
@@ -186,7 +220,7 @@ class Gateway:
             with self._lock:
                 pool = self._pools.get(member)
                 if pool is None:
-                    its: dict[str, Any] = {"host": member.host, "port": member.port, "maxsize": AT_ONCE}
+                    its: dict[str, Any] = {"host": member.host, "port": member.port, "maxsize": AT_ONCE + MOST}
                     pool = (
                         urllib3.HTTPConnectionPool(**its)
                         if self._tls is None
@@ -194,35 +228,6 @@ class Gateway:
                     )
                     self._pools[member] = pool
         return pool
-
-    # -- what never ends ------------------------------------------------------------------------------------------
-
-    def stream(self, path: str, question: Mapping[str, Any]) -> tuple[Member, socket.socket]:
-        """A connection over which the answers to this come, one behind the other, and nothing else does."""
-        if self.closed:
-            raise EngineClosed(self.called)
-        end = time.monotonic() + self.timeout
-        for left in range(len(self.members), 0, -1):
-            member = self.member()
-            try:
-                self._log_in(end)
-                sock = socket.create_connection(member, timeout=min(CONNECT, self.timeout))
-                try:
-                    if self._tls is not None:
-                        sock = self._tls.wrap_socket(sock, server_hostname=member.host)
-                    body = json.dumps(question).encode()
-                    head = {"Host": str(member), "Content-Length": str(len(body)), **self.headers()}
-                    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-                    sock.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
-                except BaseException:
-                    sock.close()
-                    raise
-                return member, sock
-            except (OSError, _Unasked, _Unknown) as error:
-                self.leave(member)
-                if left == 1:
-                    raise EngineError(f"{member}: no connection: {error}") from error
-        raise AssertionError
 
 
 class _Unasked(Exception):
@@ -233,7 +238,24 @@ class _Unauthenticated(Exception):
     """A token that isn't known any more; nothing was done."""
 
 
-def _answer(status: int, data: bytes) -> dict[str, Any]:
+def _answer(reply: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+    return _said(reply.status, reply.data)
+
+
+def _begun(reply: urllib3.BaseHTTPResponse) -> Stream:
+    if reply.status != 200:
+        _answer(reply)
+    lines = iter(reply)
+    result = _said(reply.status, next(lines, b"")).get("result", {})
+    sock: socket.socket | None = getattr(reply.connection, "sock", None)
+    if sock is None or not result.get("created") or result.get("canceled"):
+        reply.close()
+        raise EngineError(f"etcd: a watch was not begun: {result.get('cancel_reason')}")
+    sock.settimeout(None)
+    return Stream(reply, sock, lines)
+
+
+def _said(status: int, data: bytes) -> dict[str, Any]:
     try:
         told = json.loads(data)
         if not isinstance(told, dict):

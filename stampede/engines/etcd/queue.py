@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from math import inf
 from typing import Any, NamedTuple
 
 from stampede.colour import Bell
-from stampede.engines.etcd.hub import Ear, Hub, Span
+from stampede.engines.etcd.hub import Hub, Span, Watch
 from stampede.engines.etcd.names import Place, place_of
 from stampede.room import admitted
+from stampede.watch import watch
 
 __all__ = ["Queue", "inside"]
 
@@ -41,14 +41,15 @@ class Queue:
         self._places: dict[bytes, Place] = {}  # by token
         self._since = self._seen = 0  # the revision at which they were read, and the last one that is known of
         self._early: list[Mapping[str, Any]] | None = None  # events that came while it was being read
-        self._ear: Ear | None = None
+        self._watch: Watch | None = None
+        self._until = 0.0  # when the watch is of no more use, if nobody waits then
         self._waiters: dict[bytes, list[_Waiter]] = {}
         self.heard = 0.0
 
     @property
     def hears(self) -> bool:
-        ear = self._ear
-        return ear is not None and ear.hears
+        its = self._watch
+        return its is not None and its.hears
 
     def open(self) -> None:
         """Read the queue, after having it watched. Blocking; another caller may be about it."""
@@ -58,7 +59,7 @@ class Queue:
             self._early = []
         try:
             if not self.hears:
-                self._ear = self._hub.watch(self._span, self._told)
+                self._watch = self._hub.watch(self._span, self._told)
             places, revision = self._read()
             with self._lock:
                 self._places, self._since = {each.token: each for each in places}, revision
@@ -90,8 +91,6 @@ class Queue:
         mine = _Waiter(turn, revision, Bell())
         with self._lock:
             self._waiters.setdefault(token, []).append(mine)
-            if self._ear is not None:
-                self._ear.until = inf
         try:
             yield mine.bell
         finally:
@@ -100,8 +99,15 @@ class Queue:
                 those.remove(mine)
                 if not those:
                     del self._waiters[token]
-                if not self._waiters and self._ear is not None:
-                    self._ear.until = time.monotonic() + LINGER
+                if not self._waiters:
+                    self._until = time.monotonic() + LINGER
+                    watch.add(self, self._until)
+
+    def look(self, now: float) -> None:
+        """End the watch that nobody needs any more."""
+        with self._lock:
+            if self._watch is not None and not self._waiters and now >= self._until:
+                self._watch.close()
 
     def worth_asking(self, token: bytes, turn: bool, revision: int) -> bool:
         """Whether what such a waiter waits for has come already."""
@@ -113,7 +119,6 @@ class Queue:
     def _told(self, events: Sequence[Mapping[str, Any]] | None) -> None:
         with self._lock:
             if events is None:
-                self._ear = None
                 bells = [each.bell for those in self._waiters.values() for each in those]
             elif self._early is not None:
                 self._early += events
