@@ -109,9 +109,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     told = BlockingLine.told
 
-    def counted(self: Any, server: Any, commands: bytes, count: int, since: float | None) -> Any:
-        counts.append(count)
-        return told(self, server, commands, count, since)
+    def counted(self: Any, server: Any, commands: Any, since: float | None) -> Any:
+        counts.append(len(commands))
+        return told(self, server, commands, since)
 
     monkeypatch.setattr(BlockingLine, "told", counted)
     return counts

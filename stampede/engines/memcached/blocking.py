@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from math import inf
 from typing import TypeAlias
 
@@ -11,13 +12,16 @@ from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
 from stampede.engines.kit.vigil import hang_up
 from stampede.engines.memcached.meta import OTHER, Parser, Reply, check
-from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.memcached.servers import Server, Servers, accepted, checked, trouble
 from stampede.errors import EngineError
 
 __all__ = ["BlockingLine"]
 
-_Question: TypeAlias = tuple[bytes, int, float | None]
+_Question: TypeAlias = tuple[Sequence[bytes], float | None]
 _Answer: TypeAlias = tuple[list[Reply], float]
+
+AT_ONCE = 200
+"""Commands that are under way together: a server that can't get rid of its replies stops to read."""
 
 
 class BlockingLine:
@@ -34,19 +38,21 @@ class BlockingLine:
         """In a forked child: the connections are the parent's."""
         self._wires = {server: _Wires(server, self._known) for server in self.servers.all}
 
-    async def ask(self, server: Server, commands: bytes, count: int = 1, since: float | None = None) -> _Answer:
-        replies, at = self.told(server, commands, count, since)
-        for reply in replies:
-            if reply.text:
-                raise refusal(server, reply)
-        return replies, at
+    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> _Answer:
+        replies, at = self.told(server, commands, since)
+        return accepted(server, replies), at
 
-    def told(self, server: Server, commands: bytes, count: int, since: float | None) -> _Answer:
+    def told(self, server: Server, commands: Sequence[bytes], since: float | None) -> _Answer:
         """The same, with refusals among the replies."""
         if server.closed:
             self.servers.check()
+        wires, once = self._wires[server], since is not None
         try:
-            return self._wires[server].ask((commands, count, since), once=since is not None)
+            if len(commands) <= AT_ONCE:
+                return wires.ask((commands, since), once=once)
+            portions = [commands[at : at + AT_ONCE] for at in range(0, len(commands), AT_ONCE)]
+            answers = [wires.ask((some, since), once=once) for some in portions]
+            return [reply for replies, _ in answers for reply in replies], answers[0][1]
         except EngineError:
             raise
         except self._known as error:
@@ -74,7 +80,7 @@ class _Wires(Pool["_Wire", _Question, _Answer]):
         super().lost(wire, error)
 
     def exchange(self, wire: _Wire, question: _Question) -> _Answer:
-        commands, count, since = question
+        commands, since = question
         wire.asking, wire.since = True, inf
         try:
             if wire.sock is None:
@@ -83,11 +89,10 @@ class _Wires(Pool["_Wire", _Question, _Answer]):
                 raise wire.why_it_speaks()
             at = time.monotonic()
             if since is not None and wire.born >= since:
-                replies = [OTHER] * count
+                replies = [OTHER] * len(commands)
             else:
-                wire.send(commands)
-                replies = wire.replies(count)
-                check(commands, replies[0])
+                wire.send(b"".join(commands))
+                replies = wire.replies(commands)
         except BaseException as error:
             self.lost(wire, error)
             raise
@@ -119,14 +124,15 @@ class _Wire(Sock):
         self.since, self.born = inf, time.monotonic()
         server.breaker.succeeded(self.born)
 
-    def replies(self, count: int) -> list[Reply]:
+    def replies(self, commands: Sequence[bytes]) -> list[Reply]:
         """As soon as all of them are there."""
         its, replies = self._parser, list[Reply]()
         while True:
             its.feed(self.received())
             while (reply := its.gets()) is not MORE:
+                check(commands[len(replies)], reply)
                 replies.append(reply)
-                if len(replies) == count:
+                if len(replies) == len(commands):
                     if its.at < len(its.data):
                         raise OutOfStep("it has said more than it was asked for")
                     return replies

@@ -62,17 +62,16 @@ class Generations(Store):
         """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
         names = [_ALL, _scope_name(scope)]
         server = self._line.servers.of(names[1])
-        asked = b"".join(map(meta.look, [*names, *(map(_note, names) if noted else ())]))
+        asked = [meta.look(name) for name in (*names, *(map(_note, names) if noted else ()))]
         for _ in range(TRIES):
-            (whole, own, *ended), _ = await self._line.ask(server, asked, 4 if noted else 2)
+            (whole, own, *ended), _ = await self._line.ask(server, *asked)
             missing = [name for name, reply in zip(names, (whole, own), strict=True) if reply.code != b"VA"]
             if not missing:
                 wholes, owns = [_text(whole)], [_text(own)]
                 for some, note in zip((wholes, owns), ended, strict=False):
                     some += _text(note).split()
                 return names_of(wholes, owns)
-            additions = [meta.add(name, *_body(new_generation())) for name in missing]
-            await self._line.ask(server, b"".join(additions), len(additions))
+            await self._line.ask(server, *[meta.add(name, *_body(new_generation())) for name in missing])
         raise EngineError("the server forgets generations as soon as they are stored")
 
     async def soften(self, scope: str) -> None:
@@ -111,7 +110,7 @@ async def _softened(line: Line, server: Server, name: bytes) -> bool:
 
 async def _bumped(line: Line, server: Server, name: bytes) -> bool:
     note = _note(name)
-    (old, ended), at = await line.ask(server, meta.look(name) + meta.look(note), 2)
+    (old, ended), at = await line.ask(server, meta.look(name), meta.look(note))
     if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
         last = hard_part(_text(old))
         ids = [last, *[id for id in _text(ended).split() if id != last]]

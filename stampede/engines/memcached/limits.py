@@ -57,7 +57,7 @@ class MemcachedLimits(WindowLimits):
                 return answer
             body, ttl = bytes_of(after), min(ends(after) // SECOND + 3, meta.MONTH)
             swap = meta.add(its, body, FLAGS, ttl) if cas is None else meta.put(its, body, FLAGS, ttl, cas)
-            (stored, there), sent = await self._line.ask(server, swap + look, 2, since=at)
+            (stored, there), sent = await self._line.ask(server, swap, look, since=at)
             if stored.code == b"HD":
                 if len(self._seen) < REMEMBERED:
                     self._seen[its] = stored.cas, after, sent

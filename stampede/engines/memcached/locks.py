@@ -10,7 +10,7 @@ import time
 from random import random
 
 from stampede import record
-from stampede.colour import Colour
+from stampede.colour import Bell, Colour
 from stampede.engines.looking import pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.servers import TRIES, Line
@@ -84,15 +84,14 @@ class MemcachedLocks:
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, began = items.name_of(name, b"l"), time.monotonic()
         server = self._line.servers.of(its)
-        with self._line.servers.pausing() as closing:
-            while True:
-                waited = time.monotonic() - began
-                await self._colour.park(closing, min(pause(waited, 0.0, random()), max(timeout - waited, 0.0)))
-                if time.monotonic() - began >= timeout:
-                    return  # who asks for it now needs no look
-                (seen,), _ = await self._line.ask(server, meta.look(its))
-                if not record.standing(items.read(seen).lease, busy.token, 0.0):
-                    return
+        while True:
+            waited = time.monotonic() - began
+            await self._colour.park(Bell(), min(pause(waited, 0.0, random()), max(timeout - waited, 0.0)))
+            if time.monotonic() - began >= timeout:
+                return  # who asks for it now needs no look
+            (seen,), _ = await self._line.ask(server, meta.look(its))
+            if not record.standing(items.read(seen).lease, busy.token, 0.0):
+                return
 
 
 def _seconds(lease: float) -> int:

@@ -51,14 +51,14 @@ def delete(name: bytes, cas: bytes | None = None) -> bytes:
     return b"md " + name + (b"\r\n" if cas is None else b" C%b\r\n" % cas)
 
 
-def check(commands: bytes, reply: Reply) -> None:
-    """Raise OutOfStep if that can't be the reply to the first of these commands. (A refusal can, to any.)"""
-    answers = _ANSWERS.get(commands[:2])
+def check(command: bytes, reply: Reply) -> None:
+    """Raise OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""
+    answers = _ANSWERS.get(command[:2])
     if answers is None or reply.text:
         return
     numbered = answers.get(reply.code)
     if numbered is None or (numbered and not reply.cas.isdigit()):
-        raise OutOfStep(f"memcached's reply is out of step: {reply.code!r} to {commands[:2]!r}")
+        raise OutOfStep(f"memcached's reply is out of step: {reply.code!r} to {command[:2]!r}")
 
 
 _ANSWERS = {

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stampede.breaker import Breaker
-from stampede.colour import Bell
 from stampede.engines.kit.vigil import Vigil
 from stampede.engines.memcached.meta import Reply
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -20,7 +18,7 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 if TYPE_CHECKING:
     from pymemcache.client.base import Client
 
-__all__ = ["TRIES", "Line", "NoRoom", "Server", "Servers", "checked", "refusal", "trouble"]
+__all__ = ["TRIES", "Line", "NoRoom", "Server", "Servers", "accepted", "checked", "trouble"]
 
 TRIES = 100
 """How often a change is tried again because another client was faster."""
@@ -80,27 +78,14 @@ class Servers:
         for server in self.all:
             server.others = [other for other in self.all if other is not server]
         self.closed = False
-        self._pausing: set[Bell] = set()
         self._by_name = {server.name: server for server in self.all}
         self._ring = RendezvousHash(list(self._by_name), hash_function=_score)
         self._only = self.all[0] if len(self._by_name) == 1 else None
-
-    @contextmanager
-    def pausing(self) -> Iterator[Bell]:
-        """A bell for a waiter that pauses between two looks: it rings when the engine is closed."""
-        bell = Bell()
-        self._pausing.add(bell)
-        try:
-            yield bell
-        finally:
-            self._pausing.discard(bell)
 
     def close(self) -> None:
         self.closed = True
         for server in self.all:
             server.closed = True
-        for bell in list(self._pausing):
-            bell.ring()
 
     def check(self) -> None:
         """EngineClosed, once it is."""
@@ -128,9 +113,7 @@ class Line(Protocol):
 
     servers: Servers
 
-    async def ask(
-        self, server: Server, commands: bytes, count: int = 1, since: float | None = None
-    ) -> tuple[list[Reply], float]:
+    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> tuple[list[Reply], float]:
         """The replies, in order, of what goes out together, and a moment before it was sent. EngineError if there are
         none, or a refusal. It may be sent again, over a new connection, where the old one turns out to be closed.
 
@@ -165,7 +148,11 @@ class NoRoom(EngineError):
     partial = refused = True
 
 
-def refusal(server: Server, reply: Reply) -> EngineError:
-    """The server's own words: "large" is an item above its limit, "out of memory" one for which it finds no room."""
-    told = f"{server.name}: {reply.text.decode('utf-8', 'replace')}"
-    return NoRoom(told) if b"large" in reply.text or b"out of memory" in reply.text else EngineError(told)
+def accepted(server: Server, replies: list[Reply]) -> list[Reply]:
+    """The same, or an error in the server's own words if one of them is a refusal: "large" is an item above its limit,
+    "out of memory" one for which it finds no room."""
+    for reply in replies:
+        if reply.text:
+            told = f"{server.name}: {reply.text.decode('utf-8', 'replace')}"
+            raise NoRoom(told) if b"large" in reply.text or b"out of memory" in reply.text else EngineError(told)
+    return replies

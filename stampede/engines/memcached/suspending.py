@@ -11,7 +11,7 @@ from typing import Any
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.wire import Question, Wire
 from stampede.engines.memcached.meta import OTHER, Parser, Reply, check
-from stampede.engines.memcached.servers import Server, Servers, checked, refusal, trouble
+from stampede.engines.memcached.servers import Server, Servers, accepted, checked, trouble
 from stampede.errors import EngineError
 
 __all__ = ["SuspendingLine"]
@@ -25,17 +25,15 @@ class SuspendingLine:
         self._pipes = Pipes(_Pipe)
         self.close, self.start_again = self._pipes.close, self._pipes.start_again
 
-    async def ask(
-        self, server: Server, commands: bytes, count: int = 1, since: float | None = None
-    ) -> tuple[list[Reply], float]:
+    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> tuple[list[Reply], float]:
         self.servers.check()
         pipe, at = self._pipes.to(server), time.monotonic()
         wire = pipe.wire
         if since is not None and (wire is None or wire.born >= since or (not wire.flying and wire.speaks())):
-            return [OTHER] * count, at  # or the connection has just ended
+            return [OTHER] * len(commands), at  # or the connection has just ended
         if wire is None and not pipe.connecting:
             server.admit()
-        question = pipe.ask(commands, count, twice=since is None)
+        question = pipe.ask(commands, len(commands), twice=since is None)
         try:
             await question.future
         except OSError as error:
@@ -45,10 +43,7 @@ class SuspendingLine:
             raise
         if question.wire is not wire and question.wire is not None:
             at = max(at, question.wire.born + 1e-6)  # it was sent over a connection that is younger
-        for reply in question.replies:
-            if reply.text:
-                raise refusal(server, reply)
-        return question.replies, at
+        return accepted(server, question.replies), at
 
 
 class _Pipe(Pipe):
@@ -73,10 +68,10 @@ class _Pipe(Pipe):
                 else:
                     await loop.create_unix_connection(lambda: wire, address, ssl=tls)
                 wire.stand()
-                (version,) = await wire.ask(b"version\r\n")
+                (version,) = await wire.ask([b"version\r\n"])
                 checked(server, version.value or version.text)
                 if not server.longest:
-                    (settings,) = await wire.ask(b"stats settings\r\n")
+                    (settings,) = await wire.ask([b"stats settings\r\n"])
                     found = re.search(rb"STAT item_size_max (\d+)", settings.value)
                     server.longest = int(found[1]) if found else 1 << 20
         except BaseException:
@@ -90,9 +85,7 @@ class _Pipe(Pipe):
             self._server.breaker.failed(time.monotonic())
 
     def written(self, wire: Wire, questions: Sequence[Question]) -> bytes:
-        asked: bytes = questions[0].asked
-        return asked if len(questions) == 1 else b"".join([question.asked for question in questions])
+        return b"".join([command for question in questions for command in question.asked])
 
     def check(self, question: Question, reply: Any) -> None:
-        if not question.replies:
-            check(question.asked, reply)
+        check(question.asked[len(question.replies)], reply)

@@ -13,7 +13,7 @@ from random import random
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from stampede import record
-from stampede.colour import Colour
+from stampede.colour import Bell, Colour
 from stampede.engines.kit.owned import Owned
 from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
@@ -32,9 +32,6 @@ T = TypeVar("T")
 
 ROOM = 1024
 """Bytes of an item that are kept free for what the server and we write beside the value."""
-
-AT_ONCE = 200
-"""Commands of a batch that are under way together."""
 
 LOOKED = 1000
 """Names of which the last look is remembered, at most."""
@@ -86,7 +83,7 @@ class Keys(Generations, Versioned):
         there = self._looked.pop(name, None)
         asked = [look, add] if there is None else [look] if there else [add]
         for _ in range(TRIES):
-            replies, at = await line.ask(server, b"".join(asked), len(asked))
+            replies, at = await line.ask(server, *asked)
             if replies[-1].code == b"HD":
                 return self._granted(name, token, replies[-1].cas, at, seconds)
             seen, asked = replies[0], [look, add]
@@ -144,16 +141,15 @@ class Keys(Generations, Versioned):
         """Looks that begin soon and become rarer; one is aimed at the computation's end, where its cost is known."""
         name, began = items.name_of(key), time.monotonic()
         server, cost = self._line.servers.of(name), self._costs.get(name, 0.0)
-        with self._line.servers.pausing() as closing:
-            while True:
-                waited = time.monotonic() - began
-                if waited >= timeout:
-                    return None
-                await self._colour.park(closing, min(pause(waited, cost, random()), timeout - waited))
-                (reply,), _ = await self._line.ask(server, meta.look(name))
-                there = items.read(reply)
-                if not record.standing(there.lease, busy.token, 0.0):
-                    break
+        while True:
+            waited = time.monotonic() - began
+            if waited >= timeout:
+                return None
+            await self._colour.park(Bell(), min(pause(waited, cost, random()), timeout - waited))
+            (reply,), _ = await self._line.ask(server, meta.look(name))
+            there = items.read(reply)
+            if not record.standing(there.lease, busy.token, 0.0):
+                break
         if there.kept is None:
             return None
         self._costs.learn(name, there.kept.entry)
@@ -166,12 +162,9 @@ class Keys(Generations, Versioned):
         names = [items.name_of(key) for key in keys]
         entries: list[Entry[bytes] | None] = [None] * len(names)
         for server, group in self._line.servers.groups(names).items():
-            for start in range(0, len(group), AT_ONCE):
-                some = group[start : start + AT_ONCE]
-                looks = b"".join([meta.look(names[at]) for at in some])
-                replies, _ = await self._line.ask(server, looks, len(some))
-                for at, reply in zip(some, replies, strict=True):
-                    entries[at] = record.served(items.read(reply).kept, 0.0)
+            replies, _ = await self._line.ask(server, *[meta.look(names[at]) for at in group])
+            for at, reply in zip(group, replies, strict=True):
+                entries[at] = record.served(items.read(reply).kept, 0.0)
         return entries
 
     async def show(self, key: str) -> Shown:
@@ -205,7 +198,7 @@ class Keys(Generations, Versioned):
 
     async def invalidate(self, key: str) -> bool:
         name = items.name_of(key)
-        (seen, _), _ = await self._line.ask(self._line.servers.of(name), meta.look(name) + meta.delete(name), 2)
+        (seen, _), _ = await self._line.ask(self._line.servers.of(name), meta.look(name), meta.delete(name))
         return record.invalidate(items.read(seen), 0.0)[1]
 
 
