@@ -13,20 +13,20 @@ from functools import partial
 from math import inf
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede.admission import abandon, vacate
-from stampede.call import Call, Once
+from stampede.call import Once
 from stampede.entry import Entry
 from stampede.errors import WaitTimeout
 from stampede.fill import fill
-from stampede.flight import Computing, Flight, nested
+from stampede.flight import Computing, nested
 from stampede.keeper import Hold
 from stampede.land import land, quietly, served
 from stampede.loaders import Answer, Together, Wanted
 from stampede.outcome import Landing, Leave, all_landed, empty
-from stampede.patience import End, allowance, overdue
+from stampede.patience import End, overdue
 from stampede.places import Beside
 from stampede.policy import Policy
 from stampede.scope import ScopeSide, later
@@ -93,13 +93,6 @@ def _with(policy: Policy, ttl: Callable[[Any], Any] | None) -> Policy:
     return policy if ttl is None else policy.with_options(ttl=ttl)
 
 
-class _Led(NamedTuple):
-    """One key whose flight is ours."""
-
-    call: Call
-    flight: Flight
-
-
 class _Batch:
     """One caller's keys; `others` are those that somebody else computes."""
 
@@ -119,7 +112,7 @@ class _Batch:
         self._once = once
         self._ttl_of = ttl_of
         self._seen = seen  # what is due
-        self._led: dict[str, _Led] = {}
+        self._led: dict[str, Wanted] = {}  # their flights are ours
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
         self.asked = 0.0  # for so many seconds
@@ -132,30 +125,23 @@ class _Batch:
 
     async def _claim(self, keys: Iterable[str]) -> dict[str, Landing]:
         landings: dict[str, Landing] = {}
-        try:
-            await self._land(keys, landings)
-        finally:
-            for key, (call, _) in self._led.items() if self._once is not None else ():
-                call.settle(stored=key in landings and landings[key].stored)
-        await self._keep(landings)
-        return landings
-
-    async def _land(self, keys: Iterable[str], landings: dict[str, Landing]) -> None:
         place = Beside(self._colour, self._policy) if self._policy.beside else None
         try:
             if place is not None and self._policy.background:
                 place.reserve()
             there, granted = await self._ask(keys, place)
             landings |= there
-            left = [wanted for wanted in granted if allowance(wanted.call, wanted.kept) < inf]
-            if place is not None and left and place.reserve():
-                granted = [wanted for wanted in granted if allowance(wanted.call, wanted.kept) == inf]
-                landings |= await self._beside(place, left, granted)
+            if place is not None and any(each.allowance < inf for each in granted) and place.reserve():
+                landings |= await self._beside(place, granted)
             else:
                 landings |= await self._compute(granted)
         finally:
             if place is not None:
                 place.free()
+            for key, led in self._led.items() if self._once is not None else ():
+                led.call.settle(stored=key in landings and landings[key].stored)
+        await self._scope.keep([(self._led[key].call, landing) for key, landing in landings.items()])
+        return landings
 
     # -- the claims -----------------------------------------------------------------------------------------------
 
@@ -170,27 +156,29 @@ class _Batch:
             self.asked = monotonic() - began
             for key in keys:
                 self._lead(today, key, began)
-            for key, (call, flight) in self._led.items():
+            for key, led in self._led.items():
+                call = led.call
                 if call.seen is not None and place is not None and not place.reserve():
                     landings[key] = later(call.seen)
                     call.owes = False
-                    call.resources.flights.end(flight, None)
-            led = {key: led for key, led in self._led.items() if key not in landings} if landings else self._led
-            answers = deque(await self._at_once([fill(each.call) for each in led.values()]))
+                    call.resources.flights.end(led.flight, None)
+            asking = [led for key, led in self._led.items() if key not in landings]
+            answers = deque(await self._at_once([fill(each.call) for each in asking]))
         except GeneratorExit:
             raise  # nothing can be awaited: what they may owe is given back with their flights
         except BaseException:  # some may have been granted by now
             await self._let_go(self._led.values())
             raise
         answer: Landing | BaseException | None = None
-        for key in led:
+        for each in asking:
             answer = answers.popleft()  # an error refers to this frame: at the end it has none left
             if isinstance(answer, Leave):
-                granted.append(Wanted(key, led[key].call, led[key].flight, answer.entry))
+                each.kept = answer.entry
+                granted.append(each)
             elif isinstance(answer, Landing):
-                landings[key] = answer
+                landings[each.key] = answer
             elif isinstance(answer, WaitTimeout):
-                self.others.append(key)
+                self.others.append(each.key)
             else:
                 trouble = answer
         del answer
@@ -219,17 +207,17 @@ class _Batch:
         call.answered_by(self._work())  # and no name for it here: frames may be kept for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
-            self._led[key] = _Led(call, flight)
+            self._led[key] = Wanted(key, call, flight)
             call.seen = None if call.force else self._seen.get(key) or front.take_due(call.key)
         else:
             flight.leave(call)
             self.others.append(key)
 
-    async def _let_go(self, held: Iterable[_Led | Wanted]) -> None:
+    async def _let_go(self, held: Iterable[Wanted]) -> None:
         """Give leases back without a word: who waited for one tries by itself."""
         await self._colour.shielded(self._gone(list(held)))
 
-    async def _gone(self, held: Sequence[_Led | Wanted]) -> None:
+    async def _gone(self, held: Sequence[Wanted]) -> None:
         try:
             calls = [each.call for each in held]
             abandoned = [quietly(call.resources.port.abandon, call.key, call.token) for call in calls]
@@ -242,28 +230,27 @@ class _Batch:
 
     # -- the computations -----------------------------------------------------------------------------------------
 
-    async def _beside(self, place: Beside, left: list[Wanted], granted: list[Wanted]) -> dict[str, Landing]:
-        """Some are computed in that place, as long as their caller waits; the others by himself."""
+    async def _beside(self, place: Beside, granted: list[Wanted]) -> dict[str, Landing]:
+        """Have all computed in that place, as long as their caller waits for the most patient of them."""
         end: End[dict[str, Landing] | BaseException] = End()
-        waits = any(allowance(each.call, each.kept) > 0 or each.kept is None for each in left)
-        longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in left)
-        await self._let_go(left)  # who computes there claims them for himself
-        work = self._refresh({each.key: each.kept for each in left}, end)
+        waits = any(each.allowance > 0 or each.kept is None for each in granted)
+        longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in granted)
+        await self._let_go(granted)  # who computes there claims them for himself
+        work = self._refresh({each.key: each.kept for each in granted}, end)
         cancel = place.begin(work, end.bell, longest, waits=waits)
-        landings = await self._compute(granted) if granted else {}
-        seconds = max(allowance(each.call, each.kept) for each in left)
+        seconds = max(each.allowance for each in granted)
         if seconds > 0:
-            await self._wait(end, seconds, cancel)
+            await self._wait(end, None if seconds == inf else seconds, cancel)
         given = end.taken() if waits else None
         if isinstance(given, BaseException):
             try:
                 raise given
             finally:
                 del given
-        return landings | (given if given is not None else {each.key: _served_late(each) for each in left})
+        return given if given is not None else {each.key: _served_late(each) for each in granted}
 
     async def _wait(
-        self, end: End[dict[str, Landing] | BaseException], seconds: float, cancel: Callable[[], object] | None
+        self, end: End[dict[str, Landing] | BaseException], seconds: float | None, cancel: Callable[[], object] | None
     ) -> None:
         try:
             await self._colour.park(end.bell, seconds)
@@ -338,10 +325,6 @@ class _Batch:
         for each in part:
             if each.call.place is not None:
                 await vacate(each.call)
-
-    async def _keep(self, landings: dict[str, Landing]) -> None:
-        """What is known now is kept in this process, as far as it may be."""
-        await self._scope.keep([(self._led[key].call, landing) for key, landing in landings.items()])
 
 
 def _begun(wanted: Wanted, hold: Hold, longest: float) -> None:

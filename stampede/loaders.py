@@ -14,6 +14,7 @@ from stampede.colour import Colour, ended, lasting, run_blocking
 from stampede.entry import Entry
 from stampede.flight import Flight
 from stampede.outcome import LeftOut
+from stampede.patience import allowance
 
 _log = logging.getLogger("stampede")
 
@@ -27,8 +28,13 @@ class Wanted:
     key: str
     call: Call
     flight: Flight
-    kept: Entry[Any] | None
+    kept: Entry[Any] | None = None
     begin: Callable[[], object] = lambda: None  # its computation does, now
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that its caller waits for it, if it is computed beside him."""
+        return allowance(self.call, self.kept)
 
 
 class Answer(NamedTuple):
