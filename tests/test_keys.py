@@ -265,7 +265,7 @@ def _deep() -> Any:
 @pytest.mark.parametrize("make", [_cyclic_list, _cyclic_dict, _cyclic_order, _cyclic_keyed, _deep])
 def test_cycles_and_absurd_depth_are_keying_errors(make: Any) -> None:
     """Broken: a request with nested JSON ends in RecursionError, or takes the interpreter with it."""
-    with pytest.raises(KeyingError, match="nested more than"):
+    with pytest.raises(KeyingError, match="nested too deeply"):
         canonical(make())
 
 
@@ -284,16 +284,6 @@ def test_a_stack_that_is_nearly_full_is_a_keying_error() -> None:
     assert canonical(nested)
     with pytest.raises(KeyingError):
         descend(nested)
-
-
-def test_the_bound_of_depth_does_not_depend_on_the_stack() -> None:
-    """Broken: documents of ordinary depth are refused, or one that is keyed by a thread is refused by a server."""
-    value: Any = 1
-    for _ in range(100):
-        value = [value]
-    assert canonical(value) == "[" * 100 + "1" + "]" * 100
-    with pytest.raises(KeyingError):
-        canonical([value])
 
 
 # -- the same everywhere --------------------------------------------------------------------------------------
