@@ -43,7 +43,7 @@ ROOMS = [
         "trouble", "codecs and guards before an engine, which may be down",
         "outage coded",
     ),
-    Room("keeper", "leases renewed and given back, work beside the caller", "keeper workers"),
+    Room("keeper", "leases renewed and given back", "keeper"),
     Room("codec", "entries as bytes, and bytes as entries that may be believed", "codec"),
     Room("engines", "what keeps values and grants leases; the kit that they are built of", "engines"),
     Room(

@@ -8,7 +8,6 @@ from math import inf
 from typing import Any, Protocol
 
 from stampede import events
-from stampede.coded import Trial
 from stampede.colour import Colour, Loop
 from stampede.entry import Entry
 from stampede.flight import Flights, Leader
@@ -104,7 +103,7 @@ class Resources:
     hold: Callable[[Call, float], Hold]  # keeps the lease for at most so many seconds
     note: events.Note
     keep: Callable[[list[tuple[Call, Landing]]], Awaitable[None]]  # in this process, what calls have ended with
-    trial: Trial | None = None  # of values that are kept as they are, on an engine that no other process shares
+    trial: Callable[[str, Entry[Any]], object] | None = None  # `encode`, for `strict` where values stay objects
     draws: bool = True  # no local tier has drawn the early moment: a call does
     look: Callable[[str], Awaitable[Found | None]] | None = None  # of an engine on which a hit is a look
     odds: Odds = field(default_factory=Odds)  # of a hit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +12,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
 from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket, Versioned
 
-__all__ = ["CodedClaims", "CodedStore", "OfOthers", "Trial"]
-
-_log = logging.getLogger("stampede")
+__all__ = ["CodedClaims", "CodedStore", "OfOthers"]
 
 BadBytes = Callable[[str, bytes, CodecError], object]
 
@@ -210,24 +207,3 @@ class CodedStore(_Coded, Versioned):
 
     async def bump(self, scope: str) -> None:
         await self._port.bump(scope)
-
-
-class Trial:
-    """Whether values that are kept as they are could be kept elsewhere, too: of each function, the first one."""
-
-    def __init__(self, scope: str, codec: Coder) -> None:
-        self._scope = scope
-        self._codec = codec
-        self.over = False
-
-    def __call__(self, key: str, entry: Entry[Any], *, strict: bool) -> None:
-        """CodecError if not, where that is to be an error."""
-        if self.over and not strict:
-            return
-        self.over = True
-        try:
-            self._codec.encode(key, entry)
-        except CodecError as refusal:
-            if strict:
-                raise
-            _log.warning("%s is kept in memory only, and by no other engine: %s", self._scope, str(refusal))

@@ -29,14 +29,16 @@ async def land(
     """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
+        if error is not None and hold.foreign:
+            return Landing(error=error)
         if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
-            return await left_out(call, hold, error)
+            return await left_out(call, error)
         if isinstance(error, OriginFull):
-            return await turned_away(call, hold, error, kept)
+            return await turned_away(call, error, kept)
         if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
             return await give_up(call, hold, error, kept, why, cost)
         entry = entry_of(call, kept, value, error, cost)
-        if error is not None and entry.ttl <= 0 and kept is not None and not hold.foreign:
+        if error is not None and entry.ttl <= 0 and kept is not None:
             return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
         return await store(call, hold, entry, error, why, cost, kept)
     except GeneratorExit:
@@ -80,8 +82,8 @@ async def store(
     at = call.resources.clock()
     try:
         trial = call.resources.trial
-        if trial is not None and (call.policy.strict or not trial.over):
-            trial(call.key, entry, strict=call.policy.strict)
+        if trial is not None and call.policy.strict:
+            trial(call.key, entry)
         stored = await call.resources.colour.shielded(call.resources.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
         landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
@@ -111,13 +113,11 @@ async def unkept(
     return Landing(entry, error, as_of=as_of)
 
 
-async def left_out(call: Call, hold: Hold, error: LeftOut) -> Landing:
+async def left_out(call: Call, error: LeftOut) -> Landing:
     """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
 
     Unless it is the same function: then all are told."""
     error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
-    if hold.foreign:
-        return Landing(error=error)
     as_of = await stood(call)
     if isinstance(error, Nothing):
         await release(call, Verdict("absent", message=str(error)))
@@ -146,10 +146,8 @@ async def give_up(
     return Landing(error=error, as_of=as_of)
 
 
-async def turned_away(call: Call, hold: Hold, error: OriginFull, kept: Entry[Any] | None) -> Landing:
+async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Landing:
     """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
-    if hold.foreign:
-        return Landing(error=error)
     as_of = await stood(call)
     if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
         await release(call, None, CROWDED)

@@ -10,7 +10,7 @@ from weakref import ref
 
 from stampede import early, events, greenlets
 from stampede.call import Call, Odds, Once, Resources
-from stampede.coded import CodedClaims, CodedStore, Coder, OfOthers, Trial
+from stampede.coded import CodedClaims, CodedStore, Coder, OfOthers
 from stampede.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
 from stampede.core import Core
 from stampede.entry import Entry
@@ -61,7 +61,7 @@ class Scope:
         self.generations = Generations(core, namespace, name)
         # Where values are kept as they are, they are only tried.
         self.codec = codec if engine.shared else None
-        self.trial = Trial(name, codec) if codec is not None and not engine.shared else None
+        self.trial = codec.encode if codec is not None and not engine.shared else None
         self.odds = Odds()
         self._of_others: OfOthers = {}
         self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
@@ -106,7 +106,6 @@ class ScopeSide(Stored):
         self.generations = scope.generations
         self.policy = scope.policy
         self.called = scope.called
-        self._trial = scope.trial
         engine = core.engine.side(colour)
         assert engine.claims is not None
         assert engine.store is not None
@@ -128,7 +127,7 @@ class ScopeSide(Stored):
         core = self.core
         return Resources(
             scope=self.called,
-            trial=self._trial,
+            trial=scope.trial,
             port=claims,
             flights=core.flights,
             colour=self.colour,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from stampede import events
 from stampede.call import Resources
-from stampede.coded import CodedStore, Trial
+from stampede.coded import CodedStore
 from stampede.colour import Colour, lasting, settled
 from stampede.core import Core
 from stampede.entry import Entry, new_id
@@ -35,7 +35,6 @@ class Stored:
     store: Store
     called: str  # by whom its events are told
     _coded: CodedStore | None  # the blocking one, of both colours
-    _trial: Trial | None  # of values that are kept as they are
 
     @property
     def prefix(self) -> str:
@@ -151,8 +150,8 @@ class Stored:
         known = self.core.front.known(self.generations.at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
-        if self._trial is not None:
-            self._trial(key, entry, strict=policy.strict)
+        if self.resources.trial is not None and policy.strict:
+            self.resources.trial(key, entry)
         return entry
 
     async def exchange(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:

@@ -31,8 +31,8 @@ from stampede import (
     refreshing,
 )
 from stampede.flight import Flights
+from stampede.places import Workers
 from stampede.ports import Busy
-from stampede.workers import Workers
 
 ENGINES = ["memory", "disk", "redis", "memcached", "postgres"]
 BRIEF = 0.05

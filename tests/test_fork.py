@@ -23,8 +23,8 @@ from postgres_server import prepared_postgres
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, Lock, cached, forks, try_lock
+from stampede.places import Workers
 from stampede.testing import isolated
-from stampede.workers import Workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12 warns of what is tested here
 

@@ -51,7 +51,7 @@ LAYERS = """
     flight
     keeper outcome
     coded outage
-    workers signatures
+    signatures
     codec
     engines
     engines.kit

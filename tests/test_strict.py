@@ -102,19 +102,6 @@ def test_strict_is_said_where_options_are(tmp_path: Path) -> None:
             cached(cache="other")(lambda: Session())()
 
 
-def test_memory_warns_once_that_no_other_engine_would_keep_it(caplog: pytest.LogCaptureFixture) -> None:
-    """It works on the laptop, and in production nothing is ever found."""
-    cache = Cache()
-    f, g = cache.cached(lambda x: Session()), cache.cached(lambda x: x)
-    with caplog.at_level(logging.WARNING, "stampede"):
-        for x in range(3):
-            assert f(x) is f(x)
-            g(x)
-    (record,) = caplog.records
-    assert "memory only" in record.getMessage()
-    assert "Session" in record.getMessage()
-
-
 def run(answer: Any) -> Any:
     return asyncio.run(answer) if inspect.isawaitable(answer) else answer
 

@@ -204,13 +204,8 @@ class Feed(ABC):
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._closed:
-                    poke = self._poke = _pair()
-                    thread = begun(f"stampede-{self._kind}-news", self._live, poke)
-                    if self._poke is poke:  # or a finalizer that interrupted us has started another one
-                        self._thread, self._poke = thread, poke if thread is not None else None
-                    if thread is None:
-                        for end in poke:
-                            end.close()
+                    self._poke = _pair()
+                    self._thread = begun(f"stampede-{self._kind}-news", self._live, self._poke)
 
     def wake(self) -> None:
         """Have the thread take its next turn now."""
