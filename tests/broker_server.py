@@ -13,11 +13,12 @@ from server_process import ServerProcess, free_port
 
 pytest.importorskip("zmq")
 
-from stampede.engines.zmq import Place, ZmqEngine
+from stampede.engines.url import Address
+from stampede.engines.zmq import ZmqEngine
 from stampede.engines.zmq.machine import Limits
 from stampede.engines.zmq.server import Broker
 
-__all__ = ["BrokerProcess", "BrokerThread", "Limits", "Place", "ZmqEngine"]
+__all__ = ["Address", "BrokerProcess", "BrokerThread", "Limits", "ZmqEngine"]
 
 HOUR = Limits(longest=3600.0)
 
@@ -27,9 +28,9 @@ class BrokerThread:
 
     def __init__(self, *, quiet: float = 0.0, limits: Limits = HOUR, port: int | None = None, **options: Any) -> None:
         self.port = port or free_port()
-        self.place = Place("127.0.0.1", self.port)
-        self.url = f"zmq://{self.place.text}"
-        self.broker = Broker([self.place.text], quiet=quiet, limits=limits, **options)
+        self.place = Address("127.0.0.1", self.port)
+        self.url = f"zmq://{self.place}"
+        self.broker = Broker([str(self.place)], quiet=quiet, limits=limits, **options)
         self._thread = threading.Thread(target=self.broker.run, daemon=True)
         self._thread.start()
         atexit.register(self.stop)

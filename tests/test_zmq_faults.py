@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import zmq
-from broker_server import BrokerProcess, BrokerThread, Limits, Place, ZmqEngine
+from broker_server import Address, BrokerProcess, BrokerThread, Limits, ZmqEngine
 from proxy import Proxy
 from server_process import free_port, freeze
 
@@ -72,7 +72,7 @@ def until(true: Callable[[], object], within: float = 10.0) -> float:
     return time.monotonic() - began
 
 
-def broker_of(engine: ZmqEngine, name: str) -> Place:
+def broker_of(engine: ZmqEngine, name: str) -> Address:
     """The broker that has the locks of this name."""
     return engine._links.of(wire.name_of(name)).place
 
@@ -441,7 +441,7 @@ def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> Non
     try:
         for each in senders:
             each.linger = 0
-            each.connect(f"tcp://{broker.place.text}")
+            each.connect(f"tcp://{broker.place}")
         senders[0].send(wire.VERSION + wire.record(Word.HELLO, 1, wire.hello(0, "h:1")))
         assert senders[0].poll(5000)
         kinds = [*range(20), 65, 73, 255]
@@ -477,7 +477,7 @@ def test_what_is_asked_twice_is_done_in_its_order(broker: BrokerThread) -> None:
     context: zmq.Context[Any] = zmq.Context()
     try:
         dealer = context.socket(zmq.DEALER)
-        dealer.connect(f"tcp://{broker.place.text}")
+        dealer.connect(f"tcp://{broker.place}")
 
         def say(*some: bytes) -> list[tuple[int, int]]:
             dealer.send(wire.VERSION + b"".join(some))
@@ -554,7 +554,7 @@ def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(o
     """Two processes would ask two brokers for one lock; or one broker's end be the end of all locks."""
     brokers = [BrokerThread() for _ in range(3)]
     try:
-        places = [each.place.text for each in brokers]
+        places = [str(each.place) for each in brokers]
         engine = open_(f"zmq://{','.join(places)}", timeout=0.5)
         other = open_(f"zmq://{','.join(reversed(places))}", timeout=0.5)
         names = [f"name {number}" for number in range(60)]
@@ -695,7 +695,7 @@ def test_urls_that_are_none(url: str) -> None:
 
 def test_places_have_ports() -> None:
     """`zmq://localhost` would not be where `stampede serve` is."""
-    assert Place("::1", 7867).text == "[::1]:7867"
+    assert str(Address("::1", 7867)) == "[::1]:7867"
     engine = open_engine("zmq://localhost,[::1],h:1")
     assert isinstance(engine, ZmqEngine)
     assert [link.place for link in engine._links.links] == [("localhost", 7867), ("::1", 7867), ("h", 1)]

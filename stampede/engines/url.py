@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stampede.errors import OptionError
@@ -12,8 +12,11 @@ from stampede.policy import nearest, seconds
 from stampede.settings.model import safe_url
 
 __all__ = [
+    "Address",
     "Kind",
+    "addresses_of",
     "anything",
+    "duration",
     "flag",
     "integer",
     "number",
@@ -66,6 +69,32 @@ def path_of(url: str, example: str) -> str:
     return path.removeprefix("/") if path.startswith("/~") else path
 
 
+class Address(NamedTuple):
+    """Where a server is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def addresses_of(url: str, port: int) -> list[Address]:
+    """The servers of a URL, `HOST:PORT,HOST:PORT`. `port`: that of a server with none."""
+    parts, found = parts_of(url), []
+    for each in unquote(parts.netloc.rpartition("@")[2]).split(","):
+        try:
+            its = urlsplit(f"//{each.strip()}")
+            host, its_port = its.hostname, port if its.port is None else its.port
+        except ValueError as error:
+            raise OptionError(f"{safe_url(url)!r}: {each!r} is no HOST:PORT: {error}") from error
+        if not host or not its_port:
+            example = f"{parts.scheme}://localhost:{port}"
+            raise OptionError(f"{safe_url(url)!r} names no server: give a URL such as {example!r}")
+        found.append(Address(host, its_port))
+    return found
+
+
 def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
     """The options of the URL's query, and of the caller (which win), each made what it is to be."""
     options: dict[str, Any] = dict(parse_qsl(parts_of(url).query, keep_blank_values=True))
@@ -94,6 +123,14 @@ def number(name: str, value: Any) -> float:
         except ValueError:
             raise OptionError(f"{name} is {value!r}: give a number of seconds") from None
     return seconds(name, value)
+
+
+def duration(name: str, value: Any) -> float:
+    """A number of seconds, more than zero."""
+    found = number(name, value)
+    if found <= 0:
+        raise OptionError(f"{name} is {value!r}: give a number of seconds, more than 0")
+    return found
 
 
 def flag(name: str, value: Any) -> bool:

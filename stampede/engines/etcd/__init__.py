@@ -14,24 +14,24 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells import CellEngine
 from stampede.engines.etcd.cell import EtcdCell
 from stampede.engines.etcd.desk import Desk
-from stampede.engines.etcd.gateway import Gateway, Member
+from stampede.engines.etcd.gateway import Gateway
 from stampede.engines.etcd.hub import Hub
 from stampede.engines.etcd.leases import Leases
 from stampede.engines.etcd.locks import EtcdLocks
 from stampede.engines.etcd.names import Names
 from stampede.engines.kit.errands import Errands, here
-from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
+from stampede.engines.url import Address, Kind, addresses_of, duration, flag, options_of, parts_of, safe_url, text
 from stampede.errors import OptionError
 
 __all__ = ["EtcdEngine", "check_url", "from_url"]
 
-OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": number}
+OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": duration}
 
 PORT = 2379
 
@@ -73,31 +73,16 @@ class EtcdEngine(CellEngine):
         super()._start_again()
 
 
-def _parsed(url: str, **options: Any) -> tuple[list[Member], str, dict[str, Any]]:
+def _parsed(url: str, **options: Any) -> tuple[list[Address], str, dict[str, Any]]:
     parts, found = parts_of(url), options_of(url, options, OPTIONS)
-    login, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = login.partition(":")
-    members = [_member(each, url) for each in hosts.split(",")]
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     prefix = f"{unquote(parts.path).strip('/') or 'stampede'}/"
-    timeout = found.get("timeout", 1.0)
-    if timeout <= 0:
-        raise OptionError(f"{safe_url(url)}: timeout is {timeout:g}: give a number of seconds, more than 0")
     files = {name: found[name] for name in ("ca", "cert", "key") if name in found}
     if "key" in files and "cert" not in files:
         raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
     tls = {"files": files} if found.get("tls", bool(files)) else None
-    return members, prefix, {"tls": tls, "user": unquote(user), "password": unquote(password), "timeout": timeout}
-
-
-def _member(text: str, url: str) -> Member:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port or PORT
-    except ValueError as error:
-        raise OptionError(f"{safe_url(url)!r}: {text!r} is no HOST:PORT: {error}") from error
-    if not host:
-        raise OptionError(f"{safe_url(url)!r} names no server: give a URL such as 'etcd://localhost:2379'")
-    return Member(host, port)
+    its = {"tls": tls, "user": unquote(user), "password": unquote(password), "timeout": found.get("timeout", 1.0)}
+    return addresses_of(url, PORT), prefix, its
 
 
 def _tls(files: dict[str, str]) -> ssl.SSLContext:

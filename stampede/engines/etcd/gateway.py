@@ -19,9 +19,10 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from stampede.engines.kit.turns import AT_ONCE, Turns
+from stampede.engines.url import Address
 from stampede.errors import EngineClosed, EngineError
 
-__all__ = ["MOST", "Gateway", "Gone", "Member", "Stream", "b64", "unb64"]
+__all__ = ["MOST", "Gateway", "Gone", "Stream", "b64", "unb64"]
 
 T = TypeVar("T")
 
@@ -49,14 +50,6 @@ class _Unknown(EngineError):
     """What became of a question isn't known."""
 
 
-class Member(NamedTuple):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 class Stream(NamedTuple):
     """A reply that never ends. Its lines are JSON."""
 
@@ -73,7 +66,7 @@ class Gateway:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[Address],
         *,
         tls: ssl.SSLContext | None = None,
         user: str = "",
@@ -87,13 +80,13 @@ class Gateway:
         self._tls = tls
         self._login = {"name": user, "password": password} if user else None
         self._at = randrange(len(members))
-        self.leaving: Callable[[Member], object] = lambda _: None
+        self.leaving: Callable[[Address], object] = lambda _: None
         self.start_again()
 
     def start_again(self) -> None:
         """Also in a forked child: connections are the parent's, as long as it has them."""
         self._parents = getattr(self, "_pools", None)
-        self._pools: dict[Member, urllib3.HTTPConnectionPool] = {}
+        self._pools: dict[Address, urllib3.HTTPConnectionPool] = {}
         self._token = ""
         self._lock = threading.RLock()
         self._turns = Turns(self.called, self.timeout)
@@ -110,7 +103,7 @@ class Gateway:
         with self._turns.turn():
             return self._asked(path, question, _answer, twice=twice)[1]
 
-    def stream(self, path: str, question: Mapping[str, Any]) -> tuple[Member, Stream]:
+    def stream(self, path: str, question: Mapping[str, Any]) -> tuple[Address, Stream]:
         """The answers to this, one line each, behind the first one; and the member that gives them."""
         return self._asked(path, question, _begun)
 
@@ -121,7 +114,7 @@ class Gateway:
         read: Callable[[urllib3.BaseHTTPResponse], T],
         *,
         twice: bool = True,
-    ) -> tuple[Member, T]:
+    ) -> tuple[Address, T]:
         body, end, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, False
         tried = refused = 0  # the latter since the last one that took the question
         while True:
@@ -150,7 +143,7 @@ class Gateway:
 
     def _tried(
         self,
-        member: Member,
+        member: Address,
         path: str,
         body: bytes,
         end: float,
@@ -189,11 +182,11 @@ class Gateway:
                 found[str(member)] = {"trouble": str(trouble)}
         return found
 
-    def member(self) -> Member:
+    def member(self) -> Address:
         """The one that is asked now."""
         return self.members[self._at]
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: Address) -> None:
         """Ask the next one from now on."""
         if self.members[self._at] is member:
             self._at = (self._at + 1) % len(self.members)
@@ -214,7 +207,7 @@ class Gateway:
                 told = self._tried(self.member(), "/v3/auth/authenticate", body, end, _answer, last=alone)
                 self._token = str(told["token"])
 
-    def _pool(self, member: Member) -> urllib3.HTTPConnectionPool:
+    def _pool(self, member: Address) -> urllib3.HTTPConnectionPool:
         pool = self._pools.get(member)
         if pool is None:
             with self._lock:

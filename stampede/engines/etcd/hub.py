@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 from urllib3.exceptions import HTTPError
 
-from stampede.engines.etcd.gateway import MOST, Gateway, Member, Stream, b64
+from stampede.engines.etcd.gateway import MOST, Gateway, Stream, b64
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.vigil import hang_up
+from stampede.engines.url import Address
 from stampede.threads import begun
 
 __all__ = ["Hub", "Span", "Watch"]
@@ -25,7 +26,7 @@ Span: TypeAlias = tuple[bytes, bytes]
 class Watch:
     """A watch, until it is closed or its connection ends."""
 
-    def __init__(self, watches: set[Watch], member: Member, stream: Stream, told: Told) -> None:
+    def __init__(self, watches: set[Watch], member: Address, stream: Stream, told: Told) -> None:
         self.member = member
         self._watches, self._stream, self._told = watches, stream, told
 
@@ -92,7 +93,7 @@ class Hub:
             watch.close()
         return watch
 
-    def left(self, member: Member) -> None:
+    def left(self, member: Address) -> None:
         """End the watches of a member that gives no answers: it tells nothing either."""
         for watch in [each for each in self._watches.copy() if each.member == member]:
             watch.close()

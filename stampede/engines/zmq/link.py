@@ -26,6 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stampede.colour import Bell, Colour, running_loop
 from stampede.engines.kit.transport import disown_number
+from stampede.engines.url import Address
 from stampede.engines.whereabouts import here
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import ClientKeys
@@ -33,7 +34,7 @@ from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineClosed, EngineError
 from stampede.threads import begun
 
-__all__ = ["Link", "Place"]
+__all__ = ["Link"]
 
 _log = logging.getLogger("stampede")
 
@@ -51,17 +52,6 @@ AGAIN = 50
 
 ANSWER = 1 << 24
 """Bytes of what a broker says, at most."""
-
-
-class Place(NamedTuple):
-    """Where a broker is."""
-
-    host: str
-    port: int
-
-    @property
-    def text(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +80,10 @@ class _Wire(NamedTuple):
 class Link:
     """To one broker. `alone`: there is no other, so that its trouble is all of the engine's."""
 
-    def __init__(self, place: Place, keys: ClientKeys | None, timeout: float, *, alone: bool = True) -> None:
+    def __init__(self, place: Address, keys: ClientKeys | None, timeout: float, *, alone: bool = True) -> None:
         self.place = place
         self._alone = alone
-        self.name = f"zmq://{place.text}"
+        self.name = f"zmq://{place}"
         self.fence = 0  # the highest that we were given
         self._keys = keys
         self._timeout = timeout
@@ -349,7 +339,7 @@ class _Talk:
         try:
             for each in (made, monitor, self._poke):
                 self._wire.poller.register(each, zmq.POLLIN)
-            made.connect(f"tcp://{link.place.text}")
+            made.connect(f"tcp://{link.place}")
             while not link._closed:
                 self._turn()
             if self._known:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import monotonic
+from typing import Any
 
 from stampede.colour import Bell, Colour
 from stampede.engines.kit.owned import Owned
+from stampede.engines.whereabouts import parts_of
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.link import Link
 from stampede.engines.zmq.wire import Word
-from stampede.ports import Busy, Granted
+from stampede.ports import Busy, Granted, Held
 
 __all__ = ["Links", "ZmqLocks"]
 
@@ -41,7 +44,7 @@ class Links:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = tuple(links)
-        self._draws = [blake2b(link.place.text.encode(), digest_size=16).digest() for link in links]
+        self._draws = [blake2b(str(link.place).encode(), digest_size=16).digest() for link in links]
         self.owned: Owned[bytes, _Own] = Owned(lambda own: own.ends < monotonic())
 
     def of(self, name: bytes) -> Link:
@@ -135,3 +138,20 @@ class ZmqLocks:
         link.left(token)
         if self._links.owned.pop(name, token) is not None:
             link.held -= 1
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        found = []
+        for link in self._links.links:
+            found += [_held(*row) for row in await link.listed(self._colour, Word.HELD, prefix)]
+        return found
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        raw = wire.name_of(name)
+        _, payload = await self._links.of(raw).ask(self._colour, Word.HOLDER, raw)
+        return list(wire.heard_inside(payload))
+
+
+def _held(name: str, token: str, holder: str, fence: int, held: float, left: float, waiting: int, *_: Any) -> Held:
+    host, pid = parts_of(holder)
+    known = bytes.fromhex(name).decode("utf-8", "backslashreplace")
+    return Held(known, host, pid, None, fence, time.time() - held, held, left, True, waiting)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells import CellEngine
 from stampede.engines.kit.errands import Errands, here
-from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
+from stampede.engines.url import Kind, addresses_of, duration, flag, number, options_of, parts_of, safe_url, text
 from stampede.engines.zookeeper.cell import ZooKeeperCell
 from stampede.engines.zookeeper.desk import Desk
 from stampede.engines.zookeeper.locks import ZooKeeperLocks
@@ -23,7 +23,7 @@ from stampede.errors import OptionError
 
 __all__ = ["ZooKeeperEngine", "check_url", "from_url"]
 
-OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": number, "session": number}
+OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, "timeout": duration, "session": number}
 
 PORT = 2181
 
@@ -64,33 +64,19 @@ class ZooKeeperEngine(CellEngine):
 
 def _parsed(url: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
     parts, found = parts_of(url), options_of(url, options, OPTIONS)
-    login, _, hosts = parts.netloc.rpartition("@")
-    servers = ",".join(_server(each, url) for each in hosts.split(","))
+    login, servers = parts.netloc.rpartition("@")[0], ",".join(map(str, addresses_of(url, PORT)))
     root = f"/{unquote(parts.path).strip('/') or 'stampede'}"
     if any(part in ("", ".", "..", "zookeeper") for part in root[1:].split("/")[:1]) or "//" in root:
         raise OptionError(f"{safe_url(url)!r}: {root!r} is no node: write a path such as /stampede")
-    timeout = found.get("timeout", 1.0)
-    if timeout <= 0:
-        raise OptionError(f"{safe_url(url)}: timeout is {timeout:g}: give a number of seconds, more than 0")
     if "key" in found and "cert" not in found:
         raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
     files = {theirs: found[ours] for ours, theirs in _FILES.items() if ours in found}
     tls = files | {"use_ssl": True} if found.get("tls", bool(files)) else {}
-    return servers, root, {"login": unquote(login), "timeout": timeout, "least": found.get("session", 0.0), "tls": tls}
+    its = {"timeout": found.get("timeout", 1.0), "least": found.get("session", 0.0)}
+    return servers, root, its | {"login": unquote(login), "tls": tls}
 
 
 _FILES = {"ca": "ca", "cert": "certfile", "key": "keyfile"}
-
-
-def _server(text: str, url: str) -> str:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port or PORT
-    except ValueError as error:
-        raise OptionError(f"{safe_url(url)!r}: {text!r} is no HOST:PORT: {error}") from error
-    if not host:
-        raise OptionError(f"{safe_url(url)!r} names no server: give a URL such as 'zookeeper://localhost:2181'")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def from_url(url: str, **options: Any) -> ZooKeeperEngine:
