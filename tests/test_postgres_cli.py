@@ -348,7 +348,7 @@ def test_history_shows_what_failed(run: Run, url: str) -> None:
     assert bad["exception"].endswith("ValueError") and "with details\nand more" in bad["message"]
     assert "raise ValueError" in bad["traceback"]
     assert set(bad) == {
-        "number", "kind", "name", "host", "pid", "program", "fence", "taken", "released", "problem", "exception",
+        "number", "name", "host", "pid", "program", "fence", "taken", "released", "problem", "exception",
         "message", "traceback", "on",
     }  # fmt: skip
     shown = run("locks", url, "--history", "--failed")
