@@ -11,10 +11,10 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Interface, ip_address
 from pathlib import PurePosixPath
 from typing import Annotated, Any, NamedTuple
-from uuid import UUID, SafeUUID
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import attrs
@@ -145,7 +145,7 @@ def facts(value: Any) -> Any:
     elif isinstance(value, pydantic.BaseModel):
         inner = [facts(value.__dict__), facts(value.__pydantic_extra__), facts(value.__pydantic_private__)]
     else:
-        inner = [repr(value), str(getattr(value, "tzinfo", "")), str(getattr(value, "is_safe", ""))]
+        inner = [repr(value), str(getattr(value, "tzinfo", ""))]
     held = {name: each for name, each in getattr(value, "__dict__", {}).items() if name in ("extra", "beside")}
     return kind, inner, sorted(held.items()), getattr(value, "beside", None), getattr(value, "maxlen", None)
 
@@ -161,7 +161,7 @@ atoms = (
     | st.timedeltas()
     | st.decimals()
     | st.fractions()
-    | st.builds(UUID, int=st.integers(0, 2**128 - 1), is_safe=st.sampled_from(SafeUUID))
+    | st.builds(UUID, int=st.integers(0, 2**128 - 1))
     | st.complex_numbers()
     | st.ip_addresses()
     | st.sampled_from(
@@ -206,7 +206,7 @@ ODD: list[tuple[str, Any]] = [
     ("part", math.nan), ("part", math.inf), ("part", -0.0), ("tags", ("x",)), ("tags", [Text("x")]), ("tags", [None]),
     ("counts", {Text("x"): 1}), ("counts", OrderedDict()), ("counts", {"x": True}),
     ("made", datetime(2026, 1, 1, fold=1)), ("made", datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))),
-    ("made", datetime(1, 1, 1, tzinfo=UTC)), ("made", date(2026, 1, 1)), ("by", UUID(int=1, is_safe=SafeUUID.safe)),
+    ("made", datetime(1, 1, 1, tzinfo=UTC)), ("made", date(2026, 1, 1)),
     ("more", {1: 2}), ("more", {"x": (1,)}), ("more", [b"x"]), ("more", [bytearray(b"x")]), ("more", [1, [math.nan]]),
     ("more", 2**64), ("extra", 9), ("__class__", type("Row", (Row,), {})),
 ]  # fmt: skip
@@ -243,7 +243,6 @@ LOSSY: list[tuple[Any, Callable[[], Any], list[str]]] = [
     (Sub, lambda: changed(Sub(1)), CODECS),
     (Model, lambda: changed(Model()), CODECS),
     (Model, lambda: changed(Model(), "_private"), ["msgpack", "json"]),
-    (UUID, lambda: UUID(int=1, is_safe=SafeUUID.safe), ["msgpack", "json"]),
     (datetime, lambda: datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Zurich")), ["msgpack", "json"]),
     (datetime, lambda: datetime(2026, 1, 1, fold=1), ["msgpack", "json"]),
     (list[int], lambda: [Kind.A], ["msgpack", "json"]),
@@ -251,10 +250,6 @@ LOSSY: list[tuple[Any, Callable[[], Any], list[str]]] = [
     (Annotated[int, msgspec.Meta(gt=5)], lambda: 3, ["msgpack", "json"]),
     (Annotated[list[int], msgspec.Meta(max_length=1)], lambda: [1, 2], ["msgpack", "json"]),
     (Annotated[dict[str, int], msgspec.Meta(max_length=0)], lambda: {"x": 1}, ["msgpack", "json"]),
-    (Any, lambda: changed(OrderedDict(a=1)), CODECS),
-    (Any, lambda: changed(Counter("a")), CODECS),
-    (Any, lambda: changed(IPv4Interface("10.0.0.1/8")), CODECS),
-    (Any, lambda: changed(IPv4Network("10.0.0.0/8")), CODECS),
 ]
 
 
@@ -271,7 +266,6 @@ def test_what_would_be_lost_is_refused(name: str, returns: Any, make: Callable[[
 @pytest.mark.parametrize(
     "returns, value",
     [
-        (Any, UUID(int=1, is_safe=SafeUUID.unsafe)),
         (Any, UUID(int=1)),
         (Any, range(True, 5)),
         (Any, IPv6Interface("fe80::1%eth0/64")),
@@ -306,7 +300,7 @@ DIFFERENT = [
     *({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1.0, "b": 2}, OrderedDict(a=1, b=2)),
     *(datetime(2026, 1, 1), datetime(2026, 1, 1, fold=1), datetime(2026, 1, 1, tzinfo=UTC), date(2026, 1, 1)),
     *(datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC")), time(1), time(1, fold=1), timedelta(1), timedelta(2)),
-    *(UUID(int=1), UUID(int=1, is_safe=SafeUUID.safe), UUID(int=2), Point(1), Sub(1), (1, ""), changed(Sub(1))),
+    *(UUID(int=1), UUID(int=2), Point(1), Sub(1), (1, ""), changed(Sub(1))),
     *(Page(1), Page(1.0), Page(Page(1)), changed(Page(1)), Attrs(1), Attrs(2), Slots(1), changed(Slots(1), "beside")),
     *(Model(), Model(n=2), changed(Model(), "_private"), Open(), Open(x=1), Struct(1), Struct(2)),
     *(ip_address("10.0.0.1"), IPv4Address("10.0.0.2"), range(3), range(0, 3, 2), {Point(1)}, {(1, "")}, {Sub(1)}),

@@ -71,7 +71,7 @@ _FACTS: dict[type, Any] = {
     date: repr,
     timedelta: repr,
     Decimal: str,
-    UUID: lambda value: (value.int, value.is_safe),
+    UUID: str,
     PickleBuffer: bytes,
 }
 
@@ -84,7 +84,7 @@ def _zone(zone: Any) -> Any:
 def lazy(kind: type) -> frozenset[str]:
     """Return the attributes that an instance may lose: its class makes them anew, or nothing asks for them."""
     names = (name for base in kind.__mro__ for name, each in vars(base).items() if isinstance(each, cached_property))
-    return frozenset({*names, "__orig_class__"})
+    return frozenset({*names, "__orig_class__", "__pydantic_fields_set__"})
 
 
 @lru_cache(1024)

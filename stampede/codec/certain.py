@@ -14,7 +14,7 @@ from math import isfinite
 from operator import itemgetter
 from types import NoneType
 from typing import Any, TypeAlias
-from uuid import UUID, SafeUUID
+from uuid import UUID
 
 from msgspec import inspect
 
@@ -127,10 +127,6 @@ def _are_zoneless(values: Sequence[Any]) -> bool:
     return all((each.tzinfo is None or each.tzinfo is UTC) and not each.fold for each in values)
 
 
-def _are_plain(values: Sequence[Any]) -> bool:
-    return all(each.is_safe is SafeUUID.unknown for each in values)
-
-
 _LEAVES: list[tuple[inspect.Type, Kinds]] = [
     (inspect.NoneType(), {NoneType: None}),
     (inspect.BoolType(), {bool: None}),
@@ -140,5 +136,5 @@ _LEAVES: list[tuple[inspect.Type, Kinds]] = [
     (inspect.BytesType(), {bytes: None}),
     (inspect.DateType(), {date: None}),
     (inspect.DateTimeType(), {datetime: _are_zoneless}),
-    (inspect.UUIDType(), {UUID: _are_plain}),
+    (inspect.UUIDType(), {UUID: None}),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from django.db import connections
-from django.db.models.base import Model, ModelState
+from django.db.models.base import ModelState
 from django.db.models.fields.files import FieldFile
 from django.utils import functional
 
@@ -46,34 +46,16 @@ class _Facts:
         """Another one when the model has other fields: what was stored before has no value for them."""
         return crc32(",".join(sorted(self.fields)).encode())
 
-    def _relations(self) -> Iterator[tuple[Any, str]]:
-        """The fields that lead to other rows, each with the name of its attribute."""
-        for field in self._kind._meta.get_fields():
-            if field.is_relation:
-                yield field, field.get_accessor_name() if field.auto_created and not field.concrete else field.name
-
     @cached_property
-    def several(self) -> dict[str, tuple[str, Any]]:
-        """By the names under which prefetched objects are kept, the managers' names, and what the objects are."""
+    def managers(self) -> dict[str, str]:
+        """The managers' names, by the names under which prefetched objects are kept."""
         found = {}
-        for field, name in self._relations():
+        for field in self._kind._meta.get_fields():
             if field.one_to_many or field.many_to_many:
-                found[field.name] = found[name] = name, field.related_model
+                reverse = field.auto_created and not field.concrete
+                name = field.get_accessor_name() if reverse else field.name
+                found[field.name] = found[name] = name
         return found
-
-    @cached_property
-    def single(self) -> dict[str, Any]:
-        """By the names under which selected objects are kept, what they are: any model, where a row says which."""
-        return {
-            name: field.related_model or Model
-            for field, name in self._relations()
-            if not (field.one_to_many or field.many_to_many)
-        }
-
-    @cached_property
-    def identity(self) -> frozenset[str]:
-        key = self._kind._meta.pk
-        return frozenset(field.attname for field in getattr(key, "fields", None) or [key])
 
     def may_be_beside(self, name: str) -> bool:
         """Whether an object may have such an attribute beside its fields, as `annotate` makes them."""
@@ -103,7 +85,7 @@ def row_shape(kind: Any, tag: str) -> Shape:
 
     def rebuild(layout: Any, db: Any, fields: Any, beside: Any, selected: Any, prefetched: Any) -> Any:
         expect((fields, beside, selected, prefetched), dict, dict, dict, dict)
-        if layout != facts.layout or not facts.identity <= fields.keys() <= facts.fields.keys():
+        if layout != facts.layout or not fields.keys() <= facts.fields.keys():
             raise CodecError(f"the fields of a {tag} are others")
         if not all(type(name) is str and facts.may_be_beside(name) for name in beside) or db not in connections:
             raise CodecError(f"a {tag} with what it can't have")
@@ -112,17 +94,12 @@ def row_shape(kind: Any, tag: str) -> Shape:
         made._state = ModelState()
         made._state.db, made._state.adding = db, False
         vars(made).update({name: _both_ways(each, made) for name, each in beside.items()})
-        for name, each in selected.items():
-            model, there = facts.single[name], _both_ways(each, made)
-            made._state.fields_cache[name] = there if there is None else _of(model, there, tag)
+        made._state.fields_cache.update({name: _both_ways(each, made) for name, each in selected.items()})
         if prefetched:
-            queries = {}
-            for name, each in prefetched.items():
-                expect((each,), list)
-                accessor, model = facts.several[name]
-                found = [_of(model, one, tag) for one in _both_ways(each, made)]
-                queries[name] = _queried(made, accessor, found)
-            made._prefetched_objects_cache = queries
+            expect(tuple(prefetched.values()), *[list] * len(prefetched))
+            made._prefetched_objects_cache = {
+                name: _queried(made, facts.managers[name], _both_ways(each, made)) for name, each in prefetched.items()
+            }
         return made
 
     return Shape(tag, kind, lower, rebuild)
@@ -168,12 +145,6 @@ def _both_ways(there: Any, made: Any) -> Any:
     one, *back = there
     one._state.fields_cache.update(dict.fromkeys(back, made))
     return one
-
-
-def _of(model: Any, there: Any, tag: str) -> Any:
-    if not isinstance(there, model if model is Model else model._meta.concrete_model):
-        raise CodecError(f"a {tag} leads to something else")
-    return there
 
 
 def _queried(made: Any, accessor: str, found: list[Any]) -> Any:

@@ -54,16 +54,13 @@ class Facts:
         """Another one when the class has other columns: what was stored before has no value for them."""
         return crc32(",".join(sorted(self.columns)).encode())
 
-    def make(self, columns: dict[str, Any], relations: dict[str, Any], token: Any = None) -> Any:
+    def make(self, columns: dict[str, Any], relations: dict[str, Any]) -> Any:
         """A detached object with these attributes, and all others unloaded."""
         made = self.mapper.class_manager.new_instance()
         vars(made).update(columns)
         for name, value in relations.items():
             set_committed_value(made, name, value)
         make_transient_to_detached(made)
-        if token is not None:
-            state: Any = inspect(made)
-            state.key = self.mapper.identity_key_from_primary_key(state.key[1], identity_token=token)
         return made
 
 
@@ -103,25 +100,15 @@ def row_shape(kind: Any, tag: str) -> Shape:
         _refuse(value, state, facts, held.keys())
         columns = {name: plain(held[name]) for name in facts.columns & held.keys()}
         relations = {name: _led_to(value, name, held[name]) for name in facts.relations & held.keys()}
-        return tag, facts.layout, state.key[2], columns, relations
+        return tag, facts.layout, columns, relations
 
-    def rebuild(layout: Any, token: Any, columns: Any, relations: Any) -> Any:
+    def rebuild(layout: Any, columns: Any, relations: Any) -> Any:
         expect((columns, relations), dict, dict)
         if layout != facts.layout or not facts.identity <= columns.keys() <= facts.columns:
             raise CodecError(f"the columns of a {tag} are others")
-        for name, value in relations.items():
-            there, many = facts.mapper.relationships[name], type(value) is list  # KeyError: it has none of that name
-            if many != there.uselist or not all(
-                isinstance(each, there.mapper.class_) for each in (value if many else _some(value))
-            ):
-                raise CodecError(f"a {tag} leads to something else")
-        return facts.make(columns, relations, token)
+        return facts.make(columns, relations)
 
     return Shape(tag, kind, lower, rebuild)
-
-
-def _some(value: Any) -> tuple[Any, ...]:
-    return () if value is None else (value,)
 
 
 def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
@@ -146,10 +133,10 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
 
 
 def _led_to(value: Any, name: str, there: Any) -> Any:
-    found: Any = several(there)
-    if found is None:
-        found = there
-    for each in found if type(found) is list else _some(found):
+    found = several(there)
+    for each in [there] if found is None else found:
+        if each is None:
+            continue
         back = next((other for other, led in vars(each).items() if _leads_to(led, value)), None)
         if back is not None:
             kinds = type(value).__qualname__, type(each).__qualname__
@@ -157,7 +144,7 @@ def _led_to(value: Any, name: str, there: Any) -> Any:
                 f"{kinds[0]}.{name} and {kinds[1]}.{back} are both loaded, and lead to each other: put @detached (of "
                 f"stampede.contrib.sqlalchemy) below @cached, which leaves the way back unloaded"
             )
-    return found
+    return there if found is None else found
 
 
 def _leads_to(led: Any, value: Any) -> bool:

@@ -16,10 +16,10 @@ from itertools import chain
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
-from uuid import UUID, SafeUUID
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from stampede.codec.alike import lazy, slots_of
+from stampede.codec.alike import slots_of
 from stampede.errors import CodecError
 
 Lower: TypeAlias = Callable[[Any], tuple[Any, ...]]
@@ -73,16 +73,9 @@ def lost(name: str, attributes: Iterable[str], remedy: str = "") -> CodecError:
     return CodecError(f"a {name} has an attribute {min(attributes)!r} of its own, which would be lost{remedy}")
 
 
-def _text(tag: str, type_: Any, example: str = "") -> Shape:
-    """A type that its text makes again. `example`, for types of Python code: the text of any value."""
-    own = {*vars(type_(example)), *lazy(type_)} if example else frozenset()
-
-    def lower(value: Any) -> tuple[Any, ...]:
-        if example and (more := vars(value).keys() - own):
-            raise lost(type(value).__name__, more)
-        return (str(value),)
-
-    return plain(tag, type_, lower, str)
+def _text(tag: str, type_: Any) -> Shape:
+    """A type that its text makes again."""
+    return plain(tag, type_, lambda value: (str(value),), str)
 
 
 def text_shape(kind: Any, tag: str) -> Shape:
@@ -95,23 +88,6 @@ def text_shape(kind: Any, tag: str) -> Shape:
         return (str.__str__(value),)
 
     return plain(tag, kind, lower, str, make=partial(str.__new__, kind))
-
-
-def _bare(value: Any) -> Iterable[tuple[Any, Any]]:
-    if vars(value):
-        raise lost(type(value).__name__, vars(value))
-    items: Iterable[tuple[Any, Any]] = value.items()
-    return items
-
-
-def _uuid(value: UUID) -> tuple[Any, ...]:
-    safe = value.is_safe
-    return (value.bytes,) if safe is SafeUUID.unknown else (value.bytes, safe.name)
-
-
-def _make_uuid(raw: bytes, safe: str = "unknown") -> UUID:
-    expect((raw, safe), bytes, str)
-    return UUID(bytes=raw, is_safe=SafeUUID[safe])
 
 
 def _moment(value: Any) -> tuple[Any, ...]:
@@ -178,19 +154,19 @@ STANDARD: tuple[Shape, ...] = (
     plain("zone", ZoneInfo, _zone, str),
     _text("decimal", Decimal),
     plain("fraction", Fraction, lambda v: (v.numerator, v.denominator), int, int),
-    tagged("uuid", UUID, _uuid, _make_uuid),
+    plain("uuid", UUID, lambda v: (v.bytes,), bytes, make=lambda raw: UUID(bytes=raw)),
     _text("posixpath", PosixPath),
     _text("windowspath", WindowsPath),
     _text("pureposixpath", PurePosixPath),
     _text("purewindowspath", PureWindowsPath),
     _text("ipv4", IPv4Address),
     _text("ipv6", IPv6Address),
-    _text("ipv4net", IPv4Network, "0.0.0.0"),
-    _text("ipv6net", IPv6Network, "::"),
-    _text("ipv4if", IPv4Interface, "0.0.0.0"),
-    _text("ipv6if", IPv6Interface, "::"),
-    tagged("ordered", OrderedDict, lambda v: _pairs(_bare(v)), lambda *f: _fill(OrderedDict(), f)),
-    tagged("counter", Counter, lambda v: _pairs(_bare(v)), lambda *f: _fill(Counter(), f)),
+    _text("ipv4net", IPv4Network),
+    _text("ipv6net", IPv6Network),
+    _text("ipv4if", IPv4Interface),
+    _text("ipv6if", IPv6Interface),
+    tagged("ordered", OrderedDict, lambda v: _pairs(v.items()), lambda *f: _fill(OrderedDict(), f)),
+    tagged("counter", Counter, lambda v: _pairs(v.items()), lambda *f: _fill(Counter(), f)),
     tagged("defaultdict", defaultdict, _defaultdict, _make_defaultdict),
     tagged("deque", deque, lambda v: (v.maxlen, *v), _make_deque),
 )

@@ -128,4 +128,4 @@ class _Detaching:
             found = several(there)
             if self._above.isdisjoint(map(id, [there] if found is None else found)):
                 relations[name] = self.of(there) if found is None else [*map(self._one, found)]
-        return facts.make(columns, relations, state.key[2])
+        return facts.make(columns, relations)
