@@ -157,11 +157,11 @@ class Cache:
             return None
         strict = settings.on_engine_error == "raise"
         called = f"{self.name} (cache {settings.name!r})" if settings.name else self.name
-        claims = self.engine.blocking.claims
 
         def give_back(key: str, token: bytes) -> None:
-            if claims is not None:
-                keeper.give_back(claims, key, token, claims.abandon)
+            claims = self.engine.blocking.claims
+            assert claims is not None
+            keeper.give_back(claims, key, token, claims.abandon)
 
         return Outage(called, MemoryEngine(), self.observers.emit, give_back, strict=strict)
 

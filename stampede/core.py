@@ -15,7 +15,7 @@ from stampede.flight import Flights
 from stampede.front import Front
 from stampede.keeper import Hold, keeper
 from stampede.outage import Outage
-from stampede.ports import Asked, Engine
+from stampede.ports import Engine
 
 __all__ = ["Core"]
 
@@ -61,12 +61,9 @@ class Core:
         return partial(self._give_back, held) if held and not outage.down else None
 
     def _give_back(self, held: Sequence[Hold]) -> None:
-        many, claims = self.engine.many, self.engine.blocking.claims
+        claims = self.engine.blocking.claims
+        assert claims is not None
         with suppress(EngineError):  # what is left ends by itself
-            if many is not None:
-                many.ask_many([Asked("abandon", (hold.key, hold.token)) for hold in held])
-                return
-            assert claims is not None
             for hold in held:
                 run_blocking(claims.abandon(hold.key, hold.token))
 

@@ -102,7 +102,7 @@ class Generations(Marks):
         """The same, where the engine knows it at once: without the price of coroutines. Not of one that is down, which
         is asked for this first."""
         recalls, outage = self.core.engine.recalls, self.core.outage
-        if recalls is None or (outage is not None and outage.breaker.outage is not None):
+        if recalls is None or (outage is not None and outage.breaker.since is not None):
             return None
         known, epoch, own = self.known, self.core.epoch, recalls.generation_at_hand(self.name)
         whole = recalls.generation_at_hand(self.namespace) if self._nested else ""

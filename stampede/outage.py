@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stampede import events, forks
+from stampede import decisions, events
 from stampede.breaker import Breaker
 from stampede.colour import run_blocking
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, EngineError
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Reply, Ticket
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Reply, Store, Ticket
 
 __all__ = ["GuardedClaims", "Outage"]
 
@@ -54,22 +53,16 @@ class Outage:
         self._remind_at = 0.0
         self._tell = tell
         self.breaker = Breaker()
-        self._start_again()
-        forks.in_child(self._start_again)
-
-    def _start_again(self) -> None:
-        """In a forked child the threads that were inside are not here."""
-        self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
 
     @property
     def down(self) -> bool:
-        return self.breaker.outage is not None
+        return self.breaker.since is not None
 
     @property
     def lasts(self) -> float:
         """Seconds for which the engine has been down; 0 if it is not."""
-        outage = self.breaker.outage
-        return 0.0 if outage is None else time.monotonic() - outage.since
+        since = self.breaker.since
+        return 0.0 if since is None else time.monotonic() - since
 
     def may_ask(self) -> bool:
         return self.breaker.allow(time.monotonic())
@@ -77,8 +70,8 @@ class Outage:
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
         """`probing`: it counted as down when it was asked."""
         self.last, now = error, time.monotonic()
-        with self._lock:
-            before = self.breaker.outage
+        with decisions.lock:
+            before = self.breaker.since
             if not error.partial:
                 self.breaker.failed(now)
             reminds = now >= self._remind_at
@@ -87,28 +80,31 @@ class Outage:
         if before is None and (reminds or not error.partial):
             self._tell(events.EngineDown("", "", self.engine, error, self.strict))
         elif before is not None and reminds:
-            kind, seconds = type(error).__qualname__, now - before.since
+            kind, seconds = type(error).__qualname__, now - before
             _log.warning("%s is still down after %.0f s: %s: %s", self.engine, seconds, kind, error)
         if error.partial and probing:
             self.answered()  # the rest is up
 
+    @property
+    def _store(self) -> Store:
+        store = self.refuge.blocking.store
+        assert store is not None
+        return store
+
     def forget(self, key: str) -> None:
         """What the refuge keeps of this key is not to be served any more."""
         if self.used:
-            assert self.refuge.blocking.store is not None
-            run_blocking(self.refuge.blocking.store.invalidate(key))
+            run_blocking(self._store.invalidate(key))
 
     def forget_all(self) -> None:
         """The same for all keys."""
         if self.used:
-            assert self.refuge.blocking.store is not None
-            run_blocking(self.refuge.blocking.store.bump(""))
+            run_blocking(self._store.bump(""))
 
     def outlived(self, key: str) -> None:
         """The engine answers for this key: by the next time that it does not, what was kept here may be too old."""
-        assert self.refuge.blocking.store is not None
         if self.refuge.tier.get(key) is not None:
-            run_blocking(self.refuge.blocking.store.invalidate(key))
+            run_blocking(self._store.invalidate(key))
 
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
@@ -118,11 +114,10 @@ class Outage:
     def answered(self) -> None:
         if not self.breaker.open:
             return
-        with self._lock:
+        with decisions.lock:
             was_open, seconds = self.breaker.open, self.breaker.succeeded(time.monotonic())
         if was_open:
-            assert self.refuge.blocking.store is not None
-            run_blocking(self.refuge.blocking.store.bump(""))
+            run_blocking(self._store.bump(""))
             self._tell(events.EngineUp("", "", self.engine, seconds))
 
 
@@ -152,7 +147,7 @@ class GuardedClaims:
         All in one step, and not a layer each for codec and outage, as it is a hit.
         """
         outage = self._outage
-        if outage.closed or outage.breaker.outage is not None or self._looks is None:
+        if outage.closed or outage.breaker.since is not None or self._looks is None:
             return None
         try:
             found = await self._looks.look(key)

@@ -53,12 +53,10 @@ FAILED = Verdict("failed")
 class Keeps(Protocol):
     """An entry, and the moments at which it is no longer fresh and no longer kept."""
 
-    @property
-    def entry(self) -> Entry[Any]: ...
-    @property
-    def fresh(self) -> float: ...
-    @property
-    def keep(self) -> float: ...
+    entry: Entry[Any]
+    fresh: float
+    keep: float
+
     @property
     def gone(self) -> float:
         """The moment from which nobody has any use for it."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -54,48 +52,6 @@ def test_pause_that_cannot_be(pause: float) -> None:
     """Without it a wrong pause is found out during the first outage."""
     with pytest.raises(OptionError, match="pause is"):
         Breaker(pause)
-
-
-def interrupted(call: Callable[[], object], line: int, other: Callable[[], object]) -> bool:
-    """Run `call`, and `other` in the middle of it, before its so-manieth line. False: it has fewer."""
-    lines = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        if event == "line" and lines == line:
-            sys.settrace(None)
-            other()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return lines >= line
-
-
-def test_two_callers_at_once_are_one_probe_and_one_recovery() -> None:
-    """Without it two threads probe, or tell of one recovery twice, when one comes in the middle of the other."""
-    line, more = 0, True
-    while more:
-        line += 1
-        breaker, probes, ends = Breaker(), list[bool](), list[float]()
-        breaker.failed(5)
-
-        def probe(breaker: Breaker = breaker, probes: list[bool] = probes) -> None:
-            probes.append(breaker.allow(6))
-
-        def recover(breaker: Breaker = breaker, ends: list[float] = ends) -> None:
-            ends.append(breaker.succeeded(7))
-
-        more = interrupted(probe, line, probe)
-        more |= interrupted(recover, line, recover)
-        assert sum(probes) == 1
-        assert sum(ends) == 2.0
-    assert line > 5
 
 
 def test_threads_share_one_probe_and_one_recovery() -> None:

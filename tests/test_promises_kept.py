@@ -309,7 +309,7 @@ def test_who_knows_no_generation_asks_for_nothing_by_an_older_one(world: World) 
         world.cut = False
         core, claims = cache._core, cache._root.claims
         assert core.outage is not None
-        until(lambda: core.outage.breaker.outage is None or core.outage.breaker.outage.due < time.monotonic())
+        until(lambda: core.outage.breaker.since is None or core.outage.breaker._due < time.monotonic())
         reply = run_blocking(claims.claim(physical, new_id(), Ask(60.0)))
         assert core.is_down() and not isinstance(reply, Found)
 
