@@ -33,7 +33,6 @@ __all__ = [
     "ended",
     "hold_task",
     "lasting",
-    "raised",
     "run_blocking",
     "running_loop",
     "settled",
@@ -75,16 +74,11 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 class Stopped(RuntimeError):
     """A function's StopIteration on its way through coroutines, none of which lets one pass. In this very form it comes
-    out of those that somebody awaits, as Python has it; `run_blocking` and `raised` give the function's own."""
+    out of those that somebody awaits, as Python has it; `run_blocking` and `ended` give the function's own."""
 
     def __init__(self, end: StopIteration) -> None:
         super().__init__("coroutine raised StopIteration")
         self.__cause__ = self.end = end
-
-
-def raised(error: BaseException) -> BaseException:
-    """What a function that was called by a colour has raised."""
-    return error.end if isinstance(error, Stopped) else error
 
 
 async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
@@ -98,7 +92,7 @@ async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
     except GeneratorExit:
         raise
     except BaseException as failure:
-        return None, raised(failure)
+        return None, failure.end if isinstance(failure, Stopped) else failure
 
 
 def called(function: Callable[[], T]) -> T:

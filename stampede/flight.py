@@ -117,13 +117,6 @@ class Flight:
         """From now on its leader computes: beyond `max_hold` it is taken for hung."""
         now = self.owner.clock()
         self.span, self.since = (label, lease, now + max_hold), now
-        if self.watched and self.callers > 1 and now >= self.followed + lease:
-            _log.warning(
-                "%r has been waited for for %.3g s while somebody else had its lease, most likely another process that "
-                "was killed, hung, or failed: now it is computed here",
-                label,
-                now - self.followed,
-            )
         if self.watched and min(lease, max_hold) < SAFETY:
             self.owner.watch(self, now + min(lease, max_hold))
 

@@ -637,29 +637,6 @@ def test_people_are_told_who_waits_for_whom(colour: str, caplog: pytest.LogCaptu
     assert "s for 'k', longer than its lease of 0.05 s: possibly a deadlock" in line
 
 
-def test_people_are_told_that_another_had_the_lease(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker is killed, and others wait for its lease to end: to speak of a deadlock would be a false trail."""
-    world, elsewhere, gate = World(), World(), Gate()
-    elsewhere.engine = world.engine
-    lease = Policy(early=0.0, lease=0.05, max_hold=60)
-    with Room() as room, caplog.at_level("WARNING", "stampede"):
-        holder = room.run(elsewhere.ask, gate, "k", lease.with_options(lease=LONG))
-        assert gate.begun.wait(LONG)
-        leader = room.run(world.ask, lambda: "mine", "k", lease)
-        until(lambda: world.flights.get("k") is not None)
-        follower = room.run(world.ask, never, "k", lease)
-        world.followers(1)
-        flight = world.flights.get("k")
-        assert flight is not None
-        until(lambda: time.monotonic() > flight.followed + lease.lease)
-        elsewhere.invalidate("k")  # as a lease ends
-        gate.open.set()
-        holder.result(LONG), leader.result(LONG), follower.result(LONG)
-    [line] = [record.getMessage() for record in caplog.records if "waited for" in record.getMessage()]
-    assert "another process" in line
-    assert "deadlock" not in line
-
-
 def test_a_batch_that_hangs_is_left_after_max_hold() -> None:
     """The keys of a batch would hang with it, for all who ask for one of them."""
     begun, end = threading.Event(), threading.Event()

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import modules
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from stampede import decisions, forks, record
 from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
@@ -54,7 +54,7 @@ class MemoryEngine(Engine):
     ) -> None:
         self.shared = sealed  # values are bytes then, as they would be in production
         self.prompt = not sealed
-        shelf: Shelf = Tier(entries) if store is None else _Locked(store)
+        shelf = Tier(entries) if store is None else _Locked(store)
         self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
         keys, locks = _Keys(shelf, clock), LockTable(clock)
         limits = NamedLimits(clock)
@@ -107,16 +107,6 @@ _KINDS = {"entries": integer, "codec": _codec, "store": anything, "clock": anyth
 
 
 # -- where values are ---------------------------------------------------------------------------------------------
-
-
-class Shelf(Protocol):
-    """What the engine asks of the place where residents live."""
-
-    def get(self, key: str, /) -> Resident | None: ...
-    def put(self, resident: Resident, /) -> object: ...
-    def drop(self, key: str, /) -> Resident | None: ...
-    def clear(self) -> None: ...
-    def residents(self) -> list[Resident]: ...
 
 
 class _Locked:
@@ -179,7 +169,7 @@ class _Awaited:
 class _Keys:
     """The values, leases and failures of keys. Everything is decided under the one lock; bells are rung outside it."""
 
-    def __init__(self, shelf: Shelf, clock: Callable[[], float]) -> None:
+    def __init__(self, shelf: Tier | _Locked, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.shelf = shelf
         self.bumps, self.softer = Counter[str](), Counter[str]()  # of each scope, and of all by ""
