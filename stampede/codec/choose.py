@@ -138,15 +138,8 @@ def _body(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleTyp
 
 def _checked(given: Any) -> ValueCodec:
     """Return a codec of the user's. OptionError says what it lacks."""
-    if isinstance(given, type):
-        raise OptionError(f"codec is the class {given.__qualname__}: give an instance of it")
-    lacking = [verb for verb in ("encode", "decode") if not callable(getattr(given, verb, None))]
-    name = getattr(given, "name", None)
-    if not isinstance(name, str) or not name:
-        lacking.append("name, a text")
-    if isinstance(given, str) or len(lacking) == 3:
-        raise OptionError(f"codec is {given!r}: {nearest(str(given), NAMES)}, or give an object with encode and decode")
-    if lacking:
-        raise OptionError(f"codec is a {type(given).__name__}, which has no {' and no '.join(lacking)}")
-    made: ValueCodec = given
-    return made
+    if isinstance(given, type) or not isinstance(given, ValueCodec) or not isinstance(given.name, str):
+        raise OptionError(
+            f"codec is {given!r}: {nearest(str(given), NAMES)}, or give an object with a name, encode and decode"
+        )
+    return given

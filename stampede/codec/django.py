@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from typing import Any
 from zlib import crc32
@@ -128,12 +129,9 @@ def _one_way(there: Any, value: Any) -> Any:
 
 
 def _without(there: Any, back: list[str]) -> Any:
-    kind: Any = type(there)
-    twin = kind.__new__(kind)
-    vars(twin).update(vars(there))
-    twin._state = ModelState()
-    twin._state.db, twin._state.adding = there._state.db, there._state.adding
-    twin._state.fields_cache.update({n: each for n, each in there._state.fields_cache.items() if n not in back})
+    twin = copy(there)
+    for name in back:
+        del twin._state.fields_cache[name]
     return twin
 
 

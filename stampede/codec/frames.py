@@ -6,6 +6,7 @@ one another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import timezone
 from importlib import import_module
@@ -17,7 +18,7 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
-from stampede.codec.arrays import array_of, dtype_of, dtype_parts, parts_of
+from stampede.codec.arrays import array_of, parts_of
 from stampede.codec.values import Shape, expect, plain
 from stampede.errors import CodecError
 
@@ -150,16 +151,11 @@ def _arrow() -> Any:
     return tables
 
 
-_MASKED: Any = tuple(
-    getattr(pd, f"{kind}{bits}Dtype")
-    for kind, sizes in (("Int", (8, 16, 32, 64)), ("UInt", (8, 16, 32, 64)), ("Float", (32, 64)))
-    for bits in sizes
-)
+_MASKED: Any = tuple(getattr(pd, name) for name in dir(pd) if re.fullmatch(r"(U?Int|Float)\d+Dtype|BooleanDtype", name))
 _COLUMNS = {
     column.tag: column
     for column in (
         plain("masked", _MASKED, _numbers, tuple, tuple, make=_masked),
-        plain("booleans", pd.BooleanDtype, _numbers, tuple, tuple, make=_masked),
         plain(
             "categorical", pd.CategoricalDtype, lambda v: (_column(np.asarray(v.codes)), v.categories, bool(v.ordered)),
             tuple, object, bool, make=_make_categorical,
@@ -265,22 +261,9 @@ def _make_frame(columns: Any, names: Any, index: Any, *beside: Any) -> Any:
 
 # -- scalars ----------------------------------------------------------------------------------------------------------
 
-_UNITS = [(unit, 1) for unit in ("s", "ms", "us", "ns")]
 
-
-def _ticks(dtype: Any, raw: Any, kind: str) -> Any:
-    made = dtype_of(dtype)
-    if made.kind != kind or np.datetime_data(made) not in _UNITS:
-        raise CodecError("no moment")
-    return array_of(dtype, (), "C", raw)[()]
-
-
-def _timestamp(value: Any) -> tuple[Any, ...]:
-    return dtype_parts(value.asm8.dtype), value.asm8.tobytes(), _zone(value.tzinfo)
-
-
-def _make_timestamp(dtype: Any, raw: Any, zone: Any) -> Any:
-    made = pd.Timestamp(_ticks(dtype, raw, "M"))
+def _make_timestamp(ticks: Any, unit: Any, zone: Any) -> Any:
+    made = pd.Timestamp(np.datetime64(ticks, unit))
     return made if zone is None else _in_zone(made, zone)
 
 
@@ -298,10 +281,13 @@ _SHAPES = (
     plain("pandas.MultiIndex", pd.MultiIndex, _multi, tuple, tuple, tuple, (int, NoneType), make=_make_multi),
     plain("pandas.Series", pd.Series, _series, tuple, object, object, *_BESIDE, make=_make_series),
     plain("pandas.DataFrame", pd.DataFrame, _frame, tuple, object, object, *_BESIDE, make=_make_frame),
-    plain("pandas.Timestamp", pd.Timestamp, _timestamp, str, bytes, object, make=_make_timestamp),
     plain(
-        "pandas.Timedelta", pd.Timedelta, lambda v: (dtype_parts(v.asm8.dtype), v.asm8.tobytes()),
-        str, bytes, make=lambda dtype, raw: pd.Timedelta(_ticks(dtype, raw, "m")),
+        "pandas.Timestamp", pd.Timestamp, lambda v: (int(v.asm8.view("i8")), v.unit, _zone(v.tzinfo)),
+        int, str, object, make=_make_timestamp,
+    ),
+    plain(
+        "pandas.Timedelta", pd.Timedelta, lambda v: (int(v.asm8.view("i8")), v.unit),
+        int, str, make=lambda ticks, unit: pd.Timedelta(np.timedelta64(ticks, unit)),
     ),
     plain(
         "pandas.Period", pd.Period, lambda v: (int(v.ordinal), _frequency(v.freq)),

@@ -11,7 +11,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from stampede.codec.values import Shape, lost, plain
+from stampede.codec.values import Shape, plain
 from stampede.errors import CodecError
 
 __all__ = ["model_of", "plain_shape", "tree_of_model"]
@@ -43,7 +43,8 @@ def plain_shape(kind: Any, tag: str) -> Shape | None:
     if core is not None and (kind in (core.Url, core.MultiHostUrl) or _is_url(kind)):
         return _url(kind, tag)
     if types is not None and issubclass(kind, (types.SecretStr, types.SecretBytes)):
-        return _secret(kind, tag, bytes if issubclass(kind, types.SecretBytes) else str)
+        inner = bytes if issubclass(kind, types.SecretBytes) else str
+        return plain(tag, kind, lambda value: (value.get_secret_value(),), inner)
     return None
 
 
@@ -56,17 +57,8 @@ def _is_url(kind: Any) -> bool:
 def _url(kind: Any, tag: str) -> Shape:
     def lower(value: Any) -> tuple[Any, ...]:
         text = str(value)
-        if getattr(value, "__dict__", {}).keys() - {"_url"} or kind(text) != value:
+        if kind(text) != value:
             raise CodecError(f"a {kind.__qualname__} that its text {text!r} does not make again: return str(it)")
         return (text,)
 
     return plain(tag, kind, lower, str)
-
-
-def _secret(kind: Any, tag: str, inner: type) -> Shape:
-    def lower(value: Any) -> tuple[Any, ...]:
-        if more := value.__dict__.keys() - {"_secret_value"}:
-            raise lost(kind.__qualname__, more)
-        return (value.get_secret_value(),)
-
-    return plain(tag, kind, lower, inner)

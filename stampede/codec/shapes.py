@@ -200,7 +200,6 @@ def _getter(names: tuple[str, ...]) -> Lower:
 def _model(kind: Any, tag: str) -> Shape:
     """A pydantic model, unvalidated: its fields, which of them were set, what is extra and what is private."""
     names = tuple(kind.__pydantic_fields__)
-    private = kind.__private_attributes__.keys()
     may_have = {*names, *lazy(kind)}
     put = object.__setattr__
 
@@ -215,12 +214,7 @@ def _model(kind: Any, tag: str) -> Shape:
         return tag, given, value.__pydantic_extra__, held, *(value.__dict__[name] for name in names)
 
     def rebuild(given: Any, extra: Any, held: Any, *args: Any) -> Any:
-        if len(args) != len(names) or type(given) is not tuple or not set(given) <= {*names, *(extra or ())}:
-            raise CodecError(f"the fields of a {tag} are others")
-        if held is not None and not (type(held) is dict and held.keys() <= private):
-            raise CodecError(f"a {tag} has no such private attributes")
-        if (extra is not None) != (kind.model_config.get("extra") == "allow") or type(extra) not in (NoneType, dict):
-            raise CodecError(f"a {tag} with other attributes than its fields")
+        expect((given, extra, held), tuple, (dict, NoneType), (dict, NoneType))
         made: Any = object.__new__(kind)
         states = dict(zip(names, args, strict=True)), {*given}, extra, held
         for slot, state in zip(_MODEL_SLOTS, states, strict=True):
