@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from hashlib import blake2b
 from math import inf
 from random import uniform
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stampede.colour import Colour, run_blocking
 from stampede.engines.generations import KNOWN, MOST, Generations, new_generation
+from stampede.engines.kit.together import Wanted, together
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.commands import Commands
 from stampede.engines.redis.news import News
@@ -48,9 +50,6 @@ NOTED = 2 * KNOWN
 PAGE = 1000
 """Keys that are looked at for one page of a list."""
 
-BLIND = 1.0
-"""Seconds for which a server that refuses a look is asked by scripts only."""
-
 MANY = 4096
 """Entries of which a process remembers the end."""
 
@@ -63,6 +62,26 @@ class Line(Protocol):
 
     async def ask(self, command: Command) -> Any: ...
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
+
+
+class _Commands(Wanted):
+    """Commands that were put aside."""
+
+    __slots__ = ("commands",)
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self.commands = commands
+
+
+class _Aside:
+    """A line whose questions wait for those of other verbs."""
+
+    async def ask(self, command: Command) -> Any:
+        return (await self.ask_all([command]))[0][0]
+
+    async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
+        answer: tuple[list[Any], int] = await _Commands(commands)
+        return answer
 
 
 class Known(NamedTuple):
@@ -93,14 +112,11 @@ class Keys(Versioned):
         self._generations = generations
         self._colour = colour
         self._ends: dict[bytes, Known] = {}
-        self._blind = 0.0  # until then nothing is looked at: we may not, or the server takes it for writing
 
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def look(self, key: str) -> Found | None:
         its, news, at = names(key), self._news, time.monotonic()
-        if at < self._blind:
-            return None
         if news.tracks:
             news.follow()
         slot, known = its.slot, self._ends.get(its.entry)
@@ -112,8 +128,7 @@ class Keys(Versioned):
         except EngineError as error:
             if not is_about_rights(error):
                 raise
-            self._blind = at + BLIND
-            return None
+            return None  # a script may do what we may not
         entry = self._seen(its, known, replies, at)
         if entry is None:
             # Another one stands there by now, of which only its end is missing; or nothing that is good.
@@ -160,43 +175,6 @@ class Keys(Versioned):
         """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
         return its[:1] if self._news.tracks and not self._scripts.sharded else its[:4]
 
-    async def _read(self, asked: Sequence[Asked]) -> list[Any]:
-        """What each look, or claim, has found. All in one round trip."""
-        news = self._news
-        news.follow()
-        commands: list[Command] = []
-        # Of each: names, stamp, what is known of its end, and where its replies begin.
-        places: list[tuple[Names, int, Known | None, int]] = []
-        at = time.monotonic()
-        for verb, (key, *terms) in asked:
-            its = names(key)
-            known = self._ends.get(its.entry)
-            if known is not None and at >= known.until:
-                known = None
-            places.append((its, news.stamps[its.slot], known, len(commands)))
-            if verb == "claim":
-                token, ask = terms
-                commands.append(self._scripts.claim(self._named(its), *claim_args(token, ask, its.channel)))
-            elif at >= self._blind:
-                commands += self._looking(its, known)
-        try:
-            replies, told = await self._line.ask_all(commands)
-        except EngineError as error:
-            if not is_about_rights(error) or at < self._blind:
-                raise
-            self._blind = at + BLIND
-            return await self._read(asked)
-        sure = bool(told) and told == news.told
-        answers: list[Any] = []
-        for (verb, _), (its, stamp, known, start) in zip(asked, places, strict=True):
-            ticket = news.ticket(its.slot, stamp) if sure else None
-            if verb == "claim":
-                answers.append(_reply_or_refusal(replies[start], ticket))
-            else:
-                entry = self._seen(its, known, replies[start:], at) if at >= self._blind else None
-                answers.append(None if entry is None else Found(entry, ticket))
-        return answers
-
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
         its, news = names(key), self._news
         stamp, told, ticket = news.stamps[its.slot], news.told, None
@@ -221,25 +199,21 @@ class Keys(Versioned):
         return bool(await self._line.ask(self.commands.renew(key, token, lease)))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """Looks and claims in one round trip; all else in another."""
-        answers: list[Any] = [None] * len(asked)
-        reads = [number for number, (verb, _) in enumerate(asked) if verb in _READS]
-        others = [number for number, (verb, _) in enumerate(asked) if verb not in _READS]
+        """What all verbs ask next goes out together."""
+        aside = copy(self)
+        aside._line = _Aside()
+        return together([getattr(aside, verb)(*args) for verb, args in asked], self._answered)
+
+    def _answered(self, questions: dict[int, _Commands]) -> dict[int, Any]:
+        commands = [command for question in questions.values() for command in question.commands]
         try:
-            replies = run_blocking(self._read([asked[number] for number in reads])) if reads else []
-            commands = [self.commands.of(asked[number]) for number in others]
-            done = run_blocking(self._line.ask_all(commands))[0] if commands else []
+            replies, told = run_blocking(self._line.ask_all(commands))
         except EngineError as error:
-            return [error] * len(asked)
-        finally:
-            for number in others:
-                if asked[number].verb in _CHANGES:
-                    self._news.void(names(asked[number].args[0]).slot)
-        for number, reply in zip(reads, replies, strict=True):
-            answers[number] = reply
-        for number, answer in zip(others, done, strict=True):
-            answers[number] = bool(answer)
-        return answers
+            if is_about_rights(error) and len(questions) > 1:  # looks are refused, and claims perhaps not
+                return {each: self._answered({each: question})[each] for each, question in questions.items()}
+            return dict.fromkeys(questions, error)
+        its = iter(replies)
+        return {number: ([next(its) for _ in question.commands], told) for number, question in questions.items()}
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
@@ -369,17 +343,6 @@ class Keys(Versioned):
 def _size_of(commands: Sequence[Command]) -> int:
     """Bytes of the largest part."""
     return max((max(map(len, command)) for command in commands), default=0)
-
-
-_READS = frozenset({"claim", "look"})
-_CHANGES = frozenset({"fill", "set", "invalidate", "expire"})
-
-
-def _reply_or_refusal(answer: Any, ticket: Ticket | None) -> Reply | EngineError:
-    try:
-        return reply_of(answer, ticket)
-    except EngineError as refusal:
-        return refusal
 
 
 _ALL, _RUN = b"{stampede}g", b"{stampede}r"
