@@ -18,39 +18,30 @@ __all__ = ["Gathering", "run_together"]
 T = TypeVar("T")
 
 
-class _Verb(Wanted):
-    """One of an engine, put aside."""
-
-    __slots__ = ("asked",)
-
-    def __init__(self, verb: str, *args: Any) -> None:
-        self.asked = Asked(verb, args)
-
-
 class Gathering(Claims, Looks):
     """`Claims` whose verbs wait to be asked by `run_together`."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        reply: Reply = await _Verb("claim", key, token, ask)
+        reply: Reply = await Wanted(Asked("claim", (key, token, ask)))
         return reply
 
     async def look(self, key: str) -> Found | None:
-        found: Found | None = await _Verb("look", key)
+        found: Found | None = await Wanted(Asked("look", (key,)))
         return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        stored: bool = await _Verb("fill", key, token, entry)
+        stored: bool = await Wanted(Asked("fill", (key, token, entry)))
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        stood: bool = await _Verb("abandon", key, token, verdict, rest)
+        stood: bool = await Wanted(Asked("abandon", (key, token, verdict, rest)))
         return stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         return None  # who asks for many waits for none of them
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        renewed: bool = await _Verb("renew", key, token, lease)
+        renewed: bool = await Wanted(Asked("renew", (key, token, lease)))
         return renewed
 
 
@@ -59,7 +50,7 @@ def run_together(
 ) -> list[T | BaseException]:
     """What each coroutine returned or raised. `ask` answers questions, each with a result or an error."""
 
-    def answered(questions: dict[int, _Verb]) -> dict[int, Any]:
-        return dict(zip(questions, ask([verb.asked for verb in questions.values()]), strict=True))
+    def answered(questions: dict[int, Asked]) -> dict[int, Any]:
+        return dict(zip(questions, ask([*questions.values()]), strict=True))
 
     return together(work, answered, BaseException)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stampede.colour import BLOCKING, run_blocking
 from stampede.engines.cells.generations import Generations
@@ -22,24 +22,24 @@ AT_ONCE = 8
 """Swaps of a batch that are under way together."""
 
 
-class _Question(Wanted):
-    """Names to read, or the arguments of a swap."""
+class _Swap(NamedTuple):
+    """A swap's arguments."""
 
-    __slots__ = ("args", "names")
-
-    def __init__(self, names: Sequence[str] | None, *args: Any) -> None:
-        self.names, self.args = names, args
+    name: str
+    version: Version
+    data: bytes | None
+    ttl: float
 
 
 class _Aside(Records):
     """Questions are put aside."""
 
     async def seen(self, names: Sequence[str]) -> list[Seen]:
-        seen: list[Seen] = await _Question(names)
+        seen: list[Seen] = await Wanted(names)
         return seen
 
     async def swapped(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        return await _Question(None, name, version, data, ttl)
+        return await Wanted(_Swap(name, version, data, ttl))
 
 
 class Together(Many):
@@ -52,9 +52,9 @@ class Together(Many):
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
 
-    def _answered(self, questions: dict[int, _Question]) -> dict[int, Any]:
-        reads = {number: each.names for number, each in questions.items() if each.names is not None}
-        swaps = {number: each.args for number, each in questions.items() if each.names is None}
+    def _answered(self, questions: dict[int, Any]) -> dict[int, Any]:
+        swaps = {number: asked for number, asked in questions.items() if isinstance(asked, _Swap)}
+        reads = {number: asked for number, asked in questions.items() if number not in swaps}
         done = side_by_side([partial(self._swapped, *args) for args in swaps.values()], AT_ONCE)
         return self._read(reads) | dict(zip(swaps, done, strict=True))
 

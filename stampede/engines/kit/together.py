@@ -15,7 +15,10 @@ __all__ = ["Wanted", "side_by_side", "together"]
 class Wanted:
     """What one verb asks its server, put aside; awaited, it gives the answer."""
 
-    __slots__ = ()
+    __slots__ = ("asked",)
+
+    def __init__(self, asked: Any) -> None:
+        self.asked = asked
 
     def __await__(self) -> Generator[Wanted, Any, Any]:
         return (yield self)
@@ -28,7 +31,7 @@ def together(
 ) -> list[Any]:
     """What each verb returned, or the one of these errors that it raised.
 
-    `answered` is given the questions that they have come to, by numbers, and gives the answers, or errors.
+    `answered` is given what they have asked, by numbers, and gives the answers, or errors.
     """
     results: list[Any] = [None] * len(work)
     answers: dict[int, Any] = dict.fromkeys(range(len(work)))
@@ -40,7 +43,7 @@ def together(
                 coroutine = work[number]
                 try:
                     wanted = coroutine.throw(answer) if isinstance(answer, BaseException) else coroutine.send(answer)
-                    questions[number] = wanted
+                    questions[number] = wanted.asked
                 except StopIteration as end:
                     results[number] = end.value
                 except errors as error:

@@ -11,13 +11,12 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
 from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine
-from stampede.engines.memcached.gathering import Together
 from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.limits import MemcachedLimits, Seen
 from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Server, Servers
 from stampede.engines.memcached.suspending import SuspendingLine
-from stampede.engines.memcached.verbs import Keys, Numbers
+from stampede.engines.memcached.verbs import Keys, Numbers, Together
 from stampede.engines.url import anything, flag, number, options_of, parts_of, safe_url
 from stampede.errors import OptionError
 from stampede.ports import Engine, Side
@@ -61,7 +60,7 @@ class MemcachedEngine(Engine):
         known = self._numbers, KnownGenerations(), Costs[bytes]()
         self.recalls = keys = Keys(self._line, *known, BLOCKING)
         akeys = Keys(self._aline, *known, SUSPENDING)
-        self.many = Together(self._line, lambda line: Keys(line, *known, BLOCKING))
+        self.many = Together(keys, self._line)
         locks = MemcachedLocks(self._line, self._numbers, BLOCKING)
         alocks = MemcachedLocks(self._aline, self._numbers, SUSPENDING)
         seen: Seen = {}

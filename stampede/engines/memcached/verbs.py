@@ -8,25 +8,29 @@ not known (the lease was renewed, or the connection is a new one), the token in 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from copy import copy
 from random import random
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede import record
 from stampede.colour import Bell, Colour
 from stampede.engines.kit.owned import Owned
+from stampede.engines.kit.together import Wanted, together
 from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
+from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.generations import Generations, KnownGenerations
 from stampede.engines.memcached.items import PLAIN
-from stampede.engines.memcached.servers import TRIES, Line, NoRoom, Server
+from stampede.engines.memcached.servers import TRIES, Line, NoRoom, Server, Servers, accepted
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown, Versioned
 from stampede.record import Change, Lease, Record
 
-__all__ = ["Keys", "Number", "Numbers", "changed"]
+__all__ = ["Keys", "Number", "Numbers", "Together", "changed"]
 
 T = TypeVar("T")
 
@@ -200,6 +204,45 @@ class Keys(Generations, Versioned):
         name = items.name_of(key)
         (seen, _), _ = await self._line.ask(self._line.servers.of(name), meta.look(name), meta.delete(name))
         return record.invalidate(items.read(seen), 0.0)[1]
+
+
+class _Aside:
+    """A line whose questions wait for those of other verbs."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+
+    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> tuple[list[meta.Reply], float]:
+        replies, at = await Wanted((server, commands, since))
+        return accepted(server, replies), at
+
+
+class Together(Many):
+    """Many verbs at once, for blocking callers: what all of them ask next goes out together, to each server."""
+
+    def __init__(self, keys: Keys, line: BlockingLine) -> None:
+        self._line, self._keys = line, copy(keys)
+        self._keys._line = _Aside(line.servers)
+
+    def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
+        return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
+
+    def _answered(self, questions: dict[int, Any]) -> dict[int, Any]:
+        groups: defaultdict[tuple[Server, bool], list[int]] = defaultdict(list)
+        for number, (server, _, since) in questions.items():
+            groups[server, since is None].append(number)
+        answers: dict[int, Any] = {}
+        for (server, _), group in groups.items():
+            commands = [command for number in group for command in questions[number][1]]
+            since = min((since for number in group if (since := questions[number][2]) is not None), default=None)
+            try:
+                replies, at = self._line.told(server, commands, since)
+            except EngineError as error:
+                answers |= dict.fromkeys(group, error)
+                continue
+            told = iter(replies)
+            answers |= {number: ([next(told) for _ in questions[number][1]], at) for number in group}
+        return answers
 
 
 _ANY = Ask(0.0)

@@ -64,15 +64,6 @@ class Line(Protocol):
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
-class _Commands(Wanted):
-    """Commands that were put aside."""
-
-    __slots__ = ("commands",)
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        self.commands = commands
-
-
 class _Aside:
     """A line whose questions wait for those of other verbs."""
 
@@ -80,7 +71,7 @@ class _Aside:
         return (await self.ask_all([command]))[0][0]
 
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        answer: tuple[list[Any], int] = await _Commands(commands)
+        answer: tuple[list[Any], int] = await Wanted(commands)
         return answer
 
 
@@ -204,16 +195,15 @@ class Keys(Versioned):
         aside._line = _Aside()
         return together([getattr(aside, verb)(*args) for verb, args in asked], self._answered)
 
-    def _answered(self, questions: dict[int, _Commands]) -> dict[int, Any]:
-        commands = [command for question in questions.values() for command in question.commands]
+    def _answered(self, questions: dict[int, Sequence[Command]]) -> dict[int, Any]:
         try:
-            replies, told = run_blocking(self._line.ask_all(commands))
+            replies, told = run_blocking(self._line.ask_all([each for asked in questions.values() for each in asked]))
         except EngineError as error:
             if is_about_rights(error) and len(questions) > 1:  # looks are refused, and claims perhaps not
-                return {each: self._answered({each: question})[each] for each, question in questions.items()}
+                return {each: self._answered({each: asked})[each] for each, asked in questions.items()}
             return dict.fromkeys(questions, error)
         its = iter(replies)
-        return {number: ([next(its) for _ in question.commands], told) for number, question in questions.items()}
+        return {number: ([next(its) for _ in asked], told) for number, asked in questions.items()}
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
