@@ -124,9 +124,9 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
     "a number of one's own": (lambda: Odd(1), {}, ["return float(it)"], [(lambda: float(Odd(1)), {})]),
     "what nobody can make again": (Session, {}, ["plain values"], []),
     "a generator": (lambda: (n for n in [1]), {}, ["list"], [(lambda: [1], {})]),
-    "code": (lambda: len, {}, ["it is code"], []),
+    "code": (lambda: len, {}, ["plain values"], []),
     "a tuple, by msgpack": (
-        lambda: {"a": [(1, 2)]}, {"name": "msgpack"}, ["its ['a'][0] is a tuple", "tuple[...]", "sealed"],
+        lambda: {"a": [(1, 2)]}, {"name": "msgpack"}, ["its ['a'][0] (a tuple)", "tuple[...]", "sealed"],
         [(lambda: {"a": [(1, 2)]}, {"name": "msgpack", "returns": dict[str, list[tuple[int, int]]]}),
          (lambda: {"a": [(1, 2)]}, {})],
     ),

@@ -131,6 +131,8 @@ def advice(kind: type) -> str | None:
 _USED_UP = "its first reader would use it up: return it.all()"
 _NOT_ASKED = "it has not asked the database yet"
 ADVICE = {
+    "builtins.memoryview": "return bytes(it)",
+    "datetime.tzinfo": "use a zoneinfo.ZoneInfo, or a datetime.timezone",
     "numpy.MaskedArray": "return its .data and its .mask, or .filled()",
     "numpy.matrix": "return np.asarray(it)",
     "numpy.recarray": "return np.array(it.tolist(), it.dtype.descr), a plain structured array",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import tzinfo
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from stampede.codec.alike import alike
 from stampede.codec.annotations import BUILTIN
-from stampede.codec.packages import advice, is_row, shape_for
-from stampede.codec.shapes import is_model, is_text
+from stampede.codec.packages import advice, is_row, package_of, shape_for
+from stampede.codec.shapes import is_text, model_shape
 from stampede.errors import CodecError
 
 __all__ = ["ANNOTATION", "foreign", "not_alike", "where"]
 
 ANNOTATION = "the return annotation of the @cached function"
 _ONCE = ("__next__", "__anext__", "cr_await")  # of iterators, of async ones, of coroutines
-_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _PLAIN: tuple[type, ...] = (int, float, bytes, list, dict, tuple, set)
 
 
@@ -28,8 +24,6 @@ def foreign(value: Any, codec: str) -> str:
     instead = advice(kind)
     if instead is None and any(hasattr(kind, name) for name in _ONCE):
         instead = "its first reader would use it up: return a list"
-    elif isinstance(value, _CODE):
-        name, instead = f"{kind.__name__} ({getattr(value, '__name__', '?')})", "it is code, not a value"
     return f"a {name} can't be stored by codec={codec!r}: {instead or _remedy(value, kind, codec)}"
 
 
@@ -37,13 +31,9 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     sealed, named = codec == "sealed", f"trust=[{kind.__qualname__}]"
     if hasattr(kind, "__struct_fields__"):
         return f"it is a msgspec.Struct: use codec='msgpack', and name it in {ANNOTATION}"
-    if issubclass(kind, tzinfo):
-        return "use a zoneinfo.ZoneInfo, or a datetime.timezone"
-    if kind is memoryview:
-        return "return bytes(it)"
     if not sealed and (shape_for(kind) is not None or (kind in BUILTIN and kind is not object)):
         return "use codec='sealed', which holds it"
-    if is_model(kind):
+    if model_shape(kind, "") is not None:
         if (refusal := _refusal(value, kind)) is not None:
             return refusal
         if sealed:
@@ -57,12 +47,11 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
 
 
 def _refusal(value: Any, kind: Any) -> str | None:
-    """Return why the sealed codec refuses it although its type is named; None: it doesn't, which was tried."""
-    from stampede.codec.sealed import Sealed  # which imports this module
-    from stampede.codec.shapes import shapes_of
-
+    """Return why the sealed codec refuses an object of a model although its type is named; None: it doesn't."""
+    shape = model_shape(kind, f"{kind.__module__}:{kind.__qualname__}")
     try:
-        Sealed(shapes_of(kind)).dump(value, False)
+        if shape is not None:
+            shape.lower(value)
     except CodecError as error:
         return str(error)
     return None
@@ -72,16 +61,11 @@ def not_alike(value: Any, read: Any, codec: str) -> str:
     """Return why a value is refused that would come back from this codec as another one."""
     value, read, place = where(value, read)
     kind, other = type(value), type(read)
-    what = f"{f'its {place} is ' if place else ''}{_a(kind)}"
+    what = f"its {place} (a {_named(kind)})" if place else f"a {_named(kind)}"
     if kind is not other:
-        return f"{what}, which would come back from {codec} as {_a(other)}: {_annotation(value, kind, codec)}"
+        return f"{what} would come back from {codec} as a {_named(other)}: {_annotation(value, kind, codec)}"
     remedy = _refusal(value, kind) or "use codec='sealed', which keeps all of it"
-    return f"{what} that would come back from {codec} without something, or as another: {remedy}"
-
-
-def _a(kind: type) -> str:
-    name = _named(kind)
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return f"{what} would come back from {codec} without something, or as another: {remedy}"
 
 
 def _named(kind: type) -> str:
@@ -107,8 +91,7 @@ def where(value: Any, read: Any, place: str = "") -> tuple[Any, Any, str]:
 
 
 def _annotation(value: Any, kind: type, codec: str) -> str:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(kind, numpy.generic):
+    if package_of(kind) == "numpy":
         return f"return its .item(), or name {_named(kind)} in the return annotation, or use codec='sealed'"
     if codec == "json" and kind is float:
         return "JSON has no word for it: use codec='msgpack' or 'sealed'"

@@ -20,7 +20,7 @@ from stampede.errors import CodecError, OptionError
 from stampede.keys.models import is_pydantic
 from stampede.keys.names import found_for_good
 
-__all__ = ["is_model", "is_text", "shapes_of", "trusted"]
+__all__ = ["is_text", "model_shape", "shapes_of", "trusted"]
 
 
 def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
@@ -31,7 +31,7 @@ def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
     for kind in kinds:
         if not isinstance(kind, type) or kind.__module__ == "builtins" or kind in BUILTIN:
             raise OptionError(f"trust holds {kind!r}: it can hold classes and modules of yours")
-        if not is_model(kind) and _plain(kind, "") is None:
+        if model_shape(kind, "") is None and _plain(kind, "") is None:
             raise OptionError(
                 f"trust holds {kind!r}, whose objects are more than their attributes, as it says how they are made "
                 "or pickled: make it a dataclass, or use codec='pickle' with a signing_key"
@@ -41,7 +41,7 @@ def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
             tag = f"{part.__module__}:{part.__qualname__}"
             taken[tag] = taken.get(tag, 0) + 1
             tag = tag if taken[tag] == 1 else f"{tag}#{taken[tag]}"  # two local classes of one name
-            shape = _shape(part, tag) or (_plain(part, tag) if part in kinds else None)
+            shape = model_shape(part, tag) or (_plain(part, tag) if part in kinds else None)
             if shape is not None:
                 shapes[part] = shape
     return list(shapes.values())
@@ -55,7 +55,7 @@ def trusted(modules: Sequence[str]) -> Callable[[Any], Shape | None]:
         kind = _class_in(tag, modules)
         if kind is None or not (kind is asked or tag is asked):
             return None
-        return _shape(kind, tag) or _plain(kind, tag)
+        return model_shape(kind, tag) or _plain(kind, tag)
 
     return found
 
@@ -71,17 +71,13 @@ def _class_in(tag: Any, modules: Sequence[str]) -> type | None:
     return found if isinstance(found, type) and found.__module__ == module else None
 
 
-def is_model(kind: type) -> bool:
-    """Whether it travels by its fields: naming it is enough."""
-    return _shape(kind, "") is not None
-
-
 def is_text(kind: type) -> bool:
     """Whether it is a class of texts, such as one that marks them as safe HTML; no enum, and not numpy's."""
     return issubclass(kind, str) and not issubclass(kind, Enum) and package_of(kind) is None
 
 
-def _shape(kind: Any, tag: str) -> Shape | None:
+def model_shape(kind: Any, tag: str) -> Shape | None:
+    """Return how objects travel by their fields; None: naming their class is not enough."""
     row = row_shape(kind, tag)  # which may be a dataclass or a pydantic model, too
     if row is not None:
         return row
