@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from math import inf
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from stampede.batch import value_of_each
 from stampede.binding import Home
@@ -259,19 +259,11 @@ class _Position:
     @property
     def of_one(self) -> inspect.Signature:
         """The signature of a function of one id."""
-        parameters = [
-            each.replace(annotation=_inside(each.annotation, 0), default=Parameter.empty)
-            if each.name == self._name
-            else each
-            for each in self._signature.parameters.values()
-        ]
-        returned = _inside(self._signature.return_annotation, 1)
-        return self._signature.replace(parameters=parameters, return_annotation=returned)
-
-
-def _inside(annotation: Any, number: int) -> Any:
-    args = get_args(annotation)
-    return args[number] if len(args) > number else Parameter.empty
+        parts = self._signature.parameters
+        id = parts[self._name].replace(annotation=Parameter.empty, default=Parameter.empty)
+        return self._signature.replace(
+            parameters=[*(parts | {self._name: id}).values()], return_annotation=Parameter.empty
+        )
 
 
 def _of_one(many: Callable[..., Any], place: _Position, missing: type[Exception]) -> Callable[..., Any]:

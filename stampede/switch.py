@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from stampede import forks
+from stampede import decisions, forks
 
 __all__ = ["Block", "around", "bypassed", "disabled", "enrolled", "refreshing", "switch", "unbind_all"]
 
@@ -59,30 +58,25 @@ class Switch:
 
     def __init__(self) -> None:
         self._blocks: set[Block] = set()
-        self._start_again()
         forks.in_child(self._in_child)
-
-    def _start_again(self) -> None:
-        self._lock = threading.RLock()
 
     def _in_child(self) -> None:
         """Blocks of other threads are never left here."""
-        self._start_again()
         self._blocks.intersection_update(_around.get())
         self._set()
 
-    def turn(self, off: bool) -> None:
-        with self._lock:
+    def turn(self, *, off: bool) -> None:
+        with decisions.lock:
             self.off = off
             self._set()
 
     def open(self, block: Block) -> None:
-        with self._lock:
+        with decisions.lock:
             self._blocks.add(block)
             self._set()
 
     def close(self, block: Block) -> None:
-        with self._lock:
+        with decisions.lock:
             self._blocks.discard(block)
             self._set()
 
@@ -97,7 +91,7 @@ _around: ContextVar[tuple[Block, ...]] = ContextVar("stampede_blocks", default=(
 _off = Block(straight=True)
 
 switch = Switch()
-switch.turn(os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
+switch.turn(off=os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
 
 
 def around(cache: Callable[[], Any]) -> Block | None:
@@ -129,16 +123,13 @@ def disabled() -> Iterator[None]:
     [1, 2]
     """
     before = switch.off
-    _set_switch(True)
     try:
+        switch.turn(off=True)
+        unbind_all()  # or hits would go on
         yield
     finally:
-        _set_switch(before)
-
-
-def _set_switch(off: bool) -> None:
-    switch.turn(off)
-    unbind_all()  # or hits would go on
+        switch.turn(off=before)
+        unbind_all()
 
 
 @contextmanager
