@@ -91,14 +91,6 @@ class ClaimsSuite(KeyedSuite):
         assert isinstance(reply, Granted)
         assert reply.entry is None
 
-    async def test_stale_is_handed_out_while_busy(self) -> None:
-        """Everybody would wait although there is something to serve."""
-        entry = some(b"old", fresh=0.0, keep=LONG)
-        await self.store.set("k", entry)
-        await self.granted()
-        kept = surely((await self.busy()).entry)
-        assert (kept.id, kept.value, kept.fresh <= 0) == (entry.id, b"old", True)
-
     async def test_kept_has_an_end_too(self) -> None:
         """Stale values would be served long after they should be gone."""
         await self.store.set("k", some(fresh=0.0, keep=self.short))
@@ -152,16 +144,6 @@ class ClaimsSuite(KeyedSuite):
         assert isinstance(second, (Found, Busy))
         assert [surely(reply.entry).id for reply in (first, second)] == [entry.id] * 2
 
-    async def test_force_is_granted_over_a_fresh_value(self) -> None:
-        """`refresh` would return what is there."""
-        old, new = some(b"old"), some(b"new")
-        await self.store.set("k", old)
-        token = new_id()
-        granted = await self.told(Granted, port=self.claims, token=token, force=True)
-        assert surely(granted.entry).id == old.id
-        assert await self.claims.fill("k", token, new)
-        assert (await self.found()).value == b"new"
-
     async def test_force_kills_the_standing_lease(self) -> None:
         """`refresh` would join an older computation, or be overwritten by it."""
         self.declared(self.engine.fenced, "fenced")
@@ -196,13 +178,6 @@ class ClaimsSuite(KeyedSuite):
 
     # -- fill
 
-    async def test_fill_drops_the_lease(self) -> None:
-        """The next computation would have to wait for a lease that nobody holds."""
-        token, entry = await self.granted(), some()
-        assert await self.claims.fill("k", token, entry)
-        await self.granted(seen=entry.id)
-        assert not await self.claims.renew("k", token, LONG)
-
     async def test_fill_over_what_has_ended_meanwhile(self) -> None:
         """A computation that outlasts the stale value it is to replace would not be stored."""
         await self.store.set("k", some(b"old", fresh=0.0, keep=self.short))
@@ -213,16 +188,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.renew("k", token, LONG)
         assert await self.claims.fill("k", token, some(b"new"))
         assert (await self.found()).value == b"new"
-
-    async def test_fill_twice_changes_nothing(self) -> None:
-        """A fill that was sent again would undo what happened in between."""
-        token, entry = await self.granted(), some(b"first")
-        assert await self.claims.fill("k", token, entry)
-        await self.claims.fill("k", token, entry)
-        assert (await self.found()).id == entry.id
-        await self.store.set("k", some(b"second"))
-        assert not await self.claims.fill("k", token, entry)
-        assert (await self.found()).value == b"second"
 
     async def test_fill_without_a_lease_is_refused(self) -> None:
         """Anybody could store anything."""
@@ -242,13 +207,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.far_claims.fill("k", other, some(b"in time"))
         assert not await self.claims.fill("k", token, some(b"later"))
         assert (await self.found()).value == b"in time"
-
-    async def test_fill_after_an_end_nobody_noticed_is_refused(self) -> None:
-        """The same where nobody has claimed since."""
-        token = await self.granted(lease=self.short)
-        await self.lapse(self.beyond)
-        assert not await self.claims.fill("k", token, some(b"late"))
-        assert await self.kept() is None
 
     async def test_fill_after_invalidate_is_refused(self) -> None:
         """A value computed before the invalidation would live on after it."""
@@ -330,12 +288,6 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", await self.granted(), some(b"after all"))
         assert (await self.found(awaited=first)).value == b"after all"
 
-    async def test_without_a_verdict_waiters_claim(self) -> None:
-        """A cancelled computation would be taken for a failed one."""
-        token = await self.granted()
-        await self.claims.abandon("k", token)
-        await self.granted(awaited=token)
-
     async def test_a_claim_that_was_cancelled_leaves_the_key_free(self) -> None:
         """Whoever closes a page would keep the others from computing what it wanted."""
         if not self.suspending:
@@ -359,24 +311,11 @@ class ClaimsSuite(KeyedSuite):
         assert (failed.verdict, failed.entry) == (verdict, None)
         assert LONG - SOON < failed.rest <= LONG
 
-    async def test_force_wakes_a_resting_key(self) -> None:
-        """`refresh` could not be used to see whether the origin is well again."""
-        await self.claims.abandon("k", await self.granted(), Verdict("failed"), rest=LONG)
-        assert await self.claims.fill("k", await self.granted(force=True), some(b"well"))
-        assert (await self.found()).value == b"well"
-
     async def test_a_rest_ends(self) -> None:
         """One failure would be the last try."""
         await self.claims.abandon("k", await self.granted(), Verdict("failed"), rest=self.short)
         token = new_id()
         await self.until(lambda: self.claims.claim("k", token, Ask(LONG)), is_granted)
-
-    async def test_invalidate_ends_verdict_and_rest(self) -> None:
-        """After the cause was mended and the key invalidated, callers would still be told of the failure."""
-        token = await self.granted()
-        await self.claims.abandon("k", token, Verdict("failed"), rest=LONG)
-        await self.far_store.invalidate("k")
-        await self.granted(awaited=token)
 
     # -- renew
 
@@ -389,13 +328,6 @@ class ClaimsSuite(KeyedSuite):
         await self.lapse(self.beyond)
         assert (await self.busy()).token == token
         assert await self.claims.fill("k", token, some())
-
-    async def test_renew_counts_from_now(self) -> None:
-        """A holder that died after a renewal would block its key for more than a lease."""
-        token = await self.granted()
-        assert await self.claims.renew("k", token, self.short)
-        other = new_id()
-        await self.until(lambda: self.far_claims.claim("k", other, Ask(LONG)), is_granted)
 
     async def test_a_lost_lease_is_not_renewed(self) -> None:
         """Its holder would believe that it still had it; or have it again."""

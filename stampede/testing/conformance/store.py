@@ -71,12 +71,6 @@ class StoreSuite(KeyedSuite):
             for key, token in tokens.items():
                 assert not await self.claims.fill(key, token, some(b"late"))
 
-    async def test_get_gives_no_leave_to_compute(self) -> None:
-        """Looking would keep others from computing."""
-        assert await self.kept() is None
-        if self.engine.blocking.claims is not None:
-            await self.granted()
-
     async def test_expired_is_stale_and_kept(self) -> None:
         """`expire` would remove, or do nothing; or it would be `invalidate` where `stale` is 0."""
         assert await self.store.expire("k") is False
@@ -100,13 +94,6 @@ class StoreSuite(KeyedSuite):
             assert await self.kept() is None
         assert await self.store.invalidate("k") is False
 
-    async def test_invalidated_is_gone_for_waiters_too(self) -> None:
-        """Those who have been waiting would get what was invalidated meanwhile."""
-        await self.store.set("k", some(fresh=0.0))
-        await self.store.invalidate("k")
-        if self.engine.blocking.claims is not None:
-            await self.granted(since=SOON)
-
     async def test_invalidate_leaves_other_keys_alone(self) -> None:
         """One invalidation would empty more than its key."""
         for key in KEYS:
@@ -115,13 +102,6 @@ class StoreSuite(KeyedSuite):
             assert await self.store.invalidate(key) is True
         answers = await self.store.get(KEYS)
         assert [one is not None for one in answers] == [number % 2 == 1 for number in range(len(KEYS))]
-
-    async def test_set_after_invalidate_stays(self) -> None:
-        """What guards against late fills would keep new values out."""
-        for value in (b"one", b"two"):
-            await self.store.invalidate("k")
-            await self.store.set("k", some(value))
-            assert (await self.surely_kept()).value == value
 
     async def test_generations_change_by_bump_alone(self) -> None:
         """Everything would be lost at every look; or nothing at `invalidate_all`."""
