@@ -3,7 +3,7 @@
 machine.py   what a broker decides of locks, and counts.py of limits;  server.py   how it talks to its clients
 wire.py      what both say
 link.py      a process' connection to a broker;  locks.py, limits.py   the ports over it
-curve.py     keys;  memory.py   what outlives a broker;  peers.py   other brokers
+curve.py     keys;  peers.py   other brokers
 """
 
 from __future__ import annotations

@@ -65,11 +65,6 @@ class Counts:
     def names(self, start: int, end: int) -> list[bytes]:
         return list(islice(self._kept, start, end))
 
-    def listed(self, name: bytes, now: float) -> Usage | None:
-        """None: it is over."""
-        kept = self._kept.living(name, now)
-        return None if kept is None else usage(kept.window, int(now * SECOND))
-
     def _window(self, name: bytes, rate: Rate, now: float) -> Window:
         kept = self._kept.get(name)
         if kept is not None:

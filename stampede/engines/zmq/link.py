@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stampede.colour import Bell, Colour, running_loop
-from stampede.engines.kit.transport import disown_number
 from stampede.engines.url import Address
 from stampede.engines.whereabouts import here
 from stampede.engines.zmq import wire
@@ -68,15 +67,6 @@ class Question:
     error: EngineError | None = None
 
 
-class _Wire(NamedTuple):
-    """A connection and what belongs to it, for the thread alone."""
-
-    context: zmq.Context[Any]
-    socket: zmq.Socket[Any]
-    monitor: zmq.Socket[Any]
-    poller: zmq.Poller
-
-
 class Link:
     """To one broker. `alone`: there is no other, so that its trouble is all of the engine's."""
 
@@ -101,11 +91,9 @@ class Link:
         self._poke: tuple[socket.socket, socket.socket] | None = None
         self._poked = False
         self._closed = False
-        self._told_of = b""  # the life of whose grace was told
-        self._life = b""  # which broker it is, of those that were started here one after the other
+        self._met = False  # a broker has welcomed us
         self.why = ""  # what went wrong last
-        self._fd = -1
-        self._wire: _Wire | None = None
+        self._talk: _Talk | None = None
         self.held = 0  # how much the broker has of ours
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -120,7 +108,7 @@ class Link:
         if question.error is not None:
             raise question.error
         if not question.bell.rung:
-            why = self.why or ("" if self._life else "is it running?")
+            why = self.why or ("" if self._met else "is it running?")
             raise self._trouble(f"no answer from {self.name} within {self._timeout:g} s{why and ': '}{why}")
         if question.kind == Word.TROUBLE:
             raise self._trouble(f"{self.name}: {question.payload.decode('utf-8', 'replace')}")
@@ -184,15 +172,6 @@ class Link:
         """It has no place any more."""
         self._turns.pop(token, None)
 
-    def in_grace(self, left: float) -> None:
-        """Once for each of its lives: who is refused has no other way to know why nobody has the lock."""
-        if self._told_of != self._life:
-            self._told_of = self._life
-            _log.warning(
-                "%s has just been started, and for another %g s grants no lock but what was held before: see --grace",
-                self.name, round(left, 1),
-            )  # fmt: skip
-
     def _ring(self, kind: int, what: bytes) -> None:
         with self._lock:
             if kind == Word.TURN:
@@ -250,14 +229,11 @@ class Link:
         self._ring_all()
 
     def start_again(self) -> None:
-        """In a forked child: the connection is the parent's, and so is what it holds. Kept open here it would outlive
-        that, and its broker not hear of its death."""
-        inherited, number = (self._poke, self._wire), self._fd
+        """In a forked child: the connection is the parent's, and so is what it holds."""
+        _inherited.append(self._talk)
+        poke = self._poke
         self._begin()
-        _inherited.append(inherited)
-        if number >= 0 and _leads_to(number, self.place.port):
-            disown_number(number)
-        for end in inherited[0] or ():
+        for end in poke or ():
             end.close()
 
     # -- the thread -----------------------------------------------------------------------------------------------
@@ -267,7 +243,8 @@ class Link:
         try:
             while not self._closed:
                 try:
-                    _Talk(self, poke[0]).run()
+                    self._talk = _Talk(self, poke[0])
+                    self._talk.run()
                 except Exception as error:  # whatever it was: without this thread nobody is answered any more
                     self.why = str(error)
                     _log.debug("the connection to %s is made anew: %s", self.name, error)
@@ -295,12 +272,12 @@ class Link:
             question.kind, question.payload = kind, payload
             question.bell.ring()
 
-    def welcomed(self, life: bytes, known: bool) -> None:
+    def welcomed(self, known: bool) -> None:
         """It knows us; or it is another one, or has taken us for dead: what was told meanwhile is lost."""
         self.why = ""
-        if not known and self._life:
+        if not known and self._met:
             self._ring_all()
-        self._life = life
+        self._met = True
 
     @property
     def _busy(self) -> bool:
@@ -321,8 +298,8 @@ class _Talk:
     def run(self) -> None:
         """Until the link is closed, or the connection is of no use."""
         link = self._link
-        context: zmq.Context[Any] = zmq.Context()
-        made = context.socket(zmq.DEALER)
+        self._context: zmq.Context[Any] = zmq.Context()
+        made = self._socket = self._context.socket(zmq.DEALER)
         made.linger = 0
         made.routing_id = link._id
         made.immediate = True  # what can't be said now is said later by us, who know what is still wanted
@@ -333,12 +310,12 @@ class _Talk:
         if link._keys is not None:
             made.curve_serverkey = link._keys.server
             made.curve_publickey, made.curve_secretkey = link._keys.own
-        monitor = made.get_monitor_socket(_EVENTS)
-        self._wire = link._wire = _Wire(context, made, monitor, zmq.Poller())
+        monitor = self._monitor = made.get_monitor_socket(_EVENTS)
+        self._poller = zmq.Poller()
         pid = os.getpid()
         try:
             for each in (made, monitor, self._poke):
-                self._wire.poller.register(each, zmq.POLLIN)
+                self._poller.register(each, zmq.POLLIN)
             made.connect(f"tcp://{link.place}")
             while not link._closed:
                 self._turn()
@@ -347,10 +324,9 @@ class _Talk:
                     made.send(wire.VERSION + wire.record(Word.BYE, 0), zmq.NOBLOCK)
         finally:
             if os.getpid() == pid:
-                link._wire, link._fd = None, -1
                 monitor.close(linger=0)
                 made.close(linger=200)
-                context.term()
+                self._context.term()
 
     def _turn(self) -> None:
         link, now = self._link, time.monotonic()
@@ -364,31 +340,28 @@ class _Talk:
             if self._up:
                 self._say_that_we_live(now)
         wait = self._beat + (BEAT if link._busy else RARE) - time.monotonic()
-        ready = dict(self._wire.poller.poll(int(max(wait, 0.0) * 1000) + 1))
+        ready = dict(self._poller.poll(int(max(wait, 0.0) * 1000) + 1))
         if self._poke.fileno() in ready:
             with suppress(BlockingIOError):
                 while self._poke.recv(4096):
                     pass
             link._poked = False  # behind that, and before what is to be sent is looked at
-        if self._wire.monitor in ready:
+        if self._monitor in ready:
             self._watch()
-        if self._wire.socket in ready:
+        if self._socket in ready:
             self._read()
 
     def _watch(self) -> None:
         """How the connection is."""
         with suppress(zmq.Again):
             while True:
-                told = recv_monitor_message(self._wire.monitor, zmq.NOBLOCK)
-                event, value = told["event"], told["value"]
-                if event == zmq.EVENT_CONNECTED:
-                    self._link._fd = value
-                elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                event = told["event"]
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._up, self._unanswered = True, 0.0
                     self._greet(time.monotonic())
                 elif event == zmq.EVENT_DISCONNECTED:
                     self._up = self._known = False
-                    self._link._fd = -1
                     self._link.why = "its connection has been closed"
                 elif event == zmq.EVENT_CONNECT_RETRIED:
                     self._link.why = self._link.why or "nobody listens there"
@@ -426,7 +399,7 @@ class _Talk:
         """Whether it is on its way. Not if too much is already, or there is no connection."""
         try:
             for message in wire.messages(some):
-                self._wire.socket.send(b"".join(message), zmq.NOBLOCK)
+                self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -435,7 +408,7 @@ class _Talk:
         link = self._link
         try:
             while True:
-                message = self._wire.socket.recv(zmq.NOBLOCK)
+                message = self._socket.recv(zmq.NOBLOCK)
                 self._unanswered = 0.0
                 for kind, number, payload in wire.records(message):
                     if kind == Word.WELCOME:
@@ -456,8 +429,7 @@ class _Talk:
 
 
 _EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_DISCONNECTED
+    zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -467,12 +439,3 @@ _EVENTS = (
 
 _inherited: list[Any] = []
 """Of a forked child: collected there, sockets of its parent's would be closed, which says so aloud."""
-
-
-def _leads_to(number: int, port: int) -> bool:
-    """Whether this descriptor is what it was, and not another's by now."""
-    try:
-        with socket.socket(fileno=os.dup(number)) as same:
-            return bool(same.getpeername()[1] == port)
-    except OSError:
-        return False

@@ -86,8 +86,6 @@ class ZmqLocks:
             return Granted(fence=fence)
         left, holder = wire.heard_busy(payload)
         grace = not holder
-        if grace:
-            link.in_grace(left)
         return Busy(holder, left, grace=grace) if turn is None else _Queued(holder, left, turn=turn, grace=grace)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:

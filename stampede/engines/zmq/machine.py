@@ -19,7 +19,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["LIMITS", "TURN", "Limits", "Machine", "Refused", "Reply", "Row", "Session", "Told"]
+__all__ = ["LIMITS", "TURN", "Limits", "Machine", "Refused", "Reply", "Session", "Told"]
 
 TURN = 1.0
 """Seconds for which a lock that came free is kept for the one whose turn it is, and who has been told so."""
@@ -59,18 +59,6 @@ class Told(NamedTuple):
     session: Session
     turn: bool
     what: bytes
-
-
-class Row(NamedTuple):
-    """One who is inside, for people."""
-
-    name: bytes
-    token: bytes
-    holder: str
-    fence: int
-    held: float  # seconds
-    left: float
-    waiting: int
 
 
 class Session:
@@ -314,13 +302,13 @@ class Machine:
     def names(self, start: int, end: int) -> list[bytes]:
         return list(islice(self._locks, start, end))
 
-    def rows(self, name: bytes, now: float) -> Iterator[Row]:
+    def rows(self, name: bytes, now: float) -> Iterator[tuple[bytes, str, int, float, float, int]]:
+        """Of each who is inside: the token, the holder, the fence, seconds held and left, and how many wait."""
         lock = self._locks.get(name)
         if lock is not None:
             waiting = 0 if lock.queue is None else len(lock.queue)
             for each in lock.inside.values():
-                held, left = now - each.since, each.ends - now
-                yield Row(name, each.token, each.session.holder, each.fence, held, left, waiting)
+                yield each.token, each.session.holder, each.fence, now - each.since, each.ends - now, waiting
 
     # -- how ------------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class Peers:
         if not self._granted:
             return
         greeting = wire.record(Word.HELLO, 0, wire.hello(0, "broker"))
-        messages = [b"".join(each) for each in wire.messages([greeting, *self._granted])]
+        messages = list(wire.messages([greeting, *self._granted]))
         self._granted = []
         for each in self.sockets:
             with suppress(zmq.Again):  # it is away, or doesn't read
@@ -61,7 +61,3 @@ class Peers:
             with suppress(zmq.Again):
                 while True:
                     each.recv(zmq.NOBLOCK)
-
-    def close(self) -> None:
-        for each in self.sockets:
-            each.close(linger=0)

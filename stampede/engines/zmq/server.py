@@ -26,7 +26,6 @@ from stampede.engines.zmq import wire
 from stampede.engines.zmq.counts import Counts
 from stampede.engines.zmq.curve import Doorman, pair_of
 from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
-from stampede.engines.zmq.memory import Memory
 from stampede.engines.zmq.peers import Peers
 from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError, OptionError
@@ -65,6 +64,34 @@ SCANNED = 1000
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
+class Memory:
+    """A file that says how long a lease may stand that its last broker has granted. None was, if it isn't there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            known = json.loads(path.read_text())
+            self.longest = float(known["longest"])
+        except FileNotFoundError:
+            self.longest = 0.0
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise OptionError(f"{path} is no memory of a broker: {error!r}: remove it, and give --grace") from error
+        self.note(self.longest)  # or it is found out with the first lock that nothing can be written there
+
+    def note(self, longest: float) -> None:
+        """Before anything so long is granted: a broker may end in the next moment."""
+        new = self._path.with_name(self._path.name + ".new")
+        try:
+            with new.open("w") as file:
+                json.dump({"longest": longest}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            raise OptionError(f"{self._path} can't be written: {error}") from error
+        self.longest = longest
+
+
 class Broker:
     """Serves locks until it is told to stop.
 
@@ -91,7 +118,6 @@ class Broker:
                     "--make-keys DIR makes them"
                 )
         self._clock = clock
-        self._life = os.urandom(8)
         self.started = now = clock()
         self._memory = None if memory is None else Memory(memory)
         if quiet is None:
@@ -175,17 +201,7 @@ class Broker:
             self._poke[1].send(b"!")
 
     def close(self) -> None:
-        for name in ("_monitor", "_router"):
-            each = getattr(self, name, None)
-            if each is not None:
-                each.close(linger=0)
-        peers = getattr(self, "_peers", None)
-        if peers is not None:
-            peers.close()
-        doorman = getattr(self, "_doorman", None)
-        if doorman is not None:
-            doorman.socket.close(linger=0)
-        self._context.term()
+        self._context.destroy(linger=0)
         for end in self._poke:
             end.close()
 
@@ -241,7 +257,7 @@ class Broker:
         self._clients[id] = session
         if fence < time.time() * 1e6 + _AHEAD:  # what it was given by a predecessor whose clock was ahead
             self.machine.fence = max(self.machine.fence, fence)
-        self._say(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(self._life, known)))
+        self._say(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(known)))
         return session
 
     def _answer(self, session: Session, kind: int, number: int, payload: bytes, now: float) -> bytes:
@@ -252,7 +268,7 @@ class Broker:
                 if self._memory is not None and self._memory.longest < lease <= machine.limits.longest:
                     self._memory.note(min(1.5 * lease, machine.limits.longest))
                 if kind == Word.ACQUIRE:
-                    reply = machine.acquire(session, name, token, lease, room, bool(waits), now)
+                    reply = machine.acquire(session, name, token, lease, room, waits, now)
                     if reply.granted:
                         return wire.record(Word.GRANTED, number, wire.GRANTED.pack(reply.fence))
                     return wire.record(Word.BUSY, number, wire.busy(reply.left, reply.token))
@@ -319,10 +335,9 @@ class Broker:
 
     def _rows(self, kind: int, name: bytes, now: float) -> list[list[Any]]:
         if kind == Word.LIMITS:
-            usage = self.counts.listed(name, now)
-            return [] if usage is None else [[name.hex(), *_told(usage)]]
-        some = islice(self.machine.rows(name, now), PAGE)
-        return [[name.hex(), row.token.hex(), *row[2:]] for row in some]
+            usage = self.counts.used(name, now)
+            return [] if usage.rate is None else [[name.hex(), *_told(usage)]]
+        return [[name.hex(), token.hex(), *row] for token, *row in islice(self.machine.rows(name, now), PAGE)]
 
     def _stats(self, now: float) -> dict[str, Any]:
         machine = self.machine
@@ -384,13 +399,9 @@ class Broker:
         send = self._router.send
         for id, said in out.items():
             try:
-                if len(said) == 1:  # as a rule
-                    send(id, _MORE)
-                    send(wire.VERSION + said[0], zmq.NOBLOCK)
-                    continue
                 for message in wire.messages(said):
                     send(id, _MORE)
-                    send(b"".join(message), zmq.NOBLOCK)
+                    send(message, zmq.NOBLOCK)
             except zmq.Again:
                 continue  # it doesn't read what it is told, and will ask again
             except zmq.ZMQError as error:

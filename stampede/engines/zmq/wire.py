@@ -7,12 +7,11 @@ number of its question, which its answer has too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from typing import NamedTuple
 
 __all__ = [
-    "BOOKED", "GRANTED", "LARGEST", "NAME", "TOKEN", "VERSION", "WELCOME", "Asked", "Counted", "Malformed", "Word",
+    "BOOKED", "GRANTED", "LARGEST", "NAME", "TOKEN", "VERSION", "WELCOME", "Malformed", "Word",
     "asked", "asking", "busy", "counted", "counting", "heard_busy", "heard_hello", "heard_inside", "heard_page",
     "hello", "inside", "messages", "name_of", "page", "record", "records",
 ]  # fmt: skip
@@ -46,7 +45,7 @@ _HEAD = struct.Struct(">IBQ")  # the length of what follows it, what it is, and 
 _ASKED = struct.Struct(">ddQBB")  # lease, room, fence, whether it waits, and the length of the token; then the name
 
 _HELLO = struct.Struct(">Q")  # the highest fence that it has been given; then who it is
-WELCOME = struct.Struct(">8s?")  # the broker's life, and whether this client is known in it
+WELCOME = struct.Struct(">?")  # whether the broker knows this client
 GRANTED = struct.Struct(">Q")  # the fence
 _BUSY = struct.Struct(">d")  # seconds that one inside has left; then its token
 _LEFT = struct.Struct(">dB")  # the same of a list, in which tokens have lengths
@@ -62,28 +61,6 @@ _HIGHEST = (1 << 64) - 1
 
 class Malformed(Exception):
     """None of ours has said this."""
-
-
-class Counted(NamedTuple):
-    """A question about a limit."""
-
-    most: int
-    per: float
-    cost: int
-    seconds: float
-    at: int
-    name: bytes
-
-
-class Asked(NamedTuple):
-    """A question about a lock."""
-
-    lease: float
-    room: float
-    fence: int
-    waits: int
-    token: bytes
-    name: bytes
 
 
 def name_of(name: str) -> bytes:
@@ -103,8 +80,8 @@ def asking(
     return _ASKED.pack(lease, room, fence, waits, len(token)) + token + name
 
 
-def asked(payload: bytes) -> Asked:
-    """The same, read."""
+def asked(payload: bytes) -> tuple[float, float, int, bool, bytes, bytes]:
+    """Its lease, room, fence, whether it waits, its token and the name of the lock."""
     try:
         lease, room, fence, waits, length = _ASKED.unpack_from(payload)
     except struct.error as error:
@@ -113,7 +90,7 @@ def asked(payload: bytes) -> Asked:
     token, name = payload[_ASKED.size : middle], payload[middle:]
     if len(token) != length or length > TOKEN or len(name) > NAME:
         raise Malformed("a token or a name of no such length")
-    return Asked(lease, room, fence, waits, token, name)
+    return lease, room, fence, bool(waits), token, name
 
 
 def hello(fence: int, holder: str) -> bytes:
@@ -162,11 +139,12 @@ def counting(name: bytes, most: int, per: float, cost: int, seconds: float, at: 
     return _COUNTED.pack(min(most, _HIGHEST), per, min(cost, _HIGHEST), seconds, at) + name
 
 
-def counted(payload: bytes) -> Counted:
+def counted(payload: bytes) -> tuple[int, float, int, float, int, bytes]:
+    """A limit as `most` and `per`, the cost of a start, seconds ahead, when it is, and the name of the limit."""
     if not _COUNTED.size <= len(payload) <= _COUNTED.size + NAME:
         raise Malformed("a question of no such length")
     most, per, cost, seconds, at = _COUNTED.unpack_from(payload)
-    return Counted(most, per, cost, seconds, at, payload[_COUNTED.size :])
+    return most, per, cost, seconds, at, payload[_COUNTED.size :]
 
 
 def records(message: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -184,15 +162,12 @@ def records(message: bytes) -> Iterator[tuple[int, int, bytes]]:
         yield kind, number, message[at - length : at]
 
 
-def messages(some: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
-    """Records, in parts of which each is a message."""
-    part: list[bytes] = [VERSION]
-    size = 1
+def messages(some: Iterable[bytes]) -> Iterator[bytes]:
+    """Messages of these records."""
+    message = bytearray(VERSION)
     for each in some:
-        if size > 1 and size + len(each) > LARGEST:
-            yield part
-            part, size = [VERSION], 1
-        part.append(each)
-        size += len(each)
-    if size > 1:
-        yield part
+        if len(message) > 1 and len(message) + len(each) > LARGEST:
+            yield bytes(message)
+            message = bytearray(VERSION)
+        message += each
+    yield bytes(message)
