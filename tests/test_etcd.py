@@ -23,7 +23,7 @@ from servers import Authority
 from stampede import Cache, EngineError, Lock, LockLost, LockTimeout
 from stampede.colour import run_blocking as run
 from stampede.engines import check_url
-from stampede.engines.etcd import EtcdEngine, from_url, hub, locks
+from stampede.engines.etcd import EtcdEngine, desk, from_url, hub
 from stampede.engines.etcd.gateway import b64
 from stampede.entry import new_id
 from stampede.errors import EngineClosed, OptionError
@@ -112,7 +112,7 @@ def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeyp
 
 def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """All who wait would ask at each release, a thousand of them a million times."""
-    monkeypatch.setattr(locks, "SAFETY", LONG)
+    monkeypatch.setattr(desk, "SAFETY", LONG)
     holder, crowd = open_(), [open_() for _ in range(6)]
     asked = [asked_of(each, monkeypatch) for each in crowd]
     lock, order = Lock("l", on=holder), list[int]()
@@ -141,7 +141,7 @@ def waiting(engine: EtcdEngine) -> int:
 
 def test_many_of_one_process_take_turns(server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads and tasks on one engine, beside another's: two would be inside, or one would never be told."""
-    monkeypatch.setattr(locks, "SAFETY", LONG)
+    monkeypatch.setattr(desk, "SAFETY", LONG)
     near, far, inside, entered = open_(), open_(), list[int](), list[int]()
 
     def enter(engine: EtcdEngine) -> None:
@@ -431,7 +431,7 @@ def test_the_watch_of_a_queue_outlives_its_connection(
     open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiter would never hear of its turn."""
-    monkeypatch.setattr(locks, "SAFETY", LONG)
+    monkeypatch.setattr(desk, "SAFETY", LONG)
     engine, holder = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
     lock = Lock("l", on=holder)
     assert lock.acquire()
@@ -487,7 +487,7 @@ def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monke
 
 def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end was told to nobody: a waiter would sleep until it looks."""
-    monkeypatch.setattr(locks, "SAFETY", LONG)
+    monkeypatch.setattr(desk, "SAFETY", LONG)
     engine, other, token = open_(), open_(), new_id()
     assert isinstance(taken(engine, token), Granted)
     waiters = [(each, taken(each, waits=waits)) for each in (engine, other) for waits in (False, True)]
@@ -502,7 +502,7 @@ def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, mo
 
 def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells nothing either, and who waits would not know."""
-    monkeypatch.setattr(locks, "SAFETY", LONG)
+    monkeypatch.setattr(desk, "SAFETY", LONG)
     engine, holder = open_(), open_()
     assert isinstance(taken(holder), Granted)
     busy = taken(engine, waits=True)
@@ -582,7 +582,7 @@ def test_tls(open_: Open) -> None:
         start = time.monotonic()
         holder.release()
         assert herd.join() == [True]
-        assert time.monotonic() - start < locks.SAFETY / 2
+        assert time.monotonic() - start < desk.SAFETY / 2
         with pytest.raises(EngineError):
             taken(open_(f"etcd://127.0.0.1:{server.port}?tls=true", timeout=0.5))
     finally:

@@ -4,7 +4,7 @@ gateway.py   questions to the members of a cluster, over HTTP
 hub.py       watches
 leases.py    the server's leases, which one lock leaves to the next
 names.py     keys, and what stands in those of locks
-queue.py     a lock's queue as waiters know it;  desk.py   the steps of a lock;  locks.py   Locks, in both colours
+queue.py     a lock's queue as waiters know it;  desk.py   the steps of a lock, and Locks in both colours
 cell.py      values
 """
 
@@ -19,11 +19,10 @@ from urllib.parse import unquote
 from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells import CellEngine
 from stampede.engines.etcd.cell import EtcdCell
-from stampede.engines.etcd.desk import Desk
+from stampede.engines.etcd.desk import Desk, EtcdLocks
 from stampede.engines.etcd.gateway import Gateway
 from stampede.engines.etcd.hub import Hub
 from stampede.engines.etcd.leases import Leases
-from stampede.engines.etcd.locks import EtcdLocks
 from stampede.engines.etcd.names import Names
 from stampede.engines.kit.errands import Errands, here
 from stampede.engines.url import Address, Kind, addresses_of, duration, flag, options_of, parts_of, safe_url, text

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
+from stampede.colour import Colour
 from stampede.engines.etcd.gateway import Gateway, Gone, b64
 from stampede.engines.etcd.hub import Hub
 from stampede.engines.etcd.leases import Lease, Leases
 from stampede.engines.etcd.names import Names, Place, place_of, value_of
 from stampede.engines.etcd.queue import Queue, inside
+from stampede.engines.kit.errands import Run
 from stampede.engines.kit.owned import Owned
 from stampede.engines.whereabouts import parts_of
-from stampede.errors import EngineError
+from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Busy, Granted, Held
 
-__all__ = ["Desk", "Queued"]
+__all__ = ["Desk", "EtcdLocks"]
 
 TRIES = 10
 """How often a question is asked again because its lease has ended, or because others come and go."""
@@ -34,11 +37,14 @@ KEPT = 60.0
 SAFETY = 1.0
 """Seconds after which the queue is read again, though nothing was heard of it."""
 
+LOOK = 0.1
+"""Seconds between two looks of a waiter that nobody can tell."""
+
 _Terms: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Queued(Busy):
+class _Queued(Busy):
     """Busy, and what is to be waited for."""
 
     mine: bytes = b""  # the token that has a place; none: the caller has none
@@ -91,7 +97,7 @@ class Desk:
             return Granted(fence=own.number)
         first = queue.first()
         if first is not None and queue.hears and time.monotonic() - queue.heard < 2 * SAFETY:
-            return Queued(first.token, first.seconds, None, mine=token, revision=own.number)
+            return _Queued(first.token, first.seconds, None, mine=token, revision=own.number)
         return None
 
     def acquire(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
@@ -124,14 +130,14 @@ class Desk:
 
     def _asked(self, name: str, token: bytes, own: _Own, waits: bool, room: float) -> Granted | Busy | None:
         """None: others were faster."""
-        its = _Keys(self._names, name, token)
+        key, whole = self._key(name, token), self._whole(name)
         value = value_of(room, own.seconds)
-        put: _Terms = {"request_put": {"key": its.key, "value": value, "lease": str(own.lease.id)}}
-        get: _Terms = {"request_range": {"key": its.key}}
-        look = [its.first if room == 1 else its.all]
+        put: _Terms = {"request_put": {"key": key, "value": value, "lease": str(own.lease.id)}}
+        get: _Terms = {"request_range": {"key": key}}
+        look: list[_Terms] = [{"request_range": {**whole, **_OLDEST, "limit": "1" if room == 1 else "0"}}]
         # Who takes an exclusive lock and doesn't wait has no place in its queue, not even for a moment.
         at_once = room == 1 and not waits
-        absent = {"key": its.key} if not at_once else its.range
+        absent = whole if at_once else {"key": key}
         terms = {**absent, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
         queue = self._queues.get(name)
         if waits and queue is not None and queue.hears and queue.first() is not None:
@@ -152,7 +158,7 @@ class Desk:
         if first is None:
             return None
         revision = own.number or told.revision
-        return Queued(first.token, first.seconds, None, mine=token if own.number else b"", revision=revision)
+        return _Queued(first.token, first.seconds, None, mine=token if own.number else b"", revision=revision)
 
     def _adopt(self, own: _Own, place: Place) -> None:
         """Keep a place by the lease that it has: it was handed over by another process, or the reply to it was lost."""
@@ -169,13 +175,21 @@ class Desk:
             self._owned.pop(name, token)
             self._leases.give_back(own.lease, own.seconds)
 
+    def _key(self, name: str, token: bytes) -> str:
+        return b64(self._names.place(name, token))
+
+    def _whole(self, name: str) -> dict[str, str]:
+        """The range of a lock's queue."""
+        start, end = self._names.queue(name)
+        return {"key": b64(start), "range_end": b64(end)}
+
     def _txn(self, compare: Sequence[_Terms], success: Sequence[_Terms], failure: Sequence[_Terms]) -> _Told:
         terms = {"compare": compare, "success": success, "failure": failure}
         return _Told(self._gateway.ask("/v3/kv/txn", terms))
 
     def _all(self, name: str) -> tuple[Sequence[Place], int]:
         """The queue, in its order, and the revision at which it was read."""
-        told = self._gateway.ask("/v3/kv/range", _Keys(self._names, name, b"").all["request_range"])
+        told = self._gateway.ask("/v3/kv/range", {**self._whole(name), **_OLDEST})
         return [place_of(kv) for kv in told.get("kvs", ())], int(told["header"]["revision"])
 
     # -- while it is held -----------------------------------------------------------------------------------------
@@ -207,7 +221,7 @@ class Desk:
 
     def _moved(self, name: str, token: bytes, own: _Own, seconds: float) -> bool:
         """The same, on a longer lease than the one that it has."""
-        key, old = _Keys(self._names, name, token).key, own.lease
+        key, old = self._key(name, token), own.lease
         there = {"key": key, "target": "CREATE", "result": "GREATER", "create_revision": "0"}
         new = self._leases.take(seconds)
         put = {"request_put": {"key": key, "lease": str(new.id), "ignore_value": True}}
@@ -230,7 +244,7 @@ class Desk:
         if not own.number:  # the question may come yet, and finds no lease to stand on
             self._leases.revoke(own.lease.id)
             return False
-        told = self._gateway.ask("/v3/kv/deleterange", {"key": _Keys(self._names, name, token).key})
+        told = self._gateway.ask("/v3/kv/deleterange", {"key": self._key(name, token)})
         if int(told.get("deleted", 0)):
             self._leases.give_back(own.lease, own.seconds)
             return own.granted
@@ -271,17 +285,6 @@ class Desk:
 _OLDEST = {"sort_target": "CREATE", "sort_order": "ASCEND"}
 
 
-class _Keys:
-    """What is asked of one lock."""
-
-    def __init__(self, names: Names, name: str, token: bytes) -> None:
-        start, end = names.queue(name)
-        self.key = b64(names.place(name, token))
-        self.range = {"key": b64(start), "range_end": b64(end)}
-        self.all: _Terms = {"request_range": {**self.range, **_OLDEST}}
-        self.first: _Terms = {"request_range": {**self.range, **_OLDEST, "limit": "1"}}
-
-
 class _Told:
     """What a transaction has answered."""
 
@@ -290,3 +293,47 @@ class _Told:
         self.revision = int(told["header"]["revision"])
         ranges = [each["response_range"] for each in told.get("responses", ()) if "response_range" in each]
         self.places = [[place_of(kv) for kv in each.get("kvs", ())] for each in ranges]
+
+
+class EtcdLocks:
+    """Locks of one colour: `run` has blocking steps done."""
+
+    def __init__(self, desk: Desk, gateway: Gateway, run: Run, colour: Colour) -> None:
+        self._desk, self._gateway, self._run, self._colour = desk, gateway, run, colour
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        if waits and (answer := self._desk.at_hand(name, token, lease)) is not None:
+            return answer
+        return await self._run(self._desk.acquire, name, token, lease, waits, room)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._desk.renew, name, token, lease)
+
+    async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._desk.hand_over, name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self._run(self._desk.release, name, token)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return await self._run(self._desk.held, prefix)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return await self._run(self._desk.holder, name)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        end, queue = time.monotonic() + timeout, self._desk.queue(name)
+        mine, revision = (busy.mine, busy.revision) if isinstance(busy, _Queued) else (b"", 0)
+        token, turn = mine or busy.token, bool(mine)
+        with queue.waiter(token, turn, revision) as bell:
+            if not queue.hears or time.monotonic() - queue.heard >= SAFETY:
+                with suppress(EngineError):  # a member may be down: then we look, at another
+                    await self._run(queue.open)
+            left = min(end - time.monotonic(), SAFETY if queue.hears else LOOK)
+            known = queue.hears and queue.worth_asking(token, turn, revision)
+            if left > 0 and not known and not self._gateway.closed:
+                await self._colour.park(bell, left)
+        if self._gateway.closed:
+            raise EngineClosed(self._gateway.called)

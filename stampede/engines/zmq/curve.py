@@ -60,18 +60,19 @@ def _write(path: Path, content: str, mode: int) -> None:
 
 def pair_of(directory: Path) -> Pair:
     """A broker's own."""
-    public, secret = _loaded(directory / f"{SERVER}.key_secret")
-    if secret is None:
-        raise OptionError(f"{directory / f'{SERVER}.key_secret'} has no secret key in it")
-    return Pair(public, secret)
+    return _pair(directory / f"{SERVER}.key_secret")
 
 
 def client_keys(directory: Path) -> ClientKeys:
     """Of a directory with `server.key` and `client.key_secret` in it."""
-    public, secret = _loaded(directory / f"{CLIENT}.key_secret")
+    return ClientKeys(_pair(directory / f"{CLIENT}.key_secret"), _loaded(directory / f"{SERVER}.key")[0])
+
+
+def _pair(path: Path) -> Pair:
+    public, secret = _loaded(path)
     if secret is None:
-        raise OptionError(f"{directory / f'{CLIENT}.key_secret'} has no secret key in it")
-    return ClientKeys(Pair(public, secret), _loaded(directory / f"{SERVER}.key")[0])
+        raise OptionError(f"{path} has no secret key in it")
+    return Pair(public, secret)
 
 
 def _loaded(path: Path) -> tuple[bytes, bytes | None]:

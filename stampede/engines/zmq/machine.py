@@ -161,9 +161,7 @@ class Machine:
 
     def end(self, session: Session, now: float) -> None:
         """Its process is no more: all that it had is free."""
-        self.sessions.pop(session.id, None)
-        session.over = True
-        self.give_up(session, now)
+        self.leave(session, now)
         for lease in list(session.holds):
             if lease.lock is not None:
                 self._free(lease.lock, lease, now)

@@ -9,21 +9,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from random import uniform
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
+from stampede.colour import Bell, Colour
+from stampede.engines.kit.errands import Run
 from stampede.engines.kit.turns import Turns
 from stampede.engines.whereabouts import here, parts_of
 from stampede.engines.zookeeper.line import MARGIN
 from stampede.engines.zookeeper.queue import Place, beginning, inside, places, quoted, unquoted
 from stampede.engines.zookeeper.session import Session, Sessions
 from stampede.errors import EngineError
+from stampede.pace import look_again
 from stampede.ports import Busy, Granted, Held
 from stampede.threads import begun
 
-__all__ = ["Desk", "Queued"]
+__all__ = ["Desk", "ZooKeeperLocks"]
 
 TRIES = 10
 """How often a lock is asked for again because its node has gone meanwhile."""
@@ -31,12 +36,18 @@ TRIES = 10
 WAITING = 30.0
 """Seconds for which a waiter has its place without asking again; lock.py asks more often."""
 
+SAFETY = 1.0
+"""Seconds after which the next one in the queue asks again, though nobody has told it of anything."""
+
+LOOK = 0.1
+"""The same of one that nobody can tell."""
+
 ROUND = 0.1
 """Seconds between two looks at what is over, or is to be removed yet."""
 
 
 @dataclass(slots=True)
-class Queued(Busy):
+class _Queued(Busy):
     """Busy, and what has to go before that can change."""
 
     session: Session | None = None
@@ -185,9 +196,9 @@ class Desk:
             queue = queue[:index] + queue[index + 1 :]
         first, top = queue[0], own.top
         path, seen = (f"{top}/{before.node}", None) if room == 1 else (top, frozenset(each.node for each in queue))
-        return Queued(first.token, first.lease, None, session=own.session, path=path, seen=seen, ahead=index)
+        return _Queued(first.token, first.lease, None, session=own.session, path=path, seen=seen, ahead=index)
 
-    def watch(self, busy: Queued, told: Callable[[], object]) -> Callable[[], None]:
+    def watch(self, busy: _Queued, told: Callable[[], object]) -> Callable[[], None]:
         """Have it called when it is worth to ask again; returns what ends that."""
         assert busy.session is not None
         return busy.session.once(busy.path, busy.seen, told)
@@ -349,3 +360,42 @@ class Desk:
         since = stat.ctime / 1000
         seconds, left = max(time.time() - since, 0.0), self._seconds(name, place)
         return Held(name, host, pid, None, stat.czxid, since, seconds, left, False, waiting)
+
+
+class ZooKeeperLocks:
+    """Locks of one colour: `run` has blocking steps done."""
+
+    def __init__(self, desk: Desk, run: Run, colour: Colour) -> None:
+        self._desk, self._run, self._colour = desk, run, colour
+
+    async def acquire(
+        self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
+    ) -> Granted | Busy:
+        return await self._run(self._desk.acquire, name, token, lease, waits, room)
+
+    async def renew(self, name: str, token: bytes, lease: float) -> bool:
+        return await self._run(self._desk.renew, name, token, lease)
+
+    async def release(self, name: str, token: bytes) -> bool:
+        return await self._run(self._desk.release, name, token)
+
+    async def held(self, prefix: str = "") -> list[Held]:
+        return await self._run(self._desk.held, prefix)
+
+    async def holder(self, name: str) -> list[tuple[bytes, float]]:
+        return await self._run(self._desk.holder, name)
+
+    async def wait(self, name: str, busy: Busy, timeout: float) -> None:
+        end, bell = time.monotonic() + timeout, Bell()
+        unwatch, rest = None, LOOK
+        if isinstance(busy, _Queued):
+            with suppress(EngineError):  # then we look
+                unwatch = await self._run(self._desk.watch, busy, bell.ring)
+                rest = look_again(busy.ahead - 1, -1.0, 0.0, SAFETY) * uniform(0.9, 1.1)
+        try:
+            if not bell.rung and (left := min(end - time.monotonic(), rest)) > 0:
+                await self._colour.park(bell, left)
+        finally:
+            if unwatch is not None:
+                unwatch()
+        self._desk.check()

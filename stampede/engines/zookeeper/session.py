@@ -259,10 +259,6 @@ class Sessions:
         if self._closed:
             raise EngineClosed("zookeeper")
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         self._closed = True
         _close(self._sessions)
