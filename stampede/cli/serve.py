@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stampede.cli.show import long, say
+from stampede.engines.url import addresses_of
 from stampede.engines.zmq.curve import make_keys
 from stampede.engines.zmq.machine import Limits
 from stampede.engines.zmq.server import PORT, Broker
@@ -36,8 +37,7 @@ def serve(options: Namespace) -> int:
         return _make(options.make_keys)
     limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
     _have_descriptors()
-    bind = [_whole(each) for each in options.bind] or [f"127.0.0.1:{PORT}"]
-    peers = [_whole(each) for each in options.peer]
+    bind, peers = _whole(options.bind or ["127.0.0.1"]), _whole(options.peer)
     places = {"keys": options.keys, "memory": options.memory, "peers": peers}
     broker = Broker(bind, limits=limits, quiet=options.grace, **places)
     before = [(each, signal.signal(each, lambda *_: broker.stop())) for each in (signal.SIGTERM, signal.SIGINT)]
@@ -62,10 +62,6 @@ def _have_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _whole(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if not colon or address.endswith("]"):
-        return f"{address}:{PORT}"
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise OptionError(f"{address} is no address: give HOST or HOST:PORT, as 127.0.0.1:{PORT}")
-    return address
+def _whole(some: list[str]) -> list[str]:
+    """These addresses, each with a port."""
+    return [str(address) for each in some for address in addresses_of(f"zmq://{each}", PORT)]

@@ -86,15 +86,14 @@ class Gateway:
     def start_again(self) -> None:
         """Also in a forked child: connections are the parent's, as long as it has them."""
         self._parents = getattr(self, "_pools", None)
-        self._pools: dict[Address, urllib3.HTTPConnectionPool] = {}
+        self._pools = urllib3.PoolManager(len(self.members), maxsize=AT_ONCE + MOST, ssl_context=self._tls)
         self._token = ""
         self._lock = threading.RLock()
         self._turns = Turns(self.called, self.timeout)
 
     def close(self) -> None:
         self.closed = True
-        for pool in list(self._pools.values()):
-            pool.close()
+        self._pools.clear()
 
     # -- one question ---------------------------------------------------------------------------------------------
 
@@ -157,7 +156,8 @@ class Gateway:
         if self.closed:
             raise EngineClosed(self.called)
         try:
-            reply = self._pool(member).urlopen(
+            pool = self._pools.connection_from_host(member.host, member.port, "https" if self._tls else "http")
+            reply = pool.urlopen(
                 "POST", path, body, self.headers(), False, redirect=False, timeout=timeout, preload_content=False
             )
             return read(reply)
@@ -206,21 +206,6 @@ class Gateway:
                 alone = len(self.members) == 1
                 told = self._tried(self.member(), "/v3/auth/authenticate", body, end, _answer, last=alone)
                 self._token = str(told["token"])
-
-    def _pool(self, member: Address) -> urllib3.HTTPConnectionPool:
-        pool = self._pools.get(member)
-        if pool is None:
-            with self._lock:
-                pool = self._pools.get(member)
-                if pool is None:
-                    its: dict[str, Any] = {"host": member.host, "port": member.port, "maxsize": AT_ONCE + MOST}
-                    pool = (
-                        urllib3.HTTPConnectionPool(**its)
-                        if self._tls is None
-                        else urllib3.HTTPSConnectionPool(**its, ssl_context=self._tls)
-                    )
-                    self._pools[member] = pool
-        return pool
 
 
 class _Unasked(Exception):

@@ -6,7 +6,6 @@ process, which needs no new one while it has long enough to go.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from math import ceil, inf, log
@@ -14,8 +13,6 @@ from math import ceil, inf, log
 from stampede.engines.etcd.gateway import Gateway, Gone
 
 __all__ = ["Lease", "Leases"]
-
-_log = logging.getLogger("stampede")
 
 BEYOND = 0.1
 """Parts of a lease by which the server's stands longer."""
@@ -48,7 +45,6 @@ class Leases:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._told = False
         self.start_again()
 
     def start_again(self) -> None:
@@ -80,11 +76,7 @@ class Leases:
     def grant(self, ttl: int) -> Lease:
         asked = time.monotonic()
         told = self._gateway.ask("/v3/lease/grant", {"TTL": str(ttl)})
-        given = int(told["TTL"])
-        if given > ttl and not self._told:
-            self._told = True
-            _log.info("%s has no leases of less than %d s: what dies stands so long", self._gateway.called, given)
-        return Lease(int(told["ID"]), given, asked)
+        return Lease(int(told["ID"]), int(told["TTL"]), asked)  # the server may give more than was asked for
 
     def renew(self, lease: Lease) -> bool:
         """One question. False: it has ended, and what stood on it is gone."""

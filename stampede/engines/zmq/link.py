@@ -319,9 +319,6 @@ class _Talk:
             made.connect(f"tcp://{link.place}")
             while not link._closed:
                 self._turn()
-            if self._known:
-                with suppress(zmq.ZMQError):
-                    made.send(wire.VERSION + wire.record(Word.BYE, 0), zmq.NOBLOCK)
         finally:
             if os.getpid() == pid:
                 monitor.close(linger=0)

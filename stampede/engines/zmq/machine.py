@@ -161,16 +161,12 @@ class Machine:
 
     def end(self, session: Session, now: float) -> None:
         """Its process is no more: all that it had is free."""
-        self.leave(session, now)
-        for lease in list(session.holds):
-            if lease.lock is not None:
-                self._free(lease.lock, lease, now)
-
-    def leave(self, session: Session, now: float) -> None:
-        """It has said goodbye. What it has not given back stands for its lease: another may have been handed it."""
         self.sessions.pop(session.id, None)
         session.over = True
         self.give_up(session, now)
+        for lease in list(session.holds):
+            if lease.lock is not None:
+                self._free(lease.lock, lease, now)
 
     def give_up(self, session: Session, now: float) -> None:
         """Nothing is heard of it: nobody waits behind it."""

@@ -232,10 +232,6 @@ class Broker:
                     return
                 elif kind == Word.BEAT:
                     self._say(id, wire.record(Word.BEAT, number))
-                elif kind == Word.BYE:
-                    self._forget(id, client)
-                    self.machine.leave(client, now)
-                    return
                 else:
                     self._say(id, self._answer(client, kind, number, payload, now))
         except wire.Malformed as error:
@@ -367,7 +363,7 @@ class Broker:
             elif session.idle:
                 if silence > FORGOTTEN:
                     self._forget(id, session)
-                    self.machine.leave(session, now)
+                    self.machine.end(session, now)
             elif some or silence > QUIET:
                 self._say(id, probe)
                 if silence > SILENT and session.waits:

@@ -29,7 +29,7 @@ class Word:
     """What a record says, as its number."""
 
     # What a client asks. Behind PING stands anything, and it comes back.
-    HELLO, BEAT, BYE, PING = 1, 2, 3, 4
+    HELLO, BEAT, PING = 1, 2, 4
     ACQUIRE, RENEW, RELEASE, WATCH = 5, 6, 7, 8
     HELD, HOLDER, STATS = 9, 10, 11
     TAKE, GIVE_BACK, PENALIZE, USED, LIMITS, NOTE = 12, 13, 14, 15, 16, 17
