@@ -138,7 +138,7 @@ def _expression(part: _Part, code: Code) -> str:
     name = part.parameter.name
     text = f"{code.name(part.write)}({name})"
     if part.write is canonical and part.label not in ("*", "**"):
-        kind = code.local("_kind")
+        kind = code.parameters.fresh_name("_kind")
         words = " or ".join(f"{kind} is {code.name(each)}" for each in (int, bool, NoneType))
         quoted = f"f\"'{{{name}}}'\" if {kind} is {code.name(str)} and {name}.isalnum()"
         text = (
@@ -187,7 +187,12 @@ def _by_function(prefix: str, key: Any) -> KeyMaker:
 def _by_format(parameters: Parameters, prefix: str, template: str, bound: bool) -> KeyMaker:
     code = Code(parameters)
     fields, names = fields_in(template), sorted(names_in(template))
-    _check_names(template, names, parameters)
+    for name in names:
+        if name not in parameters.names:
+            hint = nearest(name, parameters.names) if parameters.names else "it has none"
+            raise OptionError(
+                f"key {template!r} names {name!r}, which is no parameter of {parameters.qualname}: {hint}"
+            )
     if not names:
         _check_shared(template, parameters, bound)
     bare = [name for name in names if name in fields]
@@ -228,15 +233,6 @@ def _within(text: str, end: str) -> str:
     return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
 
 
-def _check_names(template: str, names: list[str], parameters: Parameters) -> None:
-    for name in names:
-        if name not in parameters.names:
-            hint = nearest(name, parameters.names) if parameters.names else "it has none"
-            raise OptionError(
-                f"key {template!r} names {name!r}, which is no parameter of {parameters.qualname}: {hint}"
-            )
-
-
 def _check_shared(template: str, parameters: Parameters, bound: bool) -> None:
     """A key without fields is one for all calls: that is meant where nothing is left that could tell them apart."""
     told = [p.name for p in parameters.keyed if not (bound and p.name in ("self", "cls"))]
@@ -271,26 +267,22 @@ class Code:
     """A function under generation: its namespace, in which no name is a parameter's."""
 
     def __init__(self, parameters: Parameters) -> None:
-        self._parameters = parameters
+        self.parameters = parameters
         self._namespace: dict[str, Any] = parameters.defaults
 
     def name(self, thing: Any, name: str = "") -> str:
         """What the generated code calls this object."""
-        fresh = self._parameters.fresh_name(name or "_" + getattr(thing, "func", thing).__name__.strip("_"))
+        fresh = self.parameters.fresh_name(name or "_" + getattr(thing, "func", thing).__name__.strip("_"))
         self._namespace[fresh] = thing
         return fresh
 
-    def local(self, name: str) -> str:
-        """What it may call a variable of its own."""
-        return self._parameters.fresh_name(name)
-
     def function(self, body: list[str]) -> Callable[..., Any]:
         """Compile a function of the very signature; a wrong call is answered in the words of the original."""
-        name = self._parameters.fresh_name("_make")
-        source = "\n".join([f"def {name}({self._parameters.declaration()}):", *body])
-        exec(compile(source, f"<key of {self._parameters.qualname}>", "exec"), self._namespace)
+        name = self.parameters.fresh_name("_make")
+        source = "\n".join([f"def {name}({self.parameters.declaration()}):", *body])
+        exec(compile(source, f"<key of {self.parameters.qualname}>", "exec"), self._namespace)
         made: Any = self._namespace[name]
-        made.__name__ = made.__qualname__ = self._parameters.qualname
+        made.__name__ = made.__qualname__ = self.parameters.qualname
         return made  # type: ignore[no-any-return]
 
 

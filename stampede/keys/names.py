@@ -59,10 +59,8 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of all classes that Python code has made,
 def module_of(thing: Any) -> str:
     """The module in which a function or class was made; of a script, its name without `.py`."""
     module = str(getattr(thing, "__module__", None) or "builtins")
-    return _script(module) if module in MAIN else module
-
-
-def _script(module: str) -> str:
+    if module not in MAIN:
+        return module
     main = sys.modules.get(module)
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -19,9 +19,7 @@ Kind = inspect.Parameter
 FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
 """Only these compare as exactly as their keys do, once the class stands beside the value."""
 
-
 FAST_IDS = frozenset(map(id, FAST_TYPES))
-
 
 _ANYTHING = inspect.Signature(
     [inspect.Parameter("args", Kind.VAR_POSITIONAL), inspect.Parameter("kwargs", Kind.VAR_KEYWORD)]
@@ -65,18 +63,13 @@ class Parameters:
         self.names = list(signature.parameters)
         self._suffix = _unused_suffix(self.names)
         self.ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
-        self.all = tuple(self._parameter(number, p) for number, p in enumerate(signature.parameters.values()))
+        self.all = tuple(
+            Parameter(p.name, p.kind, p.default, self.fresh_name(f"_d{number}"), p.name in self.ignored)
+            for number, p in enumerate(signature.parameters.values())
+        )
         self.open = any(parameter.kind is Kind.VAR_KEYWORD for parameter in self.all)
         self.plain = all(parameter.kind not in _STARS for parameter in self.all)
-        self._check_ignored()
-
-    def _parameter(self, number: int, p: inspect.Parameter) -> Parameter:
-        return Parameter(p.name, p.kind, p.default, self.fresh_name(f"_d{number}"), p.name in self.ignored)
-
-    def _check_ignored(self) -> None:
-        if self.open:
-            return  # it may be one of those
-        for name in self.ignored.difference(self.names):
+        for name in () if self.open else self.ignored.difference(self.names):
             hint = nearest(name, self.names) if self.names else "it has none"
             raise OptionError(f"ignore names {name!r}, which is no parameter of {self.qualname}: {hint}")
 
