@@ -60,12 +60,19 @@ class Binding:
     """One decorated function, and the cache in which it keeps its values."""
 
     def __init__(
-        self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
+        self,
+        function: Callable[..., Any],
+        find: Callable[[], Home],
+        options: Mapping[str, Any],
+        *,
+        bound: bool = False,
+        written: Callable[..., Any] | None = None,
     ) -> None:
         self.check(options)
         key = options.get("key")
         self.function = self.origin = function  # `origin`: by which its values are computed
         self.options = dict(options)
+        self._written = written or function  # by which it is told from others
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
         self._of_class = bound and next(iter(signature_of(function).parameters), None) == "cls"
@@ -101,15 +108,12 @@ class Binding:
             namesakes.add(self._name(self._namespace("")), self._identity)
 
     def _told_by(self) -> Identity:
-        return self._identity_of(self.function)
-
-    def _identity_of(self, function: Callable[..., Any]) -> Identity:
         objects = self.options.get("version") in (None, BY_CODE)
-        return told_apart(identity_of(function, self.options.get("ignore", ()), objects=objects))
+        return told_apart(identity_of(self._written, self.options.get("ignore", ()), objects=objects))
 
     def _returns(self) -> Any:
         """The type of its values, as far as its annotation says."""
-        return returns_of(self.function)
+        return returns_of(self._written)
 
     def _policy(self, policy: Policy) -> Policy:
         """Its cache's policy, as its own options change it."""

@@ -86,7 +86,9 @@ class Tier:
     """At most so many residents by key. Reads take no lock; writes may come from any thread, finalizer or signal."""
 
     def __init__(self, entries: int = 10_000) -> None:
-        self.entries = _bound(entries)
+        if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
+            raise OptionError(f"entries is {entries!r}: give the number of values to keep at most, 1 or more")
+        self.entries = entries
         self._residents: dict[str, Resident] = {}  # from the oldest to the newest
         self.get: Callable[[str], Resident | None] = self._residents.get  # what a method of our own would cost twice
         self._hits: defaultdict[str, int] = defaultdict(int)  # of residents that have left, by scope
@@ -114,20 +116,20 @@ class Tier:
 
     def drop_scope(self, scope: str) -> None:
         """Kill and remove every resident of a function."""
-        for resident in self._living():
+        for resident in self.residents():
             if resident.scope == scope:
                 _end(resident)
         self._write(self._drop_all, scope)
 
     def rouse(self, scope: str | None) -> None:
         """None of a function's, or of all, is hit without thought any more; they stay."""
-        for resident in self._living():
+        for resident in self.residents():
             if scope is None or resident.scope == scope:
                 resident.kill()
 
     def clear(self) -> None:
         """Kill and remove all."""
-        for resident in self._living():
+        for resident in self.residents():
             _end(resident)
         self._write(self._drop_all, None)
 
@@ -136,21 +138,18 @@ class Tier:
         self._write(self._adopt, resident, table, fast)
 
     def residents(self) -> list[Resident]:
-        """All that live here now, none of them touched."""
-        return self._living()
+        """All that live here now: a copy, as any allocation may run a finalizer that writes to this tier."""
+        return list(self._residents.values())
 
     def served(self) -> tuple[dict[str, int], dict[str, float]]:
         """Hits so far by scope, and the seconds of computing that they saved; also of residents that have left."""
         with decisions.lock:
-            hits, saved, living = self._hits.copy(), self._saved.copy(), self._living()
+            hits, saved, living = self._hits.copy(), self._saved.copy(), self.residents()
         for resident in living:  # outside the lock, as there may be many
             count, scope = resident.hits, resident.scope
             hits[scope] += count
             saved[scope] += count * resident.entry.cost
         return hits, saved
-
-    def _living(self) -> list[Resident]:
-        return list(self._residents.values())  # a copy: any allocation may run a finalizer that writes to this tier
 
     def _write(self, act: Callable[..., None], *args: Any) -> None:
         """Do one write after the other. One that a finalizer or a signal handler makes in the middle of another one is
@@ -192,7 +191,7 @@ class Tier:
             self._remove(dead, resident)
 
     def _drop_all(self, dead: list[object], scope: str | None) -> None:
-        for resident in self._living():
+        for resident in self.residents():
             if scope is None or resident.scope == scope:
                 self._remove(dead, resident)
 
@@ -231,12 +230,6 @@ class Tier:
                 resident.mark, resident.round = resident.hits, self._round
             self._hand, self._since = iter(self._since or list(self._residents)), []
             self._round += 1
-
-
-def _bound(entries: object) -> int:
-    if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
-        raise OptionError(f"entries is {entries!r}: give the number of values to keep at most, 1 or more")
-    return entries
 
 
 def _end(resident: Resident) -> None:

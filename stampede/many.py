@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from stampede.batch import value_of_each
 from stampede.binding import Home
 from stampede.cached import VERBS, Arguments, Cached, LateCache
-from stampede.codec import returns_of, values_of
+from stampede.codec import values_of
 from stampede.colour import run_blocking
 from stampede.definitions import signature_of
 from stampede.errors import Absent, OptionError
-from stampede.keys import Identity, Parameters
+from stampede.keys import Parameters
 from stampede.loaders import Together, mapped
 from stampede.method import Bound, Method
 from stampede.namesakes import Namesakes
@@ -65,7 +65,7 @@ class Many:
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """What there is of these ids, by id, in the order asked for."""
-        return self._run(self._values(args, kwargs))
+        return self.one._run(self._values(args, kwargs))
 
     async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
         ids, call = self._place.among(args, kwargs)
@@ -104,9 +104,6 @@ class Many:
         """The ids by their keys."""
         return {call(id).of(key)(): id for id in ids}
 
-    def _run(self, work: Any) -> Any:
-        return work if self.suspending else run_blocking(work)
-
     # -- the verbs of many ids ------------------------------------------------------------------------------------
 
     def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +116,7 @@ class Many:
         >>> lengths(["tea", "coffee"])
         {'tea': 5, 'coffee': 6}
         """
-        return self._run(self._set_many(values, args, kwargs))
+        return self.one._run(self._set_many(values, args, kwargs))
 
     async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scope, terms, beside = self.one.scope, self.one.terms(kwargs), self._place.beside(args, kwargs)
@@ -142,11 +139,11 @@ class Many:
         >>> lengths.invalidate_many(["tea", "milk"])
         1
         """
-        return self._run(self._of_each("invalidate_many", ids_of(ids), args, kwargs))
+        return self.one._run(self._of_each("invalidate_many", ids_of(ids), args, kwargs))
 
     def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh."""
-        return self._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
+        return self.one._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
 
     async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         keys = self._keys(ids, self._place.beside(args, kwargs), self.one.key)
@@ -193,16 +190,12 @@ class One(Cached):
         *,
         bound: bool,
     ) -> None:
-        self._of_many = many
         self._absent_for = absent
-        super().__init__(_for_people(many, place), find, options, bound=bound)
+        super().__init__(_for_people(many, place), find, options, bound=bound, written=many)
         self.origin = _of_one(many, place, Nothing)
 
-    def _told_by(self) -> Identity:
-        return self._identity_of(self._of_many)
-
     def _returns(self) -> Any:
-        return values_of(returns_of(self._of_many))
+        return values_of(super()._returns())
 
     def _policy(self, policy: Policy) -> Policy:
         policy = super()._policy(policy)

@@ -57,12 +57,12 @@ class Switch:
     """Whether any call may have to go another way. Hits look at no more than this, and the fastest not even at it."""
 
     def __init__(self) -> None:
-        self._blocks: set[Block] = set()
+        self.blocks: set[Block] = set()
         forks.in_child(self._in_child)
 
     def _in_child(self) -> None:
         """Blocks of other threads are never left here."""
-        self._blocks.intersection_update(_around.get())
+        self.blocks.intersection_update(_around.get())
         self._set()
 
     def turn(self, *, off: bool) -> None:
@@ -72,19 +72,16 @@ class Switch:
 
     def open(self, block: Block) -> None:
         with decisions.lock:
-            self._blocks.add(block)
+            self.blocks.add(block)
             self._set()
 
     def close(self, block: Block) -> None:
         with decisions.lock:
-            self._blocks.discard(block)
+            self.blocks.discard(block)
             self._set()
 
-    def is_open(self, block: Block) -> bool:
-        return block in self._blocks
-
     def _set(self) -> None:
-        self.thrown = self.off or bool(self._blocks)
+        self.thrown = self.off or bool(self.blocks)
 
 
 _around: ContextVar[tuple[Block, ...]] = ContextVar("stampede_blocks", default=())
@@ -101,7 +98,7 @@ def around(cache: Callable[[], Any]) -> Block | None:
     if switch.off:
         return _off
     for block in reversed(_around.get()):
-        if switch.is_open(block) and (block.cache is None or block.cache is cache()):
+        if block in switch.blocks and (block.cache is None or block.cache is cache()):
             return block
     return None
 
