@@ -40,6 +40,11 @@ _log = logging.getLogger("stampede")
 KEYING = ("key", "version", "namespace", "ignore")
 CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
 
+CAPTURED = """%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says that all \
+are alike, or tells them apart"""
+TOLD = "whose state is part of its keys: a process in which it differs shares no values with this one"
+UNTOLD = "which nothing in its keys can tell: a process that has captured another one is served the same values"
+
 
 class Home(Protocol):
     """The cache in which a function keeps its values."""
@@ -212,26 +217,10 @@ class Binding:
         identity = self._identity
         if identity.named or not home.shared:
             return
-        for names, what_then in (
-            (
-                identity.untold,
-                "which nothing in its keys can tell: another process that has captured another one is served the same "
-                "values",
-            ),
-            (
-                [name for name, _ in identity.captured if name not in identity.untold],
-                "whose state is part of its keys: a process in which it differs shares no values with this one, and "
-                "does not see its invalidations",
-            ),
-        ):
+        told = [name for name, _ in identity.captured if name not in identity.untold]
+        for names, what_then in ((identity.untold, UNTOLD), (told, TOLD)):
             if names:
-                _log.warning(
-                    "%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says "
-                    "that all are alike, or tells them apart",
-                    identity.name,
-                    " and ".join(dict.fromkeys(names)),
-                    what_then,
-                )
+                _log.warning(CAPTURED, identity.name, " and ".join(dict.fromkeys(names)), what_then)
 
     def unbind(self) -> None:
         """Forget the cache: the next call finds it again."""

@@ -517,30 +517,18 @@ class Cache:
     def refreshing(self) -> AbstractContextManager[None]:
         """`stampede.refreshing`, of this cache's functions and keys only.
 
-        >>> words = iter(["first", "again", "more"])
-        >>> @cache.cached(version=1)
-        ... def page() -> str:
-        ...     return next(words)
-        >>> page(), page()
-        ('first', 'first')
-        >>> with cache.refreshing():
-        ...     page()
-        'again'
+        >>> with cache.refreshing():  # whatever is kept
+        ...     cache.get_or_compute("answer", lambda: 43)
+        43
         """
         return refreshing(self)
 
     def bypassed(self) -> AbstractContextManager[None]:
         """`stampede.bypassed`, of this cache's functions and keys only.
 
-        >>> words = iter(["first", "again", "more"])
-        >>> @cache.cached(version=1)
-        ... def page() -> str:
-        ...     return next(words)
-        >>> page(), page()
-        ('first', 'first')
-        >>> with cache.bypassed():
-        ...     page()
-        'again'
+        >>> with cache.bypassed():  # whatever is kept, and nothing is stored
+        ...     cache.get_or_compute("answer", lambda: 44)
+        44
         """
         return bypassed(self)
 

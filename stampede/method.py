@@ -127,25 +127,17 @@ class Bound:
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
         return self.cached.many_of(calls, self.__self__, workers=workers)
 
-    def invalidate_all(self) -> Any:
-        return self.cached.invalidate_all()
-
-    def expire_all(self) -> Any:
-        return self.cached.expire_all()
-
-    def stats(self) -> Any:
-        return self.cached.stats()
-
     @property
     def cache(self) -> Any:
         return self.cached.home
 
 
 def _bound_verb_of(verb: str) -> Any:
-    """The same verb, whose first argument is the object."""
+    """The same verb, whose first argument is the object, unless it is about all of them."""
 
     def bound(self: Bound, /, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.cached, verb)(self.__self__, *args, **kwargs)
+        first = () if verb in ("invalidate_all", "expire_all", "stats") else (self.__self__,)
+        return getattr(self.cached, verb)(*first, *args, **kwargs)
 
     bound.__name__, bound.__qualname__ = verb, f"Bound.{verb}"
     return bound
