@@ -257,10 +257,10 @@ GOOD: list[Any] = ["layout", "default", {"id": 1}, {}, {}, {}]
 )  # fmt: skip
 def test_hostile_bytes_are_a_miss(place: int, part: Any) -> None:
     """Else bytes put an attribute over a method, or send a query to another database."""
-    from stampede.codec.django import _Facts, row_shape
+    from stampede.codec.django import facts_of, row_shape
 
     shape = row_shape(Author, "t")
-    parts = [_Facts(Author).layout, *GOOD[1:]]
+    parts = [facts_of(Author).layout, *GOOD[1:]]
     assert shape.rebuild(*parts) == Author.objects.get()
     parts[place] = part
     with CaptureQueriesContext(connection) as asked, pytest.raises(Exception):  # noqa: B017  made a CodecError above

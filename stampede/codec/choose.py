@@ -15,7 +15,7 @@ from stampede.codec.structured import Structured
 from stampede.errors import CodecError, OptionError
 from stampede.policy import nearest
 
-__all__ = ["Pickled", "ValueCodec", "make_codec", "sealing"]
+__all__ = ["Pickled", "ValueCodec", "body_of", "make_codec"]
 
 NAMES = ["sealed", "msgpack", "json", "pickle"]
 
@@ -105,16 +105,11 @@ def make_codec(
     """
     given = [signing_key] if isinstance(signing_key, (bytes, str)) else signing_key or ()
     keys = [key.encode() if isinstance(key, str) else key for key in given]
-    body = _body(name, None if unresolved(returns) else returns, trust, bool(keys))
+    body = body_of(name, None if unresolved(returns) else returns, trust, bool(keys))
     return Codec(body, keys=keys, compress=compress, max_bytes=max_bytes)
 
 
-def sealing(trust: Iterable[type | ModuleType] = ()) -> Body:
-    """Return the body of the sealed codec alone."""
-    return _body("sealed", None, trust, signed=False)
-
-
-def _body(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleType], signed: bool) -> Body:
+def body_of(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleType], signed: bool) -> Body:
     if isinstance(trust, (str, type, ModuleType)) or not isinstance(trust, Iterable):
         raise OptionError(f"trust is {trust!r}: give a list of types and modules")
     given = tuple(trust)

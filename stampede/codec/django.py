@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from copy import copy
-from functools import cached_property
 from typing import Any
 from zlib import crc32
 
@@ -33,48 +32,41 @@ def related(kind: Any) -> Iterator[Any]:
 
 
 class _Facts:
-    """What Django knows of a model; looked up when an object is met, since models are ready late."""
+    """What Django knows of a model."""
 
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        return {field.attname: field for field in self._kind._meta.concrete_fields}
-
-    @cached_property
-    def layout(self) -> int:
-        """Another one when the model has other fields: what was stored before has no value for them."""
-        return crc32(",".join(sorted(self.fields)).encode())
-
-    @cached_property
-    def managers(self) -> dict[str, str]:
-        """The managers' names, by the names under which prefetched objects are kept."""
-        found = {}
-        for field in self._kind._meta.get_fields():
+        self.fields = {field.attname: field for field in kind._meta.concrete_fields}
+        # Another one when the model has other fields: what was stored before has no value for them.
+        self.layout = crc32(",".join(sorted(self.fields)).encode())
+        self.managers: dict[str, str] = {}  # by the names under which prefetched objects are kept
+        for field in kind._meta.get_fields():
             if field.one_to_many or field.many_to_many:
                 reverse = field.auto_created and not field.concrete
                 name = field.get_accessor_name() if reverse else field.name
-                found[field.name] = found[name] = name
-        return found
+                self.managers[field.name] = self.managers[name] = name
 
-    def may_be_beside(self, name: str) -> bool:
-        """Whether an object may have such an attribute beside its fields, as `annotate` makes them."""
-        return not name.startswith("_") and not hasattr(self._kind, name)
+
+@functools.lru_cache(1024)
+def facts_of(kind: Any) -> _Facts:
+    """Return what is known of a model, once an object of it is met: models are ready late."""
+    return _Facts(kind)
+
+
+def _may_be_beside(kind: Any, name: str) -> bool:
+    """Whether an object may have such an attribute beside its fields, as `annotate` makes them."""
+    return not name.startswith("_") and not hasattr(kind, name)
 
 
 def row_shape(kind: Any, tag: str) -> Shape:
-    facts = _Facts(kind)
-
     def lower(value: Any) -> tuple[Any, ...]:
-        state, held = value._state, vars(value)
+        facts, state, held = facts_of(kind), value._state, vars(value)
         if state.adding:
             raise CodecError(f"a {kind.__qualname__} that is not in the database yet can't be stored: save it first")
         fields, beside = {}, {}
         for name, each in held.items():
             if name in facts.fields:
                 fields[name] = _field(each)
-            elif facts.may_be_beside(name):
+            elif _may_be_beside(kind, name):
                 beside[name] = _one_way(each, value)
             elif not name.startswith("_") and not isinstance(getattr(kind, name), _LAZY):
                 raise lost(kind.__qualname__, [name])
@@ -86,9 +78,10 @@ def row_shape(kind: Any, tag: str) -> Shape:
 
     def rebuild(layout: Any, db: Any, fields: Any, beside: Any, selected: Any, prefetched: Any) -> Any:
         expect((fields, beside, selected, prefetched), dict, dict, dict, dict)
+        facts = facts_of(kind)
         if layout != facts.layout or not fields.keys() <= facts.fields.keys():
             raise CodecError(f"the fields of a {tag} are others")
-        if not all(type(name) is str and facts.may_be_beside(name) for name in beside) or db not in connections:
+        if not all(type(name) is str and _may_be_beside(kind, name) for name in beside) or db not in connections:
             raise CodecError(f"a {tag} with what it can't have")
         made = kind.__new__(kind)
         vars(made).update(fields)

@@ -7,8 +7,8 @@ is run: no `__init__`, no validator, no event.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 from zlib import crc32
 
 from sqlalchemy import inspect
@@ -19,40 +19,20 @@ from stampede.codec.alike import lazy
 from stampede.codec.values import Shape, expect, lost
 from stampede.errors import CodecError
 
-__all__ = ["Facts", "plain", "related", "row_shape", "several"]
+__all__ = ["facts_of", "plain", "related", "row_shape", "several"]
 
 
 class Facts:
-    """What SQLAlchemy knows of a mapped class; looked up when an object is met, since mapping ends late."""
+    """What SQLAlchemy knows of a mapped class."""
 
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
-
-    @cached_property
-    def mapper(self) -> Mapper[Any]:
-        found: Mapper[Any] = inspect(self._kind)
-        return found
-
-    @cached_property
-    def columns(self) -> frozenset[str]:
-        return frozenset(column.key for column in self.mapper.column_attrs)
-
-    @cached_property
-    def relations(self) -> frozenset[str]:
-        return frozenset(relation.key for relation in self.mapper.relationships)
-
-    @cached_property
-    def identity(self) -> frozenset[str]:
-        return frozenset(self.mapper.get_property_by_column(column).key for column in self.mapper.primary_key)
-
-    @cached_property
-    def known(self) -> frozenset[str]:
-        return self.columns | self.relations | lazy(self._kind) | frozenset(self.mapper.all_orm_descriptors.keys())
-
-    @cached_property
-    def layout(self) -> int:
-        """Another one when the class has other columns: what was stored before has no value for them."""
-        return crc32(",".join(sorted(self.columns)).encode())
+        self.mapper: Mapper[Any] = inspect(kind)
+        self.columns = frozenset(column.key for column in self.mapper.column_attrs)
+        self.relations = frozenset(relation.key for relation in self.mapper.relationships)
+        self.identity = frozenset(self.mapper.get_property_by_column(each).key for each in self.mapper.primary_key)
+        self.known = self.columns | self.relations | lazy(kind) | frozenset(self.mapper.all_orm_descriptors.keys())
+        # Another one when the class has other columns: what was stored before has no value for them.
+        self.layout = crc32(",".join(sorted(self.columns)).encode())
 
     def make(self, columns: dict[str, Any], relations: dict[str, Any]) -> Any:
         """A detached object with these attributes, and all others unloaded."""
@@ -62,6 +42,12 @@ class Facts:
             set_committed_value(made, name, value)
         make_transient_to_detached(made)
         return made
+
+
+@lru_cache(1024)
+def facts_of(kind: Any) -> Facts:
+    """Return what is known of a class, once an object of it is met: mapping ends late."""
+    return Facts(kind)
 
 
 def related(kind: Any) -> Iterator[Any]:
@@ -85,6 +71,11 @@ def several(there: Any) -> list[Any] | None:
     return [*there] if isinstance(there, (list, set)) else None
 
 
+def _led_to(there: Any) -> Any:
+    found = several(there)
+    return there if found is None else found
+
+
 def plain(value: Any) -> Any:
     """A column's value without what notices its changes."""
     base = next((base for base in (dict, list, set) if isinstance(value, base)), None)
@@ -92,18 +83,17 @@ def plain(value: Any) -> Any:
 
 
 def row_shape(kind: Any, tag: str) -> Shape:
-    facts = Facts(kind)
-
     def lower(value: Any) -> tuple[Any, ...]:
-        state: Any = inspect(value)
+        facts, state = facts_of(kind), cast(Any, inspect(value))
         held = vars(value)
         _refuse(value, state, facts, held.keys())
         columns = {name: plain(held[name]) for name in facts.columns & held.keys()}
-        relations = {name: _led_to(value, name, held[name]) for name in facts.relations & held.keys()}
+        relations = {name: _led_to(held[name]) for name in facts.relations & held.keys()}
         return tag, facts.layout, columns, relations
 
     def rebuild(layout: Any, columns: Any, relations: Any) -> Any:
         expect((columns, relations), dict, dict)
+        facts = facts_of(kind)
         if layout != facts.layout or not facts.identity <= columns.keys() <= facts.columns:
             raise CodecError(f"the columns of a {tag} are others")
         return facts.make(columns, relations)
@@ -130,22 +120,3 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
         )
     if more := [each for each in {*held} - facts.known if not each.startswith("_")]:
         raise lost(name, more)
-
-
-def _led_to(value: Any, name: str, there: Any) -> Any:
-    found = several(there)
-    for each in [there] if found is None else found:
-        if each is None:
-            continue
-        back = next((other for other, led in vars(each).items() if _leads_to(led, value)), None)
-        if back is not None:
-            kinds = type(value).__qualname__, type(each).__qualname__
-            raise CodecError(
-                f"{kinds[0]}.{name} and {kinds[1]}.{back} are both loaded, and lead to each other: put @detached (of "
-                f"stampede.contrib.sqlalchemy) below @cached, which leaves the way back unloaded"
-            )
-    return there if found is None else found
-
-
-def _leads_to(led: Any, value: Any) -> bool:
-    return led is value or any(each is value for each in several(led) or ())

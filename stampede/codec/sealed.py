@@ -177,9 +177,6 @@ class _Settling:
         # A list inside may have led back to this very value, and settled it first.
         return self._done.setdefault(id(value), (value, settled))[1]
 
-    def scalar(self, value: Any) -> Any:
-        return value
-
     def tuple(self, value: Any) -> Any:
         return self._keep(value, value if _scalar(map(type, value)) else tuple(self.all_of(value)))
 
@@ -215,7 +212,6 @@ class _Settling:
 
 
 _SETTLE: dict[type, Any] = {
-    **dict.fromkeys(SCALARS, _Settling.scalar),
     tuple: _Settling.tuple,
     frozenset: _Settling.frozenset,
     list: _Settling.list,

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.collections import InstrumentedDict, InstrumentedList, InstrumentedSet
 from sqlalchemy.orm.state import InstanceState
 
-from stampede.codec.mapped import Facts, plain, several
+from stampede.codec.mapped import facts_of, plain, several
 
 __all__ = ["detach", "detached", "merge"]
 
@@ -103,7 +103,6 @@ class _Detaching:
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
         self._above: set[int] = set()
-        self._facts: dict[type, Facts] = {}
 
     def of(self, value: Any) -> Any:
         return _each(value, self._one)
@@ -118,7 +117,8 @@ class _Detaching:
 
     def _anew(self, value: Any) -> Any:
         state, held = _state(value), vars(value)
-        facts = self._facts.setdefault(type(value), Facts(type(value)))
+        kind: Any = type(value)
+        facts = facts_of(kind)
         if state is None or state.key is None or state.modified or not facts.identity <= held.keys():
             return value  # a cache refuses it, and says why
         columns = {name: plain(held[name]) for name in facts.columns & held.keys()}

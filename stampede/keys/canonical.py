@@ -16,12 +16,12 @@ from enum import Enum, Flag
 from fractions import Fraction
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import EllipsisType, MappingProxyType, NoneType
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, TypeAlias
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from stampede.errors import KeyingError
-from stampede.keys.models import attributes, beside, generic, hidden, is_row
+from stampede.keys.models import attributes, beside, hidden, is_row
 from stampede.keys.names import DATA, found_by_name, name_of, root_of
 
 __all__ = ["REMEDIES", "canonical", "name_of", "remedies", "word"]
@@ -89,22 +89,12 @@ def _instance(value: Any) -> str:
 
 def _class(cls: type) -> str:
     """The name of a class, if there can't be two of that name."""
-    origin, arguments = generic(cls)
-    if origin is not None:
-        return f"{_class(origin)}[{','.join(map(_argument, arguments))}]"
     if not found_by_name(cls):
         raise KeyingError(
             f"{name_of(cls)} is not what its module has under that name, so that others may be called the same (it was "
             f"made in a function, under another name, or anew): define it in a module, or {REMEDIES}"
         )
     return name_of(cls)
-
-
-def _argument(kind: Any) -> str:
-    if isinstance(kind, type) and not get_args(kind):
-        return _class(kind)
-    inner = ",".join(map(_argument, get_args(kind)))
-    return f"{get_origin(kind)!r}[{inner}]" if inner else repr(kind)
 
 
 def _enum(value: Enum) -> str:

@@ -79,12 +79,6 @@ def hidden(value: Any) -> dict[object, object]:
     return {name: part for name, part in (private or {}).items() if part is not undefined}
 
 
-def generic(cls: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The class and the arguments that a pydantic class was made of by `Model[...]`."""
-    made = vars(cls).get("__pydantic_generic_metadata__") or {}
-    return made.get("origin"), made.get("args", ())
-
-
 _MARKS = frozenset({"__dataclass_fields__", "__attrs_attrs__"})
 
 

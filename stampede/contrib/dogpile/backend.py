@@ -21,7 +21,7 @@ from dogpile.cache.api import (
 )
 
 from stampede.cache import Cache
-from stampede.codec.choose import sealing
+from stampede.codec.choose import body_of
 from stampede.codec.remedies import ANNOTATION
 from stampede.contrib.dogpile.mutex import Mutex, Mutexes
 from stampede.engines import open_engine
@@ -235,7 +235,7 @@ def _serialization(codec: str, cache: Cache) -> tuple[Serializer | None, Deseria
         raise OptionError(f"codec='objects' keeps values as they are, and {cache.name} has to have bytes: leave it out")
     if codec != "sealed":
         raise OptionError(f"codec is {codec!r}: give 'sealed' or 'pickle' here, or the region a serializer of its own")
-    sealed = sealing(cache.trusted)
+    sealed = body_of("sealed", None, cache.trusted, signed=False)
     return _refusing(lambda value: sealed.dump(value, False)), _believing(lambda body: sealed.load(body, False))
 
 
