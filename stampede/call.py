@@ -68,10 +68,8 @@ STEP = 1 / 16
 
 
 class Odds:
-    """Whether a function's next call is likely to find its value: then it looks before it claims.
-
-    A look saves the engine most of a hit's work, and is a round trip too many where there is nothing to be seen.
-    """
+    """Whether a function's next call is likely to find its value: then it looks before it claims. A look saves the
+    engine most of a hit's work, and is a round trip too many where there is nothing to be seen."""
 
     __slots__ = ("good", "share")
 

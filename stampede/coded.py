@@ -31,10 +31,8 @@ class _Coded:
         return entry.holding(self._codec.encode(key, entry))
 
     def decoded(self, key: str, sealed: Entry[Any] | None, lease: bytes | None = None) -> Entry[Any] | None:
-        """The entry in the bytes, with the time left that the engine tells; None if they are not to be believed.
-
-        With `lease`, only the one that was computed under it: an entry's own id is then its token.
-        """
+        """Return the entry in the bytes, with the time left that the engine tells; None if they are not to be believed.
+        With `lease`, only the entry that was computed under it: its id is then that token."""
         if sealed is None:
             return None
         try:
@@ -70,9 +68,9 @@ LEFT_ALONE = 3600.0
 class CodedClaims(_Coded):
     """`Claims` of entries over an engine's `Claims` of bytes.
 
-    While a new version of an application is deployed, two versions share a key, and one can't read the other's entry.
-    Whichever comes second leaves the first one's entry alone. Its own stands beside it, under a key that is made from
-    the first entry's id: with that entry, it is gone. So an invalidation by either version concerns both.
+    During a deploy, two versions of an application share a key, and one can't read the other's entry. The second
+    version keeps its own entry under a key made from the first one's id: an invalidation by either version ends
+    both.
     """
 
     def __init__(self, port: Claims, codec: Coder, bad: BadBytes, store: Store, beside: OfOthers) -> None:

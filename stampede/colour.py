@@ -1,8 +1,5 @@
-"""The only boundary between blocking and suspending code.
-
-The algorithm is written once, as coroutines. `BLOCKING` gives them means that never suspend, so that
-`run_blocking` can run them to their end with one `send`; `SUSPENDING` gives them asyncio's.
-"""
+"""The boundary between blocking and suspending code. The algorithm is written once, as coroutines: `BLOCKING` gives
+them means that never suspend, so that one `send` runs them to their end; `SUSPENDING` gives them asyncio's."""
 
 from __future__ import annotations
 
@@ -82,11 +79,8 @@ class Stopped(RuntimeError):
 
 
 async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
-    """What it gave, or what it raised.
-
-    An error refers to the frames that it has passed. It is caught here, in one that refers to nothing, and not where
-    callers and flights are at hand: through those it would refer to itself, until the collector came.
-    """
+    """Return what it gave, or what it raised. An error is caught here, in a frame that refers to nothing: through a
+    frame with the caller or its flight it would refer to itself, until the collector came."""
     try:
         return await work, None
     except GeneratorExit:
@@ -104,11 +98,8 @@ def called(function: Callable[[], T]) -> T:
 
 
 class Bell:
-    """Rings once, for listeners of both colours, in any thread.
-
-    Ringing takes no lock: a finalizer or a signal handler may ring or listen in the middle of it, while its thread
-    decides.
-    """
+    """Rings once, for listeners of both colours, in any thread. Ringing takes no lock: a finalizer or a signal handler
+    may ring or listen in the middle of it."""
 
     __slots__ = ("_listeners", "rung")
 

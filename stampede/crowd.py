@@ -1,13 +1,10 @@
 """The callers of one event loop, or of all threads, that wait for a place in one bulkhead, in the order of arrival.
 
-Only a few of them ask the engine at a time. A question there costs as much as there are waiters, so a thousand callers
-that ask would get nothing else done. The others wait here for one of two things: their turn to ask, or a place whose
-holder in this process has just left. Such a place changes hands without a word to the engine, but only for a moment
-after the engine has granted it. Then it goes back to the engine, so that other processes have their turn.
+Only a few of them ask the engine at a time, as a question there costs as much as there are waiters. The others wait
+for their turn to ask, or for a place that a holder in this process leaves. Such a place changes hands without a word
+to the engine for a moment after the engine has granted it. Then other processes have their turn.
 
-Each event loop has a crowd of its own, and all threads have one. So a place goes only to a caller that runs: a holder
-that leaves in a loop hands its place to a task of that very loop. Callers of a loop that is blocked or closed keep
-neither places nor the right to ask from others.
+Each event loop has a crowd of its own, so that a place goes only to a caller that runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""THE algorithm: one computation, however big the herd.
-
-`fill` is the way of every call that its local tier could not answer. It is written once, for both colours, over
-the port of the engine (`ports.Claims`) and the few `Resources` of a `Call`; it knows neither bytes nor clients.
-"""
+"""THE algorithm: one computation, however big the herd. It is written once, for both colours, over the port of the
+engine (`ports.Claims`) and the `Resources` of a `Call`."""
 
 from __future__ import annotations
 

@@ -38,12 +38,8 @@ _unheard = _Unheard()
 
 
 class Leader(ABC):
-    """What owns the flight that it leads, and the lease that it may have.
-
-    Both end with the coroutine that answers the call: a weak reference tells when that is destroyed. An exception that
-    arrives inside our own code (a signal handler's, or a RecursionError) may skip any `finally`; but the coroutine is
-    destroyed as soon as the frame that awaits it is left, even if a traceback keeps the frames.
-    """
+    """Owns the flight that it leads, and the lease that it may have. Both end with the coroutine that answers the call,
+    which a weak reference tells: an exception that arrives inside our own code may skip any `finally`."""
 
     # Of the class until they are set: every call makes one of these.
     flight: Flight | None = None  # that it leads

@@ -1,8 +1,5 @@
-"""Many questions in one round trip, for blocking callers: coroutines of the algorithm that suspend at their engine.
-
-An event loop does this by itself, as everything asked in one of its turns goes out together. Here the verbs of the
-engine are put aside until every coroutine waits for one, and then asked at once.
-"""
+"""Many questions in one round trip, for blocking callers: the verbs of the engine are put aside until every coroutine
+waits for one, and are then asked at once. In an event loop, what is asked in one of its turns goes out together."""
 
 from __future__ import annotations
 

@@ -38,11 +38,10 @@ _cooperative = cooperative()
 
 
 def adapt() -> None:
-    """Take notice of a monkey patch. To be called at the first use, and when `threading.Lock` is not `known`.
+    """Take notice of a monkey patch: at the first use, and when `threading.Lock` is not `known`.
 
-    What was made before gevent's patch excludes no greenlet from another, and the patch may come late: gunicorn's
-    `--preload` imports and uses an application in the parent, and patches in each child. So whatever a forked child
-    makes anew is made anew here, too.
+    What was made before gevent's patch excludes no greenlet from another, and gunicorn's `--preload` patches in each
+    child only. So what a forked child makes anew is made anew here, too.
     """
     global known, _cooperative
     patcher = sys.modules.get("eventlet.patcher")

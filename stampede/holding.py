@@ -1,8 +1,5 @@
-"""One time of holding a lock, as an object: any thread or task that has it may release it.
-
-The keeper refers to a holding weakly. If one is dropped without a release, the keeper gives its lock back when it would
-renew it.
-"""
+"""One time of holding a lock, as an object: any thread or task that has it may release it. If it is dropped without a
+release, the keeper gives its lock back when it would renew it."""
 
 from __future__ import annotations
 

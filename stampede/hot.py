@@ -1,7 +1,7 @@
 """The generated hit: a look into the function's own table, a glance at the clock, and nothing called besides.
 
-A key of that table is exact only for arguments of a few classes (`FAST_TYPES`): what goes in is decided when a value
-is adopted, so that hits need not ask. Names of the generated code can't clash with those of parameters.
+A key of that table is exact only for arguments of a few classes (`FAST_TYPES`), which is decided when a value is
+adopted. Names of the generated code can't clash with those of parameters.
 """
 
 from __future__ import annotations

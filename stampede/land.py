@@ -48,11 +48,8 @@ async def land(
 
 
 def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
-    """The entry to be stored. An exception of `raises` is an answer, kept as all that it holds; one whose ttl is 0 is
-    for those only who wait for it now.
-
-    Its id is its lease's token: so those who waited for that lease know it from any other, also from older news.
-    """
+    """Return the entry to be stored. An exception of `raises` is an answer; one whose ttl is 0 is only for those that
+    wait for it now. The id is the lease's token, by which those that waited for that lease know the entry."""
     ttl = call.policy.ttl_of(value if error is None else error)
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()

@@ -18,11 +18,8 @@ _numbers = itertools.count()
 
 
 def _things(loop: Any) -> dict[int, Any]:
-    """What a loop keeps for us, as one attribute of it, by the numbers of what it has one each of.
-
-    Never by way of its `__dict__`: a loop that has been asked for that is slower by a fifth, in whatever it does, to
-    its end. (Until then CPython has no dictionary of it, but an array.)
-    """
+    """Return what a loop keeps for us, as one attribute, by number. Never by way of its `__dict__`: CPython makes a
+    loop that was asked for that slower by a fifth, to its end."""
     try:
         things: dict[int, Any] = loop._stampede
     except AttributeError:
@@ -31,11 +28,8 @@ def _things(loop: Any) -> dict[int, Any]:
 
 
 class PerLoop(Generic[T]):
-    """One thing for each event loop.
-
-    The loop itself keeps it: a connection refers to its loop, and in a dictionary, even one with weak keys, it would
-    keep it for ever.
-    """
+    """One thing for each event loop, kept by the loop itself. A connection refers to its loop, so that in a dictionary,
+    even one with weak keys, it would keep the loop for ever."""
 
     def __init__(self) -> None:
         self._number = next(_numbers)

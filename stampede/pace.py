@@ -30,10 +30,10 @@ class Pace:
 
 
 def look_again(ahead: int, left: float, turn: float, safety: float) -> float:
-    """Seconds after which one in a queue looks for itself, though nobody has woken it.
+    """Return the seconds after which one in a queue looks for itself, though nobody has woken it.
 
-    `left` is what the holder's lease has left, or is less than 0 if that has no end. Who has `ahead` others before it
-    leaves them a `turn` each, and looks so much more rarely: thousands are no more trouble than a few.
+    `left` is what the holder's lease has left, less than 0 if that has no end. One with `ahead` others before it
+    leaves them a `turn` each, and looks so much more rarely.
     """
     rarely = min(safety * (1 + ahead), max(FARTHEST, safety))
     return rarely if left < 0 else min(rarely, left + turn * ahead)

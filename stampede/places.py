@@ -68,10 +68,8 @@ _beside = Workers(256, "stampede-beside")  # for those who wait, each in a threa
 
 
 class Beside:
-    """A place beside the caller, for the computation that its claim may be granted.
-
-    It is a task, or a thread of a pool, and runs in a copy of the caller's context.
-    """
+    """A place beside the caller, for the computation that its claim may be granted: a task, or a thread of a pool, in a
+    copy of the caller's context."""
 
     def __init__(self, colour: Colour, policy: Policy) -> None:
         self._colour = colour

@@ -69,11 +69,9 @@ class Ask:
 
 
 class Pulse:
-    """Tells until when it is known that every change that has reached this process has been heard of.
-
-    A thread hears of changes, and after a freeze (SIGSTOP, `docker pause`) a local hit may run before that thread does.
-    So a hit compares `until`, and asks `holds` if that has passed.
-    """
+    """Tells until when every change that has reached this process is known to be heard of. After a freeze (SIGSTOP,
+    `docker pause`) a local hit may run before the thread that hears: it compares `until`, and asks `holds` if that
+    has passed."""
 
     __slots__ = ("_heard_until", "until")
 
@@ -161,9 +159,8 @@ class Claims(Protocol):
         """
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
-        """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed.
-        A ticket, which may begin to hold a moment later: it is stored, and the engine tells when it changes.
-        None, by who guards an engine: that can't say whether it stood."""
+        """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed. A
+        ticket: it is stored, and the engine tells when it changes. None: it is not known whether the lease stood."""
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         """Drop the lease if it stands, leave the verdict under its token for a while, wake the herd.
@@ -216,10 +213,8 @@ class Versioned(Store):
 
     @abstractmethod
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        """Store if the entry kept now has the id `seen` (None: nothing is kept), in one step; else False.
-
-        What it says of stale entries is as in `get`: they are kept.
-        """
+        """Store if the entry kept now, stale or fresh, has the id `seen` (None: nothing is kept), in one step; else
+        False."""
 
 
 @dataclass(slots=True)

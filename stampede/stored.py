@@ -206,10 +206,10 @@ class Stored:
                 core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
     async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
-        """Today's prefix, and what was said there.
+        """Return today's prefix, and what was said there.
 
-        Another process may have begun a new generation a moment ago, and its keys are the ones to change. A third may
-        not have heard of it, and would go on to find in the older one what is older than this change.
+        Another process may have begun a new generation, and its keys are the ones to change. A third may not have
+        heard of that, and would find in the older generation what is older than this change.
         """
         its, done, epoch = self.generations, None, self.core.epoch
         believed, guess = its.known, its.at_hand() if self.core.engine.changes else ""

@@ -1,8 +1,5 @@
-"""The library's own threads: daemons, started when they are needed, which receive no signals.
-
-The kernel gives a process's signal to any thread that does not block it. A program that blocks one in its main thread,
-as Celery's workers do for SIGTERM while they hold a lock, relies on no other thread to take it.
-"""
+"""The library's own threads: daemons, started when they are needed, which receive no signals. A program that blocks a
+signal in its main thread, as Celery's workers do with SIGTERM, relies on no other thread to take it."""
 
 from __future__ import annotations
 
@@ -29,11 +26,8 @@ REST = 30.0
 
 
 def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Thread | None:
-    """A thread that is at it. None: there is none to be had, which each caller survives in its own way.
-
-    So it is where the system has no more, while the interpreter ends, and always in an isolated subinterpreter, which
-    refuses daemons when they are made; others would keep it from ending.
-    """
+    """Return a thread that does the work, or None if there is none to be had: where the system has no more, while the
+    interpreter ends, and in an isolated subinterpreter, which refuses daemons."""
     try:
         thread = threading.Thread(target=work, name=name, args=args, daemon=True)
         with signals_blocked():
@@ -46,11 +40,8 @@ def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Threa
 
 
 def on_stack(size: int, work: Callable[[], T]) -> T:
-    """Call this in a thread of its own with a stack of so many bytes, and wait for it. RuntimeError: there is none.
-
-    A stack is memory only as far as it is used. Also under gevent's patch this is a real thread: greenlets have the
-    stack of theirs.
-    """
+    """Call this in a thread of its own with a stack of so many bytes, and wait for it. RuntimeError: there is none. It
+    is a real thread under gevent's patch, too, as greenlets have the stack of theirs."""
     monkey = sys.modules.get("gevent.monkey")
     made = getattr(monkey, "get_original", lambda module, name: getattr(sys.modules[module], name))
     start, lock = made("_thread", "start_new_thread"), made("_thread", "allocate_lock")
@@ -81,11 +72,8 @@ def on_stack(size: int, work: Callable[[], T]) -> T:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block all signals in this thread, so that the threads which it starts in the block never receive any.
-
-    Signals that arrive meanwhile are delivered at the end. Under gevent's monkey patch this does nothing: a "thread"
-    started there is a greenlet of this very thread.
-    """
+    """Block all signals in this thread, so that the threads which it starts in the block never receive any. Under
+    gevent's monkey patch this does nothing: a "thread" started there is a greenlet of this very thread."""
     if not _MASKS or cooperative():
         yield
         return
@@ -98,11 +86,8 @@ def signals_blocked() -> Iterator[None]:
 
 
 def with_signals_of_caller(work: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that runs `work` with the signal mask of the thread which calls this.
-
-    For users' functions that run in our threads: a child process inherits the mask of the thread that starts it, and
-    one that blocks SIGTERM could not be terminated.
-    """
+    """Return a function that runs `work` with the signal mask of the thread which calls this: a child process that
+    users' functions start in our threads would inherit a mask with SIGTERM blocked."""
     if not _MASKS:
         return work
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

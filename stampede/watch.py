@@ -1,8 +1,5 @@
-"""Looks after flights that are followed: a leader that hangs keeps its followers no longer than it may.
-
-One daemon thread of the process, started when the first flight is followed. A flight that nobody follows costs nothing.
-(What waits for a disk is watched by another one.)
-"""
+"""Looks at things when they are due: flights that are followed, leases to be renewed, servers that hang. One daemon
+thread of the process, started with the first of them."""
 
 from __future__ import annotations
 

@@ -152,11 +152,8 @@ def ends(window: Window) -> int:
 
 
 def _today(window: Window, now: int, span: int) -> Window:
-    """The same, without what nobody asks for any more.
-
-    Where a clock has stepped back a little, as those of two machines do to each other, time stands still; where it has
-    by more than a second, everything is moved along, as if no time had passed.
-    """
+    """Return the same without what nobody asks for any more. Where a clock has stepped back a little, time stands
+    still; where it has by more than a second, everything is moved along, as if no time had passed."""
     back = window.seen - now
     if back > SECOND:
         moved = tuple(Booking(each.first - back, each.last - back, each.cost) for each in window.booked)

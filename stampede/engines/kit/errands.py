@@ -1,10 +1,7 @@
 """The suspending face of what blocks: its calls are done by a few threads beside the event loops that ask.
 
-    self._errands = Errands(threads=8)
-    rows = await self._errands.run(client.read, names)
-
 The threads are the engine's own, and daemons: a server that hangs keeps no other engine waiting, nor the end of the
-program. (asyncio's default executor does both, and is the user's.)
+program, as it would on asyncio's default executor.
 """
 
 from __future__ import annotations
@@ -40,11 +37,8 @@ async def here(function: Callable[..., T], /, *args: Any) -> T:
 
 
 class Errands:
-    """At most so many `threads`, begun when they are needed; who finds none free waits for one.
-
-    `leave`: so many seconds a call that is cancelled waits for the end of what it has begun, so that what its caller
-    asks next comes behind it, as a rule.
-    """
+    """At most so many `threads`, begun when they are needed. A call that is cancelled waits `leave` seconds for the end
+    of what it has begun, so that what its caller asks next comes behind it, as a rule."""
 
     def __init__(self, threads: int = 8, *, leave: float = LEAVE) -> None:
         self._crew = Crew(threads, "stampede-io")

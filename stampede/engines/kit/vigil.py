@@ -1,7 +1,5 @@
-"""A server that hangs is found out once: whoever waits for it is told by the first whose time has run out.
-
-What it says to one it says to all: one that has answered anybody since is slow, or that one connection is broken.
-"""
+"""A server that hangs is found out once: the first whose time has run out tells all that wait for it. If it has
+answered anybody since, it is slow, or that one connection is broken."""
 
 from __future__ import annotations
 
