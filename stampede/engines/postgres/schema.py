@@ -12,7 +12,7 @@ from stampede.errors import EngineError
 
 __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
-VERSION = 5
+VERSION = 6
 
 
 def _text(name: str) -> str:
@@ -25,7 +25,7 @@ _ONE = 8319104481669375078
 
 def statements(*, durable: bool = False) -> str:
     """All of it, for who migrates by hand. With `durable`, nothing is lost in a crash, and every change is logged."""
-    tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql", "limits.sql"))
+    tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql"))
     return "\n".join([re.sub(r"\bUNLOGGED (?=TABLE)", "", tables) if durable else tables, *functions])
 
 
