@@ -97,7 +97,7 @@ class Cached(Binding):
         """A call that the generated hit could not answer; blocking."""
         block = None
         if switch.thrown:
-            block = around(self._the_home)
+            block = around(lambda: self.home)
             if block is not None and block.straight:
                 return self.function(*args, **kwargs)
         closed = scope = None
@@ -118,7 +118,7 @@ class Cached(Binding):
         """The same, suspending."""
         block = None
         if switch.thrown:
-            block = around(self._the_home)
+            block = around(lambda: self.home)
             if block is not None and block.straight:
                 return await self.function(*args, **kwargs)
         closed = scope = None
@@ -130,9 +130,6 @@ class Cached(Binding):
                 return landed(await self.fetch(scope, key, args, kwargs, once=block), scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
-
-    def _the_home(self) -> Home:
-        return self.home
 
     def _look(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block | None

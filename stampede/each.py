@@ -71,14 +71,12 @@ class _Calls:
         self._over = False
 
     async def all_at_once(self) -> None:
-        tasks = [asyncio.ensure_future(self._call(key)) for key in self._left]
         try:
-            if tasks:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as tasks:
+                for key in self._left:
+                    tasks.create_task(self._call(key))
+        except* _Failed:
+            pass
 
     async def _call(self, key: str) -> None:
         if await self._fetch(key, 0.0):

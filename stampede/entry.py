@@ -40,9 +40,7 @@ class Entry(Generic[T]):
     ttl: float = inf  # seconds of freshness it was stored with
     fresh: float = inf  # seconds of freshness left; zero or less: stale
     keep: float = inf  # seconds until it is gone; never less than `fresh`
-    raised: bool = (
-        False  # the value is an exception of `raises`, as (type name, args), or (type name, args, what else it holds)
-    )
+    raised: bool = False  # the value is an exception of `raises`: its class's name, its arguments, what else it holds
 
     def holding(self, value: S) -> Entry[S]:
         """The same entry around another form of its value.

@@ -94,13 +94,10 @@ class Registry:
         with self._lock:
             if self._settings is None:
                 found = discover(os.environ, Path.cwd()) if self._discovers else None
-                self._settings = self._nothing() if found is None else _with_sound_urls(found, "[caches.{}] ")
+                if found is None and self._discovers:
+                    _log.info("no settings: values are kept in memory (stampede.configure, or a stampede.toml)")
+                self._settings = Settings() if found is None else _with_sound_urls(found, "[caches.{}] ")
             return self._settings
-
-    def _nothing(self) -> Settings:
-        if self._discovers:
-            _log.info("no settings: values are kept in this process's memory (stampede.configure, or a stampede.toml)")
-        return Settings()
 
     @property
     def observers(self) -> list[Observer]:
