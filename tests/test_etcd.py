@@ -130,7 +130,7 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
     assert [each.join() for each in herd] == [[None]] * 6
     assert order == list(range(6))
     # A place, the queue, and the release: its turn is told.
-    assert asked == [["grant", "txn", "watch", "range", "deleterange"]] * 6
+    assert asked == [["grant", "txn", "range", "watch", "deleterange"]] * 6
 
 
 def waiting(engine: EtcdEngine) -> int:

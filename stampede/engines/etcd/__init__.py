@@ -79,7 +79,7 @@ def _parsed(url: str, **options: Any) -> tuple[list[Address], str, dict[str, Any
     files = {name: found[name] for name in ("ca", "cert", "key") if name in found}
     if "key" in files and "cert" not in files:
         raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
-    tls = {"files": files} if found.get("tls", bool(files)) else None
+    tls = files if found.get("tls", bool(files)) else None
     its = {"tls": tls, "user": unquote(user), "password": unquote(password), "timeout": found.get("timeout", 1.0)}
     return addresses_of(url, PORT), prefix, its
 
@@ -98,7 +98,7 @@ def from_url(url: str, **options: Any) -> EtcdEngine:
     """`etcd://user:password@host:2379,host:2379/prefix?ca=/etc/etcd/ca.pem`."""
     members, prefix, its = _parsed(url, **options)
     if its["tls"] is not None:
-        its["tls"] = _tls(**its["tls"])
+        its["tls"] = _tls(its["tls"])
     return EtcdEngine(Gateway(members, **its), prefix)
 
 

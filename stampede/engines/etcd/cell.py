@@ -34,27 +34,23 @@ class EtcdCell(WatchingCell):
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         key = self._key(name)
-        for tried in (1, 2):
-            lease = 0 if data is None else self._leases.end_after(ttl)
-            change: dict[str, Any] = {"request_delete_range": {"key": key}}
-            if data is not None:
-                change = {"request_put": {"key": key, "value": b64(data), "lease": str(lease)}}
-            terms = {
-                "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(version or 0)}],
-                "success": [change],
-                "failure": [{"request_range": {"key": key}}],
-            }
-            try:
-                told = self._gateway.ask("/v3/kv/txn", terms, twice=False)
-            except Gone:  # the lease: somebody has revoked it, or we were frozen between
-                self._leases.forget(lease)
-                if tried == 2:
-                    raise
-                continue
-            if told.get("succeeded"):
-                return None if data is None else int(told["header"]["revision"])
-            return Faster(_seen(told["responses"][0]))
-        raise AssertionError
+        lease = 0 if data is None else self._leases.end_after(ttl)
+        change: dict[str, Any] = {"request_delete_range": {"key": key}}
+        if data is not None:
+            change = {"request_put": {"key": key, "value": b64(data), "lease": str(lease)}}
+        terms = {
+            "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(version or 0)}],
+            "success": [change],
+            "failure": [{"request_range": {"key": key}}],
+        }
+        try:
+            told = self._gateway.ask("/v3/kv/txn", terms, twice=False)
+        except Gone:  # the lease: somebody has revoked it, or we were frozen between. Then it is tried again
+            self._leases.forget(lease)
+            return Faster()
+        if told.get("succeeded"):
+            return None if data is None else int(told["header"]["revision"])
+        return Faster(_seen(told["responses"][0]))
 
     def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
         its = self._hub.watch((self._names.cells + name.encode(), b""), lambda _: told())

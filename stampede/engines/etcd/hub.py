@@ -76,15 +76,15 @@ class Hub:
             watch.disown()
         self._watches: set[Watch] = set()
 
-    def watch(self, span: Span, told: Told) -> Watch | None:
-        """Have `told` called after each change that comes after this has returned. None: there are too many watches.
+    def watch(self, span: Span, told: Told, revision: int = 0) -> Watch | None:
+        """Have `told` called after each change from this revision on, or that comes after this has returned.
 
-        It blocks until the server has begun to watch.
+        It blocks until the server has begun to watch. None: there are too many watches.
         """
         if len(self._watches) >= MOST:
             return None
         key, end = span
-        terms: dict[str, Any] = {"key": b64(key)} | ({"range_end": b64(end)} if end else {})
+        terms = {"key": b64(key), "range_end": b64(end), "start_revision": str(revision)}
         member, stream = self._gateway.stream("/v3/watch", {"create_request": terms})
         watch = Watch(self._watches, member, stream, told)
         self._watches.add(watch)

@@ -115,9 +115,7 @@ class Leases:
 
     def forget(self, number: int) -> None:
         """The server doesn't know it."""
-        for step, lease in list(self._ends.items()):
-            if lease.id == number:
-                self._ends.pop(step, None)
+        self._ends = {step: lease for step, lease in self._ends.copy().items() if lease.id != number}
 
 
 def _ttl(seconds: float) -> int:

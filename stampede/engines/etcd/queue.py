@@ -39,8 +39,7 @@ class Queue:
         self._hub, self._span, self._read = hub, span, read
         self._lock, self._opening = threading.RLock(), threading.Lock()
         self._places: dict[bytes, Place] = {}  # by token
-        self._since = self._seen = 0  # the revision at which they were read, and the last one that is known of
-        self._early: list[Mapping[str, Any]] | None = None  # events that came while it was being read
+        self._seen = 0  # the revision as of which they are known
         self._watch: Watch | None = None
         self._until = 0.0  # when the watch is of no more use, if nobody waits then
         self._waiters: dict[bytes, list[_Waiter]] = {}
@@ -52,26 +51,22 @@ class Queue:
         return its is not None and its.hears
 
     def open(self) -> None:
-        """Read the queue, after having it watched. Blocking; another caller may be about it."""
+        """Read the queue, and have it watched from there. Blocking; another caller may be about it."""
         if not self._opening.acquire(blocking=False):
             return
-        with self._lock:
-            self._early = []
         try:
-            if not self.hears:
-                self._watch = self._hub.watch(self._span, self._told)
             places, revision = self._read()
             with self._lock:
-                self._places, self._since = {each.token: each for each in places}, revision
-                self._seen, self.heard = max(self._seen, revision), time.monotonic()
-        finally:
-            with self._lock:
-                early, self._early = self._early, None
-                self._change(early)
+                if revision >= self._seen:  # else the watch was faster
+                    self._places, self._seen = {each.token: each for each in places}, revision
+                self.heard = time.monotonic()
                 bells = self._bells(list(self._waiters), frozenset())
+            for bell in bells:
+                bell.ring()
+            if not self.hears:
+                self._watch = self._hub.watch(self._span, self._told, revision + 1)
+        finally:
             self._opening.release()
-        for bell in bells:
-            bell.ring()
 
     def place(self, token: bytes) -> Place | None:
         return self._places.get(token)
@@ -120,9 +115,6 @@ class Queue:
         with self._lock:
             if events is None:
                 bells = [each.bell for those in self._waiters.values() for each in those]
-            elif self._early is not None:
-                self._early += events
-                return
             else:
                 self.heard = time.monotonic()
                 left = self._change(events)
@@ -135,7 +127,7 @@ class Queue:
         left: set[bytes] = set()
         for event in events:
             place = place_of(event["kv"])
-            if place.changed <= self._since:  # it was read already
+            if place.changed < self._seen:  # it was read already
                 continue
             self._seen = place.changed
             if event.get("type") == "DELETE":

@@ -52,7 +52,6 @@ class ZooKeeperEngine(CellEngine):
 
     def close(self) -> None:
         self._sessions.close()
-        self._desk.close()
         super().close()
 
     def _start_again(self) -> None:

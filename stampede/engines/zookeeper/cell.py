@@ -70,14 +70,11 @@ class ZooKeeperCell(WatchingCell):
         return None if data is None else (stat.czxid, stat.version)
 
     def _created(self, session: Session, path: str, body: bytes) -> Any:
-        for last in (False, True):
-            try:
-                return session.told(session.client.create_async(path, body, include_data=True))[1]
-            except NoNodeError:
-                if last:
-                    raise
-                session.make(path.rpartition("/")[0])
-        raise AssertionError
+        try:
+            return session.told(session.client.create_async(path, body, include_data=True))[1]
+        except NoNodeError:
+            session.make(path.rpartition("/")[0])
+            return session.told(session.client.create_async(path, body, include_data=True))[1]
 
     def _seen(self, session: Session, question: Any) -> Seen:
         try:

@@ -92,11 +92,6 @@ class Desk:
     def check(self) -> None:
         self._sessions.check()
 
-    def close(self) -> None:
-        with self._lock:
-            self._owned.clear()
-            self._leaving.clear()
-
     # -- acquire --------------------------------------------------------------------------------------------------
 
     def acquire(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
