@@ -2,7 +2,7 @@
 
 machine.py   what a broker decides of locks, and counts.py of limits;  server.py   how it talks to its clients
 wire.py      what both say
-link.py      a process' connection to a broker;  locks.py, limits.py   the ports over it
+link.py      a process' connection to a broker;  locks.py   the ports over it
 curve.py     keys;  peers.py   other brokers
 """
 
@@ -18,9 +18,8 @@ from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 from stampede.engines.url import Address, Kind, addresses_of, duration, options_of, parts_of, safe_url, text
 from stampede.engines.zmq.curve import client_keys
-from stampede.engines.zmq.limits import ZmqLimits
 from stampede.engines.zmq.link import Link
-from stampede.engines.zmq.locks import Links, ZmqLocks
+from stampede.engines.zmq.locks import Links, ZmqLimits, ZmqLocks
 from stampede.engines.zmq.server import PORT
 from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError, OptionError
@@ -98,5 +97,4 @@ def from_url(url: str, **options: Any) -> ZmqEngine:
     return ZmqEngine(*places, **found)
 
 
-def check_url(url: str) -> None:
-    _parsed(url)
+check_url = _parsed

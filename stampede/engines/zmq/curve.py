@@ -1,4 +1,4 @@
-"""Key pairs of CURVE, in files, and who is let in."""
+"""Key pairs of CURVE, in files, the sockets of clients, and who is let in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from zmq.utils import z85
 
 from stampede.errors import OptionError
 
-__all__ = ["ClientKeys", "Doorman", "Pair", "client_keys", "make_keys", "pair_of"]
+__all__ = ["AGAIN", "ClientKeys", "Doorman", "Pair", "client_keys", "client_socket", "make_keys", "pair_of"]
+
+AGAIN = 50
+"""Milliseconds between two tries to connect, twice as many after each, up to ten times as many."""
+
+ANSWER = 1 << 24
+"""Bytes of what a broker says, at most."""
 
 SERVER, CLIENT, CLIENTS = "server", "client", "clients"
 
@@ -83,6 +89,21 @@ def _loaded(path: Path) -> tuple[bytes, bytes | None]:
         raise OptionError(
             f"{path} is no key that can be read: {error}: stampede serve --make-keys makes some"
         ) from error
+
+
+def client_socket(context: zmq.Context[Any], id: bytes, keys: ClientKeys | None) -> zmq.Socket[Any]:
+    """A socket for a connection to one broker."""
+    made: zmq.Socket[Any] = context.socket(zmq.DEALER)
+    made.linger = 0
+    made.routing_id = id
+    made.immediate = True  # what can't be said now is said later by us, who know what is still wanted
+    made.reconnect_ivl, made.reconnect_ivl_max = AGAIN, 10 * AGAIN
+    made.ipv6 = True
+    made.maxmsgsize = ANSWER
+    if keys is not None:
+        made.curve_serverkey = keys.server
+        made.curve_publickey, made.curve_secretkey = keys.own
+    return made
 
 
 class Doorman:

@@ -28,7 +28,7 @@ from stampede.colour import Bell, Colour, running_loop
 from stampede.engines.url import Address
 from stampede.engines.whereabouts import here
 from stampede.engines.zmq import wire
-from stampede.engines.zmq.curve import ClientKeys
+from stampede.engines.zmq.curve import AGAIN, ClientKeys, client_socket
 from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineClosed, EngineError
 from stampede.threads import begun
@@ -45,12 +45,6 @@ RARE = 5.0
 
 DEAF = 3.0
 """Seconds without an answer after which the connection is given up: it may be one that leads nowhere."""
-
-AGAIN = 50
-"""Milliseconds between two tries to connect, twice as many after each, up to ten times as many."""
-
-ANSWER = 1 << 24
-"""Bytes of what a broker says, at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -299,17 +293,8 @@ class _Talk:
         """Until the link is closed, or the connection is of no use."""
         link = self._link
         self._context: zmq.Context[Any] = zmq.Context()
-        made = self._socket = self._context.socket(zmq.DEALER)
-        made.linger = 0
-        made.routing_id = link._id
-        made.immediate = True  # what can't be said now is said later by us, who know what is still wanted
-        made.reconnect_ivl, made.reconnect_ivl_max = AGAIN, 10 * AGAIN
-        made.ipv6 = True
-        made.maxmsgsize = ANSWER
+        made = self._socket = client_socket(self._context, link._id, link._keys)
         made.sndhwm = 10_000
-        if link._keys is not None:
-            made.curve_serverkey = link._keys.server
-            made.curve_publickey, made.curve_secretkey = link._keys.own
         monitor = self._monitor = made.get_monitor_socket(_EVENTS)
         self._poller = zmq.Poller()
         pid = os.getpid()

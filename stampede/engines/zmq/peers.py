@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from stampede.engines.zmq import wire
-from stampede.engines.zmq.curve import client_keys
+from stampede.engines.zmq.curve import client_keys, client_socket
 from stampede.engines.zmq.wire import Word
 from stampede.ports import Rate
 
@@ -26,17 +26,8 @@ class Peers:
         self.sockets: list[zmq.Socket[Any]] = []
         self._granted: list[bytes] = []
         for address in addresses:
-            made = context.socket(zmq.DEALER)
-            self.sockets.append(made)
-            made.linger = 0
-            made.routing_id = os.urandom(16)
-            made.immediate = True
-            made.ipv6 = True
-            made.reconnect_ivl, made.reconnect_ivl_max = 50, 500
-            if known is not None:
-                made.curve_serverkey = known.server
-                made.curve_publickey, made.curve_secretkey = known.own
-            made.connect(f"tcp://{address}")
+            self.sockets.append(client_socket(context, os.urandom(16), known))
+            self.sockets[-1].connect(f"tcp://{address}")
 
     def granted(self, name: bytes, rate: Rate, cost: int, delay: float) -> None:
         """A start is made in so many seconds; or, of cost 0, none is before."""

@@ -285,7 +285,8 @@ class Broker:
                 return wire.record(Word.YES, number)
             if kind == Word.HOLDER:
                 found = islice(machine.inside(payload, now), _MOST_INSIDE)
-                return wire.record(Word.ROWS, number, wire.inside((token, ends - now) for token, ends in found))
+                rows = [(token.hex(), ends - now) for token, ends in found]
+                return wire.record(Word.ROWS, number, json.dumps(rows).encode())
             if kind == Word.STATS:
                 return wire.record(Word.ROWS, number, json.dumps(self._stats(now)).encode())
         except (Refused, ValueError, OverflowError) as refused:  # or a number that is none

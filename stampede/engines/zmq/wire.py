@@ -12,8 +12,8 @@ from hashlib import blake2b
 
 __all__ = [
     "BOOKED", "GRANTED", "LARGEST", "NAME", "TOKEN", "VERSION", "WELCOME", "Malformed", "Word",
-    "asked", "asking", "busy", "counted", "counting", "heard_busy", "heard_hello", "heard_inside", "heard_page",
-    "hello", "inside", "messages", "name_of", "page", "record", "records",
+    "asked", "asking", "busy", "counted", "counting", "heard_busy", "heard_hello", "heard_page",
+    "hello", "messages", "name_of", "page", "record", "records",
 ]  # fmt: skip
 
 VERSION = b"\x01"
@@ -48,7 +48,6 @@ _HELLO = struct.Struct(">Q")  # the highest fence that it has been given; then w
 WELCOME = struct.Struct(">?")  # whether the broker knows this client
 GRANTED = struct.Struct(">Q")  # the fence
 _BUSY = struct.Struct(">d")  # seconds that one inside has left; then its token
-_LEFT = struct.Struct(">dB")  # the same of a list, in which tokens have lengths
 
 _COUNTED = struct.Struct(">QdQdq")  # a limit, how much a start counts, seconds ahead or of rest, and when it is; a name
 BOOKED = struct.Struct(">d?q")  # as ports.Booked
@@ -109,19 +108,6 @@ def busy(left: float, token: bytes) -> bytes:
 
 def heard_busy(payload: bytes) -> tuple[float, bytes]:
     return _BUSY.unpack_from(payload)[0], payload[_BUSY.size :]
-
-
-def inside(some: Iterable[tuple[bytes, float]]) -> bytes:
-    """Tokens, and the seconds that they have left."""
-    return b"".join(_LEFT.pack(left, len(token)) + token for token, left in some)
-
-
-def heard_inside(payload: bytes) -> Iterator[tuple[bytes, float]]:
-    at = 0
-    while at < len(payload):
-        left, length = _LEFT.unpack_from(payload, at)
-        at += _LEFT.size + length
-        yield payload[at - length : at], left
 
 
 def page(at: int, prefix: bytes) -> bytes:
