@@ -1619,8 +1619,8 @@ def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
     open_: Callable[..., RedisEngine], server: RedisServer
 ) -> None:
     """Of a crowd that takes longer than the pool's `timeout`, the last ones got an error, though none of them hung."""
-    engine = open_(server.url, max_connections=1, timeout=0.2)
-    run(engine.blocking.store.set("k", some(b"x" * 2_000_000)))  # a few milliseconds for each of them
+    engine = open_(server.url, max_connections=1, timeout=0.5)
+    run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
     with ThreadPoolExecutor(100) as threads:
         found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(100)))
     assert len(found) == 100

@@ -4,7 +4,6 @@ lua/         a script for each verb: whatever must be one step
 scripts.py   calls them by their hashes, and knows what a reply may look like
 wire.py      keys' names, arguments and replies
 verbs.py     Claims and Store, written once over a `Line`;  locks.py, limits.py   Locks and Limits, likewise
-commands.py  the verbs that change a key, as they are sent
 line.py      what is asked is answered, asked again or told as trouble;  blocking.py, suspending.py   in each colour
 news.py      subscriptions, and what keeps tickets true;  readers.py   the ends of connections that nobody looks at
 clients.py   what is behind a URL: how connections to a server are made

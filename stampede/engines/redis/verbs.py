@@ -10,33 +10,43 @@ from math import inf
 from random import uniform
 from typing import Any, NamedTuple, Protocol
 
-from stampede.colour import Colour, run_blocking
+from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.generations import KNOWN, MOST, Generations, new_generation
+from stampede.engines.kit.pool import Once
 from stampede.engines.kit.together import Wanted, together
 from stampede.engines.redis.clients import is_about_rights, is_silence
-from stampede.engines.redis.commands import Commands
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
+    FOREVER,
     HEAD,
     Names,
     claim_args,
+    expiry,
     fresh_of,
     kept,
     key_of,
     ms,
     names,
     news_of,
+    pack,
     pattern,
     reply_of,
     shown,
     token_of,
+    verdict_string,
 )
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
 from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
 
 __all__ = ["Keys", "Line"]
+
+VERDICT = 5.0
+"""Seconds for which a verdict is told to those who waited for its lease."""
+
+SMALL = 4096
+"""Bytes of an entry that is sent along with the news of it."""
 
 SAFETY = 1.0
 """Seconds between two looks of a waiter that nobody woke: no push is durable."""
@@ -83,22 +93,12 @@ class Known(NamedTuple):
     until: float  # after this somebody may have refreshed it
 
 
-def _changing(verb: str) -> Any:
-    async def asked(self: Keys, key: str, *terms: Any) -> bool:
-        return bool(await self.changed(key, getattr(self.commands, verb)(key, *terms)))
-
-    return asked
-
-
 class Keys(Versioned):
     """Claims and Store of one colour."""
-
-    replace, expire, invalidate = map(_changing, ("replace", "expire", "invalidate"))
 
     def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:
         self._line = line
         self._scripts = scripts
-        self.commands = Commands(scripts)
         self._news = news
         self._generations = generations
         self._colour = colour
@@ -169,13 +169,16 @@ class Keys(Versioned):
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
         its, news = names(key), self._news
         stamp, told, ticket = news.stamps[its.slot], news.told, None
-        command = self.commands.fill(key, token, entry, follow=told > 0)
+        until, string = _packed(entry)
+        keys = its[:1] if told and not self._scripts.sharded else its[:4]  # as in claims
+        terms = token, entry.id, until, string, its.channel, b"%d" % SMALL
+        command = self._scripts.fill(keys, *terms, *([b"follow"] if told else []))
         try:
             (done,), teller = await self._line.ask_all([command])
             if done == 1 and told and told == teller == news.told:
                 ticket = news.stored(its.slot, stamp)
         except EngineError as error:
-            await self._judge(error, [command])
+            await self._judge(error, command)
             raise
         finally:
             self._ends.pop(its.entry, None)
@@ -184,16 +187,23 @@ class Keys(Versioned):
         return ticket or bool(done)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        return bool(await self._line.ask(self.commands.abandon(key, token, verdict, rest)))
+        its, told = names(key), b"" if verdict is None else verdict_string(verdict)
+        terms = token, told, ms(VERDICT), ms(rest) if rest > 0 else b"0", told or verdict_string(Verdict("failed"))
+        return bool(await self._line.ask(self._scripts.abandon(its[1:4], *terms, its.channel)))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return bool(await self._line.ask(self.commands.renew(key, token, lease)))
+        return bool(await self._line.ask(self._scripts.prolong([names(key).lease], token, ms(lease))))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """What all verbs ask next goes out together."""
+        aside = self._aside()
+        return together([getattr(aside, verb)(*args) for verb, args in asked], self._answered)
+
+    def _aside(self) -> Keys:
+        """The same verbs, whose questions wait for those of others."""
         aside = copy(self)
         aside._line = _Aside()
-        return together([getattr(aside, verb)(*args) for verb, args in asked], self._answered)
+        return aside
 
     def _answered(self, questions: dict[int, Sequence[Command]]) -> dict[int, Any]:
         try:
@@ -233,45 +243,52 @@ class Keys(Versioned):
         return list(dict.fromkeys(map(key_of, found))), None if after == b"0" else after
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        await self.changed(key, self.commands.set(key, entry))
+        its, (until, string) = names(key), _packed(entry)
+        await self._changed(its, self._scripts.set(its[:4], until, string, its.channel))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        its, (until, string) = names(key), _packed(entry)
+        terms = until, string, its.channel, seen or b"", entry.id
+        return await self._changed(its, Once(self._scripts.replace(its[:4], *terms)))
+
+    async def expire(self, key: str) -> bool:
+        its = names(key)
+        return await self._changed(its, self._scripts.expire([its.entry, its.lease], b"%d" % FOREVER, its.channel))
+
+    async def invalidate(self, key: str) -> bool:
+        its = names(key)
+        return await self._changed(its, self._scripts.invalidate(its[:4], its.channel))
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """All in one round trip."""
-        now, sample = time.monotonic(), self._generations.sample()
-        self._news.follow()
-        commands = [self.commands.of(each) for each in asked]
-        questions = [self._asking(scope, noted=True) for scope in scopes]
+        """All in one round trip, as one turn of an event loop asks what its callers ask."""
+        keys = self if self._colour.suspending else self._aside()
+        work = [getattr(keys, verb)(*args) for verb, args in asked] + [keys.generations(scope) for scope in scopes]
+        answers: list[Any] = await settled(work) if self._colour.suspending else together(work, self._answered)
         try:
-            replies, told = await self._line.ask_all([*commands, *questions])
-        except EngineError as error:
-            await self._judge(error, commands)
-            raise
+            for each in answers:
+                if isinstance(each, BaseException):
+                    raise each
+            return answers[: len(asked)], answers[len(asked) :]
         finally:
-            for each in asked:
-                self._void(names(each.args[0]))
-        generations: list[Sequence[str]] = [
-            self._heard(scope, reply, sample, told, now)
-            for scope, reply in zip(scopes, replies[len(commands) :], strict=True)
-        ]
-        return [bool(reply) for reply in replies[: len(commands)]], generations
+            del answers  # an error in it refers to this frame
 
-    async def changed(self, key: str, command: Command) -> Any:
+    async def _changed(self, its: Names, command: Command) -> bool:
         """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
         try:
-            return await self._line.ask(command)
+            return bool(await self._line.ask(command))
         except EngineError as error:
-            await self._judge(error, [command])
+            await self._judge(error, command)
             raise
         finally:
-            self._void(names(key))
+            self._void(its)
 
     def _void(self, its: Names) -> None:
         self._ends.pop(its.entry, None)
         self._news.void(its.slot)
 
-    async def _judge(self, error: EngineError, commands: Sequence[Command]) -> None:
+    async def _judge(self, error: EngineError, command: Command) -> None:
         """Raise TooLarge if the server did not take this large value, but answers other questions."""
-        size = _size_of(commands)
+        size = max(map(len, command))
         if size > LARGE and is_silence(error) and await self._answers():
             why = f"{size} bytes are more than this server takes, but it answers: {error}"
             raise TooLarge(f"{why}; store less, or on a slow link give a larger socket_timeout") from error
@@ -330,9 +347,10 @@ class Keys(Versioned):
             self._generations.forget()
 
 
-def _size_of(commands: Sequence[Command]) -> int:
-    """Bytes of the largest part."""
-    return max((max(map(len, command)) for command in commands), default=0)
+def _packed(entry: Entry[Any]) -> tuple[bytes, bytes]:
+    """Ms until the entry's key ends, if it does, and the entry as a string."""
+    end = expiry(entry)
+    return b"" if end is None else b"%d" % end, pack(entry, end)
 
 
 _ALL, _RUN = b"{stampede}g", b"{stampede}r"
