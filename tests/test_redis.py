@@ -1615,11 +1615,12 @@ def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
     until(lambda: descriptors() <= before)  # a thread of another test's may have one more for a moment
 
 
+@pytest.mark.alone
 def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
     open_: Callable[..., RedisEngine], server: RedisServer
 ) -> None:
     """Of a crowd that takes longer than the pool's `timeout`, the last ones got an error, though none of them hung."""
-    engine = open_(server.url, max_connections=1, timeout=0.5)
+    engine = open_(server.url, max_connections=1, timeout=1.0)
     run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
     with ThreadPoolExecutor(100) as threads:
         found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(100)))
