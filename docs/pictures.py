@@ -24,7 +24,7 @@ class Room:
 
 ROOMS = [
     Room("doors", "what is imported, and typed", "__init__ __main__ cli testing contrib"),
-    Room("caches", "from settings to caches by name, and the verbs of a cache", "registry cache exchange origins"),
+    Room("caches", "from settings to caches by name, and the verbs of a cache", "registry cache origins"),
     Room(
         "functions", "a decorated function: its keys, its calls, its verbs, its types",
         "decorate cached binding method many faces many_faces hot namesakes switch",

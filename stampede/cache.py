@@ -24,7 +24,6 @@ from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.entry import Entry
 from stampede.errors import KeyingError, OptionError
-from stampede.exchange import STAY, exchange, is_fresh
 from stampede.faces import BulkheadOptions, CacheOptions, LimitOptions, LockOptions, Options, Origins, PolicyOptions
 from stampede.front import Front
 from stampede.keeper import keeper
@@ -44,6 +43,7 @@ from stampede.scope import Scope, ScopeSide
 from stampede.settings import CacheSettings, cache_settings, from_mapping
 from stampede.signatures import showing, with_twins
 from stampede.status import Status, status
+from stampede.stored import STAY
 from stampede.switch import Block, around, bypassed, refreshing, switch
 from stampede.threads import begun
 
@@ -282,9 +282,9 @@ class Cache:
 
     async def _add(self, root: ScopeSide, key: str, value: Any, options: Mapping[str, Any]) -> bool:
         def make(seen: Entry[Any] | None) -> Any:
-            return STAY if is_fresh(seen) else value
+            return value if seen is None or seen.fresh <= 0 or seen.raised else STAY
 
-        return await self._exchange(root, key, make, options) is not None
+        return await root.exchange(self._key(key), make, self.policy.with_options(**options)) is not None
 
     @showing(PolicyOptions)
     def update(
@@ -308,9 +308,9 @@ class Cache:
         self, root: ScopeSide, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
     ) -> Any:
         def make(seen: Entry[Any] | None) -> Any:
-            return function(seen.value if seen is not None and is_fresh(seen) else default)
+            return function(default if seen is None or seen.fresh <= 0 or seen.raised else seen.value)
 
-        entry = await self._exchange(root, key, make, options)
+        entry = await root.exchange(self._key(key), make, self.policy.with_options(**options))
         return None if entry is None else entry.value
 
     @showing(PolicyOptions)
@@ -332,12 +332,7 @@ class Cache:
         def make(seen: Entry[Any] | None) -> Any:
             return STAY if seen is None or seen.raised else seen.value
 
-        return await self._exchange(root, key, make, options) is not None
-
-    async def _exchange(
-        self, root: ScopeSide, key: str, make: Callable[[Entry[Any] | None], Any], options: Mapping[str, Any]
-    ) -> Entry[Any] | None:
-        return await exchange(root, self._key(key), make, self.policy.with_options(**options))
+        return await root.exchange(self._key(key), make, self.policy.with_options(**options)) is not None
 
     def peek(self, key: str) -> Entry[Any] | None:
         """The entry that is kept, fresh or stale.

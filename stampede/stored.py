@@ -16,12 +16,19 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.flight import Flight
 from stampede.generations import Generations
 from stampede.policy import Policy
-from stampede.ports import Asked, Changes, Lists, Shown, Side, Store
+from stampede.ports import Asked, Changes, Lists, Shown, Side, Store, Versioned
 
-__all__ = ["Page", "Stored"]
+__all__ = ["STAY", "Page", "Stored"]
 
 Page: TypeAlias = tuple[str, Any]
 """The generation of a page of keys, and by what the engine is asked for the next one."""
+
+
+STAY = object()
+"""What is made of a value that is to stay as it is."""
+
+TRIES = 1000
+"""How often a value is made anew because another writer was faster."""
 
 
 class Stored:
@@ -154,15 +161,33 @@ class Stored:
             self.resources.trial(key, entry)
         return entry
 
-    async def exchange(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
-        """Store it if what is kept is still what was seen."""
+    async def exchange(self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy) -> Entry[Any] | None:
+        """Store a value made of the one that is kept, and lose no change: read, make, and write if what was read is
+        still kept. None: the value is to stay as it is."""
+        engine = self.core.engine
+        if not isinstance(engine.blocking.store, Versioned):
+            raise OptionError(
+                f"{engine.scheme}:// can't tell whether a value is still the one that was read, as add, update and "
+                "touch must: use set"
+            )
+        for _ in range(TRIES):
+            seen = await self._kept(key)
+            value = make(seen)
+            if value is STAY:
+                return None
+            entry = self.entry_for(key, value, policy)
+            if await self._replaced(key, seen, entry):
+                return entry
+        raise EngineError(f"others change {key!r} faster than it can be read and written")
+
+    async def _replaced(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
         if await self._change(key, "replace", seen.id if seen is not None else None, entry):
             return True
         store = self.open_store()
         damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, CodedStore) else None
         return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
 
-    async def kept(self, key: str) -> Entry[Any] | None:
+    async def _kept(self, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""
         today, _ = await self.learn_surely()
         return self.resources.told((await self.open_store().get([today + key]))[0])

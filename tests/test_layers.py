@@ -36,7 +36,7 @@ LAYERS = """
     origins
     bulkhead
     crowd
-    lock limiter batch each exchange status
+    lock limiter batch each status
     holding
     scope
     stored
