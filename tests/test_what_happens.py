@@ -30,7 +30,6 @@ TRIED: dict[str, str] = {
         cached::test_stale_is_served_when_the_computation_fails
         conformance::test_a_rest_ends
         conformance::test_verdict_answers_those_who_waited
-        postgres_locks::test_failed_computations_are_recorded_where_that_is_wanted
         processes::test_a_failure_is_told_to_waiters_elsewhere
     """,
     "the key is invalidated during a computation": """
