@@ -52,11 +52,11 @@ ROOMS = [
     ),
     Room(
         "ground", "two colours, one lock for decisions, loops, threads, forks, signals, observers",
-        "colour metrics loops watch decisions definitions greenlets threads forks",
+        "colour metrics loops watch decisions breaker definitions greenlets threads forks",
     ),
     Room(
         "values", "pure: what is decided takes the time as an argument, and does nothing",
-        "record room window adaptive ports policy early pace breaker events entry errors",
+        "record room window adaptive ports policy early pace events entry errors",
     ),
 ]  # fmt: skip
 """From top to bottom."""
