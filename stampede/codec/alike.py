@@ -64,20 +64,21 @@ def _attributes_alike(kind: type, value: Any, other: Any) -> bool:
 
 _UNSET = "there is no such attribute"
 
+
+def _clock(value: datetime | time) -> Any:
+    return repr(value.replace(tzinfo=None)), type(value.tzinfo), str(value.tzinfo)
+
+
 _FACTS: dict[type, Any] = {
     float: repr,  # which tells -0.0 from 0.0, and NaN is itself
-    datetime: lambda value: (repr(value.replace(tzinfo=None)), _zone(value.tzinfo)),
-    time: lambda value: (repr(value.replace(tzinfo=None)), _zone(value.tzinfo)),
+    datetime: _clock,
+    time: _clock,
     date: repr,
     timedelta: repr,
     Decimal: str,
     UUID: str,
     PickleBuffer: bytes,
 }
-
-
-def _zone(zone: Any) -> Any:
-    return type(zone), str(zone)
 
 
 @lru_cache(1024)

@@ -7,7 +7,7 @@ looked at together, in C. Of anything else, reading it back tells whether it com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from itertools import chain
 from math import isfinite
@@ -101,7 +101,7 @@ def _items(certain: Certain) -> Certain:
 
 
 def _entries(certain: Certain) -> Certain:
-    return lambda values: _are_texts(_flat(values)) and certain([*_flat(map(dict.values, values))])
+    return lambda values: {str}.issuperset(map(type, _flat(values))) and certain([*_flat(map(dict.values, values))])
 
 
 def _fields(fields: dict[str, Certain]) -> Certain:
@@ -113,10 +113,6 @@ def _fields(fields: dict[str, Certain]) -> Certain:
         return have_no_other(map(tuple, held)) and all(certain([*map(take, held)]) for take, certain in columns)
 
     return certain
-
-
-def _are_texts(values: Iterable[Any]) -> bool:
-    return {str}.issuperset(map(type, values))
 
 
 def _are_finite(values: Sequence[Any]) -> bool:

@@ -110,13 +110,15 @@ def make_codec(
 
 
 def body_of(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleType], signed: bool) -> Body:
-    if isinstance(trust, (str, type, ModuleType)) or not isinstance(trust, Iterable):
-        raise OptionError(f"trust is {trust!r}: give a list of types and modules")
     given = tuple(trust)
     if given and name != "sealed":
         raise OptionError(f"trust is an option of codec='sealed': with codec={name!r} leave it out")
     if name not in NAMES:
-        return _Own(_checked(name), returns)
+        if isinstance(name, (str, type)) or not isinstance(name, ValueCodec) or not isinstance(name.name, str):
+            raise OptionError(
+                f"codec is {name!r}: {nearest(str(name), NAMES)}, or give an object with a name, encode and decode"
+            )
+        return _Own(name, returns)
     assert isinstance(name, str)
     modules = tuple(each.__name__ for each in given if isinstance(each, ModuleType))
     types = tuple(each for each in given if not isinstance(each, ModuleType))
@@ -129,12 +131,3 @@ def body_of(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleT
     if not signed:
         raise OptionError("codec='pickle' runs what is in the bytes: give a signing_key, or use codec='sealed'")
     return Pickled(fingerprint_of(*known))
-
-
-def _checked(given: Any) -> ValueCodec:
-    """Return a codec of the user's. OptionError says what it lacks."""
-    if isinstance(given, type) or not isinstance(given, ValueCodec) or not isinstance(given.name, str):
-        raise OptionError(
-            f"codec is {given!r}: {nearest(str(given), NAMES)}, or give an object with a name, encode and decode"
-        )
-    return given

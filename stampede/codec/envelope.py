@@ -192,8 +192,6 @@ class Codec:
         header = header_of(blob)
         if header.flags & SIGNED != self._signed:
             raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
-        if header.version != self._version:
-            raise CodecError("the entry is of another layout")  # signed, perhaps, without a moment: good for ever
         why = ""
         if header.codec != self._body.number:
             why = "the entry was written by another codec"
@@ -202,7 +200,7 @@ class Codec:
         head, seal, body = blob[: self._head], blob[self._head : self._start], blob[self._start :]
         if why and (self._is_signed(key, head, body, seal) or seal == _CRC.pack(_checksum(key, head, body))):
             raise AnotherVersion(why, header.ttl)
-        raise CodecError(why or "a duration is not a number")
+        raise CodecError(why or "the entry is of another layout, or a duration is not a number")
 
     def _is_signed(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
         return any(hmac.compare_digest(_signature(secret, key, head, body), seal) for secret in self._keys)

@@ -232,8 +232,6 @@ def _with(value: Any, attrs: Any, duplicates: Any) -> Any:
 
 def _rows(array: Any, index: Any, name: Any = None) -> Any:
     _are_indexes(index)
-    if len(array) != len(index):
-        raise CodecError("an index of another length than its columns")
     return pd.Series(array, index, name=name, dtype=array.dtype, copy=False)
 
 
@@ -252,8 +250,6 @@ def _frame(value: Any) -> tuple[Any, ...]:
 
 def _make_frame(columns: Any, names: Any, index: Any, *beside: Any) -> Any:
     _are_indexes(names, index)
-    if len(names) != len(columns):
-        raise CodecError("a frame with a column too many or too few")
     made = pd.DataFrame({place: _rows(_array(parts), index) for place, parts in enumerate(columns)}, index, copy=False)
     made.columns = names
     return _with(made, *beside)

@@ -5,13 +5,8 @@ the stack holds nodes, that one callable (a bound C method: nothing on it can be
 BUILD, REDUCE, APPEND and the like find no method and no attribute of ours, the user's or the standard library's.
 Only when the last opcode has run are nodes replaced by the values they stand for, by the tables of this process.
 
-Hostile bytes can't end the process by their depth (see `depth.py`). One exception remains: a dict whose keys are of a
-type that hashes only some of its fields, read in a thread whose stack is too small for Python's recursion limit (less
-than 256 KiB for 1000 levels). There, lists in the other fields are compared in C.
-
-Not promised: that hostile bytes cost little. A few of them ask for much memory (a memo with a place 2^31), or for a
-hash that takes for ever (a key in which one tuple is shared 2^60 times). `signing_key` keeps such bytes out, and
-msgpack has no such opcodes. A look at every opcode would double the price of a hit.
+Hostile bytes can't end the process by their depth (see `depth.py`). They may ask for much memory, or for a hash that
+takes for ever: `signing_key` keeps them out. A look at every opcode would double the price of a hit.
 """
 
 from __future__ import annotations

@@ -13,7 +13,13 @@ __all__ = ["of", "pack", "unpack"]
 
 
 def of(package: str) -> list[Shape]:
-    return _polars() if package == "polars" else _pyarrow()
+    if package == "polars":
+        return _polars()
+    pa = _arrow()
+    return [
+        tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
+        tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
+    ]
 
 
 # -- pyarrow ----------------------------------------------------------------------------------------------------------
@@ -52,14 +58,6 @@ def pack(array: Any) -> bytes:
 def unpack(blob: Any) -> Any:
     (column,) = read(blob).columns  # ValueError: there are none, or several
     return column
-
-
-def _pyarrow() -> list[Shape]:
-    pa = _arrow()
-    return [
-        tagged("pyarrow.Table", pa.Table, lambda value: (write(value),), read),
-        tagged("pyarrow.ChunkedArray", pa.ChunkedArray, lambda value: (pack(value),), unpack),
-    ]
 
 
 # -- polars -----------------------------------------------------------------------------------------------------------

@@ -134,15 +134,6 @@ def _defaultdict(value: defaultdict[Any, Any]) -> tuple[Any, ...]:
     return (name, *_pairs(value.items()))
 
 
-def _make_defaultdict(name: str | None, *flat: Any) -> Any:
-    return _fill(defaultdict(None if name is None else FACTORIES[name]), flat)
-
-
-def _make_deque(maxlen: int | None, *items: Any) -> Any:
-    expect((maxlen,), (int, NoneType))
-    return deque(items, maxlen)
-
-
 STANDARD: tuple[Shape, ...] = (
     plain("complex", complex, lambda v: (v.real, v.imag), float, float),
     plain("range", range, lambda v: (int(v.start), int(v.stop), int(v.step)), int, int, int),
@@ -167,8 +158,8 @@ STANDARD: tuple[Shape, ...] = (
     _text("ipv6if", IPv6Interface),
     tagged("ordered", OrderedDict, lambda v: _pairs(v.items()), lambda *f: _fill(OrderedDict(), f)),
     tagged("counter", Counter, lambda v: _pairs(v.items()), lambda *f: _fill(Counter(), f)),
-    tagged("defaultdict", defaultdict, _defaultdict, _make_defaultdict),
-    tagged("deque", deque, lambda v: (v.maxlen, *v), _make_deque),
+    tagged("defaultdict", defaultdict, _defaultdict, lambda name, *f: _fill(defaultdict(name and FACTORIES[name]), f)),
+    tagged("deque", deque, lambda v: (v.maxlen, *v), lambda maxlen, *items: deque(items, maxlen)),
 )
 LOWER = {shape.type: shape.lower for shape in STANDARD}
 REBUILD = {shape.tag: shape.rebuild for shape in STANDARD}

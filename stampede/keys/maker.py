@@ -63,15 +63,6 @@ class _Part:
     write: Callable[[Any], str]
     stands_alone: bool  # its default has no text, such as a sentinel: it is `<default>`, and nothing else is
 
-    def careful(self, value: object, qualname: str) -> str:
-        """Its text; an error names the parameter."""
-        if self.stands_alone and value is self.parameter.default:
-            return f"{self.label}<default>"
-        try:
-            return self.label + self.write(value)
-        except KeyingError as error:
-            raise KeyingError(f"{qualname}: parameter {self.parameter.name!r}: {error}") from error
-
 
 def _by_arguments(parameters: Parameters, prefix: str, bound: bool) -> KeyMaker:
     parts = _parts(parameters, bound)
@@ -150,7 +141,14 @@ def _expression(part: _Part, code: Code) -> str:
 
 
 def _carefully(qualname: str, prefix: str, parts: list[_Part], values: tuple[object, ...]) -> str:
-    texts = [part.careful(value, qualname) for part, value in zip(parts, values, strict=True)]
+    """Return the key; an error names the parameter."""
+    texts = []
+    for part, value in zip(parts, values, strict=True):
+        try:
+            alone = part.stands_alone and value is part.parameter.default
+            texts.append(part.label + ("<default>" if alone else part.write(value)))
+        except KeyingError as error:
+            raise KeyingError(f"{qualname}: parameter {part.parameter.name!r}: {error}") from error
     return f"{prefix}({','.join(texts)})"
 
 
