@@ -130,7 +130,7 @@ class Cache:
             partial(self.counters.note, self.observers.emit),
             caps.Origins(settings.origins, self.engine),
         )
-        self._trust = tuple(_imported(name) for name in settings.trust)
+        self.trusted = tuple(_imported(name) for name in settings.trust)  # classes and modules
         root = self.scope(quoted(self.namespace), self.policy)
         self._root, self._aroot = root.side(BLOCKING), root.side(SUSPENDING)
         self._root_prefix = in_namespace(self.namespace, "")
@@ -173,7 +173,7 @@ class Cache:
         coder = make_codec(
             codec.get("codec", settings.codec),
             returns=returns,
-            trust=(*self._trust, *map(_imported, codec.get("trust", ()))),
+            trust=(*self.trusted, *map(_imported, codec.get("trust", ()))),
             signing_key=codec.get("signing_key", settings.signing_key) or None,
             compress=codec.get("compress", settings.compress),
             max_bytes=codec.get("max_bytes", settings.max_bytes),
@@ -661,11 +661,6 @@ class Cache:
     def down(self) -> bool:
         """Does the engine count as down in this process? Calls go on without it meanwhile."""
         return self._core.is_down()
-
-    @property
-    def trusted(self) -> tuple[type | ModuleType, ...]:
-        """The classes and modules of `trust`."""
-        return self._trust
 
     # -- other faces ----------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ def test_figures() -> None:
     assert "`?entries=10000`" in engines and default(MemoryEngine, "entries") == 10_000
 
 
-INSIDE = {"down", "of", "scope", "shared", "stats_of", "trusted"}
+INSIDE = {"down", "of", "scope", "shared", "stats_of"}
 """What a cache has for the library's other parts."""
 
 STATS = {"stats", "stats_by_function"}
