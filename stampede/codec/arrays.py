@@ -111,8 +111,7 @@ def parts_of(array: Any) -> tuple[Any, ...]:
 
 
 def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
-    """The array in these bytes, over them: what is read costs no copy. Nothing is allocated before it is known to be
-    there."""
+    """Return the array over these bytes, without a copy. Nothing is allocated before it is known to be there."""
     dtype = dtype_of(dtype)
     expect((shape, order, buffer), tuple, str, (bytes, bytearray))
     expect(shape, *[int] * len(shape))

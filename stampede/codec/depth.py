@@ -1,10 +1,8 @@
 """How much stack it takes to read a pickle that may nest deeply.
 
-Python hashes tuples by recursion in C, and does not look at what is left of the stack. A few hundred kilobytes of
-nested tuples in the place of a dict's key would end the process. So would a chain of NamedTuples.
-
-A pickle nests no deeper than it has opcodes that nest. They are counted, which is quick; bytes with more of them than
-this thread's stack could hold are read in a thread whose stack is large enough for all of them.
+Python hashes tuples by recursion in C, whatever is left of the stack: deeply nested ones would end the process. A
+pickle nests no deeper than it has opcodes that nest. They are counted; bytes with more of them than this thread's stack
+could hold are read in a thread whose stack is large enough.
 """
 
 from __future__ import annotations

@@ -64,16 +64,11 @@ def related(kind: Any) -> Iterator[Any]:
         yield below.class_
 
 
-def several(there: Any) -> list[Any] | None:
-    """The objects of a collection; None of what is one object, or none."""
+def several(there: Any) -> Any:
+    """Return the objects of a collection as a list; what is one object, or none, as it is."""
     if isinstance(there, dict):
         return [*there.values()]
-    return [*there] if isinstance(there, (list, set)) else None
-
-
-def _led_to(there: Any) -> Any:
-    found = several(there)
-    return there if found is None else found
+    return [*there] if isinstance(there, (list, set)) else there
 
 
 def plain(value: Any) -> Any:
@@ -88,7 +83,7 @@ def row_shape(kind: Any, tag: str) -> Shape:
         held = vars(value)
         _refuse(value, state, facts, held.keys())
         columns = {name: plain(held[name]) for name in facts.columns & held.keys()}
-        relations = {name: _led_to(held[name]) for name in facts.relations & held.keys()}
+        relations = {name: several(held[name]) for name in facts.relations & held.keys()}
         return tag, facts.layout, columns, relations
 
     def rebuild(layout: Any, columns: Any, relations: Any) -> Any:

@@ -64,8 +64,7 @@ def shape_for(kind: type) -> Shape | None:
 
 
 def rebuilder(tag: Any) -> Raise:
-    """Return what makes values of the arguments behind this tag. CodecError: the tag is unknown, or its package isn't
-    installed."""
+    """Return what makes values of the arguments behind this tag. CodecError: it is unknown, or not installed."""
     if tag in TEXTS:
         module, _, name = tag.partition(":")
         return _text(tag, getattr(importlib.import_module(module), name)).rebuild

@@ -1,8 +1,4 @@
-"""pydantic on the wire: its URLs and secrets, and under msgspec its models.
-
-Models go by the names of their fields, whatever their aliases. A secret is stored as what it hides. pydantic itself is
-imported by who has such values.
-"""
+"""pydantic on the wire: its URLs and secrets, and under msgspec its models, by the names of their fields."""
 
 from __future__ import annotations
 
@@ -39,19 +35,13 @@ def model_of(kind: Any, tree: Any) -> Any:
 @lru_cache(1024)
 def plain_shape(kind: Any, tag: str) -> Shape | None:
     """Return the shape of a URL's type, or of a secret's; None for any other."""
-    core, types = sys.modules.get("pydantic_core"), sys.modules.get("pydantic.types")
-    if core is not None and (kind in (core.Url, core.MultiHostUrl) or _is_url(kind)):
+    networks, types = sys.modules.get("pydantic.networks"), sys.modules.get("pydantic.types")
+    if networks is not None and issubclass(kind, (networks.AnyUrl, getattr(networks, "_BaseMultiHostUrl", ()))):
         return _url(kind, tag)
     if types is not None and issubclass(kind, (types.SecretStr, types.SecretBytes)):
         inner = bytes if issubclass(kind, types.SecretBytes) else str
         return plain(tag, kind, lambda value: (value.get_secret_value(),), inner)
     return None
-
-
-def _is_url(kind: Any) -> bool:
-    networks = sys.modules.get("pydantic.networks")
-    bases = [getattr(networks, name, None) for name in ("_BaseUrl", "_BaseMultiHostUrl")]  # as in 2.10 to 2.14
-    return issubclass(kind, tuple(base for base in bases if base is not None)) and kind not in bases
 
 
 def _url(kind: Any, tag: str) -> Shape:

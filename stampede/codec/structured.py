@@ -17,9 +17,7 @@ from stampede.keys.models import is_pydantic
 
 
 class Structured:
-    """A body of msgspec's. What is not certain to come back is read back when it is stored, and refused if
-    it has changed.
-    """
+    """A body of msgspec's. What may come back as another value is read when it is stored, and refused if it does."""
 
     def __init__(self, name: str, returns: Any = None) -> None:
         try:

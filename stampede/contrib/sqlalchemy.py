@@ -124,8 +124,8 @@ class _Detaching:
         columns = {name: plain(held[name]) for name in facts.columns & held.keys()}
         relations = {}
         for name in facts.relations & held.keys():
-            there = held[name]
-            found = several(there)
-            if self._above.isdisjoint(map(id, [there] if found is None else found)):
-                relations[name] = self.of(there) if found is None else [*map(self._one, found)]
+            found = several(held[name])
+            many = type(found) is list
+            if self._above.isdisjoint(map(id, found if many else [found])):
+                relations[name] = [*map(self._one, found)] if many else self.of(found)
         return facts.make(columns, relations)
