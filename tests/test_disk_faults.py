@@ -20,7 +20,7 @@ from stampede import Cache
 from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.disk import DiskEngine, boot
-from stampede.engines.disk.founding import file_of
+from stampede.engines.disk.database import file_of
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError, TooLarge
 from stampede.ports import Ask, Busy, Found, Granted, Reply

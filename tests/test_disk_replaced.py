@@ -14,7 +14,7 @@ import pytest
 
 from stampede import Cache
 from stampede.engines.disk import database
-from stampede.engines.disk.founding import stamps_of
+from stampede.engines.disk.database import stamps_of
 
 
 def zeroed(directory: Path) -> None:

@@ -54,8 +54,7 @@ def server() -> PostgresServer:
          {"user": "u", "password": "s?c#r [℀", "host": "h", "dbname": "d", "sslmode": "require"}),
         ("postgres://h?options=-c%20a%3Db+c", {"host": "h", "options": "-c a=b+c"}),
         ("postgresql+psycopg://h?options=-c+a%3Db%2Bc", {"host": "h", "options": "-c a=b+c"}),
-        ("postgresql+psycopg2:///d?host=a:1&host=b", {"host": "a,b", "port": "1,", "dbname": "d"}),
-        ("postgresql+psycopg_async:///d?host=a&host=b&port=1", {"host": "a,b", "port": "1", "dbname": "d"}),
+        ("postgresql+psycopg2:///d?host=a,b&port=1,", {"host": "a,b", "port": "1,", "dbname": "d"}),
         ("host=h port=1 password='a b'", {"host": "h", "port": "1", "password": "a b"}),
     ],
 )  # fmt: skip

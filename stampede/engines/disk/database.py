@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from stampede.colour import running_loop
 from stampede.engines.disk import boot
-from stampede.engines.disk.founding import file_of, found, move_aside, stamps_of
 from stampede.engines.disk.opened import LOOK, Link, Opened, Row
 from stampede.engines.disk.stamps import GENERATIONS, MARK, WRITER, Stamps, Unreadable
 from stampede.errors import EngineClosed, EngineError
@@ -26,6 +25,10 @@ from stampede.errors import EngineClosed, EngineError
 __all__ = ["Database", "Locked", "Write"]
 
 T = TypeVar("T")
+
+SCHEMA = Path(__file__).with_name("schema.sql")
+FORMAT = 3
+"""In the file names: another layout is another file, so that two releases can share a directory."""
 
 _UNWRITABLE = "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"
 """Nothing can be written, but what is stored can be read."""
@@ -306,3 +309,72 @@ def _is_damaged(error: Exception, file: Path) -> bool:
     if name == "SQLITE_READONLY":  # what we may write all the same says of itself that we may not
         return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
     return name == "SQLITE_IOERR_SHORT_READ" or not name.startswith(_WORLD)
+
+
+# -- the files of a directory -------------------------------------------------------------------------------------
+
+
+def stamps_of(directory: Path) -> Path:
+    return directory / f"stamps-{FORMAT}"
+
+
+def file_of(directory: Path, incarnation: str) -> Path:
+    """The database that stamps name."""
+    return directory / f"cache-{FORMAT}-{incarnation}.sqlite"
+
+
+def found(directory: Path) -> None:
+    """Begin a new database and its stamps, unless another process is faster."""
+    incarnation = os.urandom(8).hex()
+    file, unborn = file_of(directory, incarnation), directory / f"stamps-{FORMAT}-{incarnation}"
+    unneeded = [unborn, *_files(file)]
+    try:
+        _create(file)
+        Stamps.make(unborn, incarnation)
+        os.link(unborn, stamps_of(directory))
+        unneeded = [unborn]
+        _remove_orphans(directory, file)
+    except FileExistsError:
+        pass  # another process was first
+    finally:
+        for path in unneeded:
+            path.unlink(missing_ok=True)
+
+
+def move_aside(file: Path) -> Path:
+    """Where a damaged database is to be found from now on: in the place of the one that was moved before it."""
+    aside = file.with_name(f"cache-{FORMAT}.damaged")
+    with suppress(FileNotFoundError):
+        os.replace(file, aside)
+    for path in _files(file):
+        path.unlink(missing_ok=True)
+    return aside
+
+
+def _remove_orphans(directory: Path, ours: Path) -> None:
+    """What an earlier beginning left that was cut short, or whose stamps were removed."""
+    for path in directory.glob(f"*-{FORMAT}-*"):
+        with suppress(OSError):  # another process was first
+            if ours.stem not in path.name and time.time() - path.stat().st_mtime > 3600:  # or it is being begun
+                path.unlink()
+
+
+def _create(file: Path) -> None:
+    connection = sqlite3.connect(file, isolation_level=None)
+    try:
+        os.chmod(file, 0o600)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN")
+        for statement in SCHEMA.read_text().split(";\n"):
+            connection.execute(statement)
+        connection.execute("INSERT INTO generations VALUES ('', ?)", (os.urandom(4).hex(),))
+        connection.execute("INSERT INTO fences VALUES (0, ?)", (int(time.time() * 1000),))
+        boot.note(connection, boot.boot, boot.clock(), time.time())
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+def _files(file: Path) -> list[Path]:
+    return [file, file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")]

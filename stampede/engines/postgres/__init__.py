@@ -2,9 +2,9 @@
 
 tables.sql   the tables;  values.sql, locks.sql   what decides: functions in the database;  limits.py   limits
 schema.py    makes them, and tells those of another release
-connect.py   what is behind a URL: how connections are made, by reach.py;  address.py   what a URL says
+connect.py   what is behind a URL: how connections are made;  address.py   what a URL says
 talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows
-verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise;  history.py   their record
+verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise, and their record
 line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour: by the pool
              and the pipe of the kit
 news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
@@ -24,10 +24,9 @@ from stampede.engines.generations import Generations
 from stampede.engines.kit.feed import MEANS
 from stampede.engines.postgres.blocking import Blocking
 from stampede.engines.postgres.connect import Server, of_pool, of_url
-from stampede.engines.postgres.history import History, PostgresReports
 from stampede.engines.postgres.limits import PostgresLimits
 from stampede.engines.postgres.line import Line
-from stampede.engines.postgres.locks import PostgresLocks
+from stampede.engines.postgres.locks import History, PostgresLocks, PostgresReports
 from stampede.engines.postgres.news import GENERATIONS, Bumps, News
 from stampede.engines.postgres.suspending import Suspending
 from stampede.engines.postgres.sweep import Sweeper

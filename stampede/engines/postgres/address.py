@@ -51,14 +51,14 @@ def _read(url: str) -> dict[str, Any]:
     options = _parsed("postgresql://" + own.replace(" ", "%20"), safe_url(url))
     if "@" in options.get("dbname", ""):
         raise _unreadable(safe_url(url))  # more likely it is half of a password
-    asked: dict[str, list[str]] = {}
+    asked: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         name, _, value = (pair.replace("+", " ") if "+" in scheme else pair).partition("=")
-        asked.setdefault(unquote(name), []).append(unquote(value))
-    if asked.get("ssl") == ["true"]:  # which libpq takes, too, as JDBC has it
-        asked["sslmode"] = ["require"]
+        asked[unquote(name)] = unquote(value)
+    if asked.get("ssl") == "true":  # which libpq takes, too, as JDBC has it
+        asked["sslmode"] = "require"
         del asked["ssl"]
-    return options | {name: values[-1] for name, values in asked.items()} | _hosts(asked.get("host", []))
+    return options | asked
 
 
 _URL = re.compile(r"[\w+.-]+://")
@@ -70,18 +70,6 @@ def _halves(rest: str) -> tuple[str, str]:
     behind = at if at >= 0 and (slash < 0 or at < slash) else 0
     own, _, query = rest[behind:].partition("?")
     return rest[:behind] + own, query
-
-
-def _hosts(given: list[str]) -> dict[str, str]:
-    """SQLAlchemy's `host=one:5432&host=two:5433`, as libpq has it."""
-    found = [_WITH_PORT.fullmatch(each) for each in given]
-    if len(given) < 2 and not any(found):
-        return {}
-    hosts = {"host": ",".join(match[1] if match else each for match, each in zip(found, given, strict=True))}
-    return hosts | ({"port": ",".join(match[2] if match else "" for match in found)} if any(found) else {})
-
-
-_WITH_PORT = re.compile(r"([^:,/]+):(\d+)")
 
 
 def _parsed(conninfo: str, shown: str) -> dict[str, Any]:

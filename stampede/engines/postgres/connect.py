@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import select
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import getattr_static
 from math import ceil, inf
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, Error, OperationalError
+from psycopg import AsyncConnection, Connection, Error, OperationalError, RawCursor
+from psycopg.conninfo import make_conninfo
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
+from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
 from stampede.engines.kit.overdue import Overdue
+from stampede.engines.kit.replies import MORE
 from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.postgres import address
-from stampede.engines.postgres.reach import reached, said
 from stampede.engines.postgres.schema import check_version
-from stampede.engines.postgres.talk import Command, Row, Talk
+from stampede.engines.postgres.talk import Command, Row, Talk, encoded
 from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, OptionError
 
-__all__ = ["Server", "of_pool", "of_url"]
+__all__ = ["LOOK", "READ", "WRITE", "Server", "of_pool", "of_url", "until_ready"]
+
+LOOK = 0.05
+"""Seconds between two looks."""
+
+READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 
 MEET: Command = "SELECT pg_backend_pid(), stampede.version()", ()
 WHO = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
@@ -95,14 +103,18 @@ class Server:
         made = self._reached(self._conninfo)
         try:
             first = Talk(made, pooled=True)  # for all that is known yet
-            talk = self._met(made, *said(first, MEET, self.timeout))
-            for each in self._first(talk):
-                said(first, each, self.timeout)
+            ((pid, version),) = said(first, MEET, self.timeout)
+            check_version(version, self.name, self.init)
+            self.pooled = pid != made.info.backend_pid  # a pooler makes a number up for each of its clients
+            if not self.pooled:  # where it would be set for whoever comes next
+                said(first, self._unlocked, self.timeout)
+            made._pool = None  # as one of a pool's: the end of the program closes it
+            return Talk(made, pooled=self.pooled)
         except BaseException as error:
             made.close()
-            self._unmet(error)
+            if isinstance(error, UNMADE):
+                check_version(None, self.name, self.init)
             raise
-        return talk
 
     def _reached(self, conninfo: Mapping[str, Any]) -> Connection[Row]:
         began = time.monotonic()
@@ -164,23 +176,6 @@ class Server:
         if not lives:
             raise OperationalError("listen= leads to another server than the rest of the URL does")
 
-    def _met(self, made: Any, row: Row) -> Talk:
-        """Look at what it is, and say how it is talked to."""
-        pid, version = row
-        check_version(version, self.name, self.init)
-        self.pooled = pid != made.info.backend_pid  # a pooler makes a number up for each of its clients
-        made._pool = None  # as one of a pool's: the end of the program closes it, without complaint
-        return Talk(made, pooled=self.pooled)
-
-    def _first(self, talk: Talk) -> list[Command]:
-        """What is said to a server before all else; not to a pooler, where it would be set for whoever comes next."""
-        return [] if talk.pooled else [self._unlocked]
-
-    def _unmet(self, error: BaseException) -> None:
-        """EngineError, with what is to be done, if it is that there are no tables."""
-        if isinstance(error, UNMADE):
-            check_version(None, self.name, self.init)
-
     def unchecked(self, **also: str) -> Connection[Any]:
         """A new one to the server itself, for who makes its tables."""
         return Connection.connect(**(self.direct | also), autocommit=True, prepare_threshold=None)
@@ -219,3 +214,55 @@ def _server(name: str, given: Mapping[str, Any]) -> Server:
     ours = {each: kind(each, given[each]) for each, kind in address.OURS.items() if each in given}
     theirs = {each: value for each, value in given.items() if each not in address.OURS}
     return Server(name, address.checked(theirs, name), **ours)
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------
+
+
+def until_ready(poll: select.poll, seconds: float, look: Callable[[], object]) -> bool:
+    """Wait until a connection is ready. False: it takes longer. `look` is called now and then, and raises if that is in
+    vain."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        look()
+        if poll.poll(1000 * min(left, LOOK)):
+            return True
+    return bool(poll.poll(0))
+
+
+def reached(conninfo: Mapping[str, Any], seconds: float, look: Callable[[], object]) -> Connection[Row]:
+    """A blocking connection, in autocommit, which prepares nothing by itself. libpq's own limit would be 2 seconds at
+    least. Of several hosts each has its time, by psycopg's own measure."""
+    if any("," in str(conninfo.get(each) or "") for each in ("host", "hostaddr")):
+        return Connection.connect(**conninfo, autocommit=True, prepare_threshold=None, cursor_factory=RawCursor)
+    end = time.monotonic() + seconds
+    its = PGconn.connect_start(make_conninfo("", **conninfo).encode())
+    while its.status != ConnStatus.BAD:
+        status = its.connect_poll()
+        if status == PollingStatus.OK:
+            its.nonblocking = 1
+            made: Connection[Row] = Connection(its)
+            made.autocommit, made.prepare_threshold, made.cursor_factory = True, None, RawCursor
+            return made
+        if status == PollingStatus.FAILED:
+            break
+        poll = select.poll()  # libpq may have another socket by now
+        poll.register(its.socket, select.POLLIN if status == PollingStatus.READING else select.POLLOUT)
+        if not until_ready(poll, max(end - time.monotonic(), 0.0), look):
+            raise TimeoutError(f"it has let nobody in for {seconds:g} s")
+    raise OperationalError(f"connection failed: {its.get_error_message()}")
+
+
+def said(talk: Talk, command: Command, seconds: float) -> list[Row]:
+    """The rows of a command, over a connection that nobody else has yet."""
+    talk.put(encoded(command))
+    end, poll, fd = time.monotonic() + seconds, select.poll(), talk.connection.fileno()
+    while (answer := talk.gets()) is MORE:
+        poll.register(fd, WRITE if talk.flush() else READ)
+        if not until_ready(poll, end - time.monotonic(), lambda: None):
+            raise TimeoutError(f"it has said nothing for {seconds:g} s")
+        talk.feed()
+    if isinstance(answer, Exception):
+        raise answer
+    rows: list[Row] = answer
+    return rows

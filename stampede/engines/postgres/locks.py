@@ -10,13 +10,17 @@ Who never waits (`try_lock`) has no place, and the lock is kept from nobody for 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePath
 from random import uniform
 from time import monotonic
 
+from stampede import forks
 from stampede.colour import Colour
-from stampede.engines.postgres.history import History, name_of, who
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
 from stampede.engines.postgres.sweep import Sweeper
@@ -24,9 +28,9 @@ from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import LOOK, SAFETY
 from stampede.engines.postgres.wire import names
 from stampede.pace import FARTHEST, look_again
-from stampede.ports import Busy, Granted, Held
+from stampede.ports import Busy, Granted, Held, Problem, Records, Released, Reports
 
-__all__ = ["PostgresLocks", "lock_id"]
+__all__ = ["History", "PostgresLocks", "PostgresReports", "lock_id"]
 
 TURN = 0.2
 """Seconds for which a lock that came free is kept for the one whose turn it is (as locks.sql says)."""
@@ -39,6 +43,12 @@ RELEASE = "SELECT * FROM stampede.release($1, $2, $3, $4, $5, $6, $7)"
 STANDING = "SELECT * FROM stampede.standing($1, $2, $3, $4)"
 
 
+RELEASED = """SELECT number, name, host, process, program, fence, date_part('epoch', taken),
+        date_part('epoch', released), problem, exception, message, traceback
+    FROM stampede.past
+    WHERE (problem <> '' OR NOT $1) AND date_part('epoch', released) > stampede.clock() - $2
+    ORDER BY number DESC LIMIT $3"""
+
 HELD = """SELECT l.name, l.host, l.process, l.program, l.fence, l.taken, now.now - l.taken, l.ends - now.now,
         l.pid IS NOT NULL, (SELECT count(*) FROM stampede.waiting AS w WHERE w.id = l.id)
     FROM stampede.locks AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
@@ -48,6 +58,12 @@ HELD = """SELECT l.name, l.host, l.process, l.program, l.fence, l.taken, now.now
 HOLDER = """SELECT l.token, l.ends - now.now
     FROM stampede.locks AS l, (SELECT stampede.clock() AS now OFFSET 0) AS now
     WHERE l.id = $1 AND l.fence IS NOT NULL AND l.ends > now.now AND NOT stampede.dead(l)"""
+
+
+Details = tuple[bytes | None, bytes | None, bytes | None]
+
+_MOST = 10_000
+_LONGEST = 64
 
 
 @dataclass(slots=True)
@@ -172,3 +188,64 @@ class PostgresLocks:
 def lock_id(name: str) -> bytes:
     """What the lock is called in every table."""
     return names(name, b"lock").id
+
+
+# -- the record of how they were held -----------------------------------------------------------------------------
+
+
+class History(Records):
+    """It goes back for so many seconds and rows."""
+
+    def __init__(self, seconds: float | None, rows: int) -> None:
+        self.bounds = seconds, rows
+        self._problems: dict[bytes, Problem] = {}
+
+    def failed(self, token: bytes, problem: Problem) -> None:
+        while len(self._problems) >= _MOST:
+            self._problems.pop(next(iter(self._problems)), None)
+        self._problems[token] = problem
+
+    def details(self, token: bytes) -> Details | None:
+        """Of a lock's problem, if there is one."""
+        its = self._problems.get(token)
+        return None if its is None else (readable(its.exception), readable(its.message), readable(its.traceback))
+
+    def told(self, token: bytes) -> None:
+        """Its release has had an answer."""
+        self._problems.pop(token, None)
+
+
+@cache
+def who() -> tuple[str, int, str]:
+    """This process, for people: host, number, program."""
+    program = PurePath(sys.argv[0] if sys.argv else "").name
+    return _plain(socket.gethostname()), os.getpid(), _plain(program)
+
+
+forks.in_child(lambda: who.cache_clear())
+
+
+def _plain(text: str) -> str:
+    """As every database can have it."""
+    return text.encode("ascii", "backslashreplace").decode().replace("\0", "\\0")[:_LONGEST]
+
+
+def readable(text: str) -> bytes:
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace")
+
+
+class PostgresReports(Reports):
+    """Of one database."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
+        rows = await self._line.ask((RELEASED, (failed, float(since), most)))
+        released = [Released(number, name_of(name), *others) for number, name, *others in rows]
+        return sorted(released, key=lambda each: each.released, reverse=True)
+
+
+def name_of(raw: bytes) -> str:
+    """A name for people, as any text is."""
+    return raw.decode("utf-8", "backslashreplace")
