@@ -43,8 +43,9 @@ BEAT = 0.25
 RARE = 5.0
 """The same where it has nothing."""
 
-DEAF = 3.0
-"""Seconds without an answer after which the connection is given up: it may be one that leads nowhere."""
+SIGN, DEAF = 500, 2500
+"""Milliseconds between two signs of life that libzmq asks for, and without any after which it connects anew: the
+connection may be one that leads nowhere."""
 
 
 @dataclass(slots=True, eq=False)
@@ -284,43 +285,40 @@ class _Talk:
     def __init__(self, link: Link, poke: socket.socket) -> None:
         self._link = link
         self._poke = poke
-        self._up = False  # the connection stands, and nothing has been said on it
-        self._known = False  # and we have been welcomed
+        self._known = False  # we have been welcomed
         self._beat = time.monotonic()
-        self._unanswered = 0.0  # since when a word of ours is; 0: none is
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = client_socket(self._context, link._id, link._keys)
+        self._socket.sndhwm = 10_000
+        self._socket.heartbeat_ivl, self._socket.heartbeat_timeout, self._socket.handshake_ivl = SIGN, DEAF, DEAF
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._poller = zmq.Poller()
 
     def run(self) -> None:
-        """Until the link is closed, or the connection is of no use."""
-        link = self._link
-        self._context: zmq.Context[Any] = zmq.Context()
-        made = self._socket = client_socket(self._context, link._id, link._keys)
-        made.sndhwm = 10_000
-        monitor = self._monitor = made.get_monitor_socket(_EVENTS)
-        self._poller = zmq.Poller()
+        """Until the link is closed."""
         pid = os.getpid()
         try:
-            for each in (made, monitor, self._poke):
+            for each in (self._socket, self._monitor, self._poke):
                 self._poller.register(each, zmq.POLLIN)
-            made.connect(f"tcp://{link.place}")
-            while not link._closed:
+            self._socket.connect(f"tcp://{self._link.place}")
+            while not self._link._closed:
                 self._turn()
         finally:
             if os.getpid() == pid:
-                monitor.close(linger=0)
-                made.close(linger=200)
+                self._monitor.close(linger=0)
+                self._socket.close(linger=200)
                 self._context.term()
 
     def _turn(self) -> None:
         link, now = self._link, time.monotonic()
         if self._known:
             self._send()
-        every = BEAT if link._busy else RARE
-        if now >= self._beat + every:
+        if now >= self._beat + (BEAT if link._busy else RARE):
             self._beat = now
-            if self._unanswered and now - self._unanswered > DEAF:
-                raise ConnectionError("its connection stands, and nothing comes")
-            if self._up:
-                self._say_that_we_live(now)
+            if self._known:
+                self._put([wire.record(Word.BEAT, 0)])
+            else:
+                self._greet()
         wait = self._beat + (BEAT if link._busy else RARE) - time.monotonic()
         ready = dict(self._poller.poll(int(max(wait, 0.0) * 1000) + 1))
         if self._poke.fileno() in ready:
@@ -340,29 +338,20 @@ class _Talk:
                 told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
                 event = told["event"]
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._up, self._unanswered = True, 0.0
-                    self._greet(time.monotonic())
+                    self._greet()
                 elif event == zmq.EVENT_DISCONNECTED:
-                    self._up = self._known = False
+                    self._known = False
                     self._link.why = "its connection has been closed"
                 elif event == zmq.EVENT_CONNECT_RETRIED:
                     self._link.why = self._link.why or "nobody listens there"
                 else:
                     self._link.why = "it refuses our key, or has another one than ours says"
 
-    def _say_that_we_live(self, now: float) -> None:
-        if not self._known:
-            self._greet(now)
-            return
-        self._put([wire.record(Word.BEAT, 0)])
-        self._unanswered = self._unanswered or now
-
-    def _greet(self, now: float) -> None:
+    def _greet(self) -> None:
         """Who we are, first. What is not answered is asked as soon as it is known that we are known."""
         link = self._link
         self._known = False
         self._put([wire.record(Word.HELLO, 0, wire.hello(link.fence, here()))])
-        self._unanswered = self._unanswered or now
 
     def _send(self) -> None:
         link = self._link
@@ -391,7 +380,6 @@ class _Talk:
         try:
             while True:
                 message = self._socket.recv(zmq.NOBLOCK)
-                self._unanswered = 0.0
                 for kind, number, payload in wire.records(message):
                     if kind == Word.WELCOME:
                         link.welcomed(*wire.WELCOME.unpack(payload))
@@ -400,7 +388,7 @@ class _Talk:
                             again = [each for each in link._questions.values() if not (each.once and each.sent)]
                             link._todo = deque(again)
                     elif kind == Word.WHO:
-                        self._greet(time.monotonic())
+                        self._greet()
                     elif kind == Word.TROUBLE and number == 0:
                         why = payload.decode("utf-8", "replace")
                         link._fail_all(partial(EngineError, f"{link.name}: {why}"))

@@ -125,7 +125,6 @@ class Broker:
         self.quiet = quiet
         self.machine = Machine(now, quiet=quiet, fence=int(time.time() * 1e6), limits=limits)
         self.counts = Counts(now, quiet=quiet, most=limits.limits)
-        self._clients: dict[bytes, Session] = {}
         self._out: dict[bytes, list[bytes]] = {}
         self._closed_some = False  # connections, whose they were nobody says
         self._malformed = 0
@@ -223,16 +222,14 @@ class Broker:
             if len(parts) != 2:
                 raise wire.Malformed("not one frame")
             id, message = parts
-            client = self._clients.get(id)
+            client = self.machine.sessions.get(id)
             for kind, number, payload in wire.records(message):
                 if kind == Word.HELLO:
                     client = self._greet(id, number, payload, now)
                 elif client is None:
                     self._say(id, wire.record(Word.WHO, 0))
                     return
-                elif kind == Word.BEAT:
-                    self._say(id, wire.record(Word.BEAT, number))
-                else:
+                elif kind != Word.BEAT:
                     self._say(id, self._answer(client, kind, number, payload, now))
         except wire.Malformed as error:
             self._malformed += 1
@@ -250,7 +247,6 @@ class Broker:
         except Refused as refused:
             self._say(id, wire.record(Word.TROUBLE, 0, str(refused).encode()))
             return None
-        self._clients[id] = session
         if fence < time.time() * 1e6 + _AHEAD:  # what it was given by a predecessor whose clock was ahead
             self.machine.fence = max(self.machine.fence, fence)
         self._say(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(known)))
@@ -339,7 +335,7 @@ class Broker:
     def _stats(self, now: float) -> dict[str, Any]:
         machine = self.machine
         return {
-            "up": now - self.started, "quiet": max(machine.quiet - now, 0.0), "clients": len(self._clients),
+            "up": now - self.started, "quiet": max(machine.quiet - now, 0.0), "clients": len(machine.sessions),
             "leases": machine.leases, "granted": machine.granted, "malformed": self._malformed,
         }  # fmt: skip
 
@@ -355,24 +351,18 @@ class Broker:
         self._tick = now
         some, self._closed_some = self._closed_some, False
         probe = wire.record(Word.BEAT, 0)
-        for id, session in list(self._clients.items()):
+        for id, session in list(self.machine.sessions.items()):
             silence = now - session.heard
             if session.gone < inf:
                 if now - session.gone >= GONE:
-                    self._forget(id, session)
                     self.machine.end(session, now)
             elif session.idle:
                 if silence > FORGOTTEN:
-                    self._forget(id, session)
                     self.machine.end(session, now)
             elif some or silence > QUIET:
                 self._say(id, probe)
                 if silence > SILENT and session.waits:
                     self.machine.give_up(session, now)
-
-    def _forget(self, id: bytes, client: Session) -> None:
-        if self._clients.get(id) is client:
-            del self._clients[id]
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -404,7 +394,7 @@ class Broker:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     _log.warning("a broker can't answer a client: %s", error)
-                client = self._clients.get(id)
+                client = self.machine.sessions.get(id)
                 if client is not None:
                     client.gone = min(client.gone, now)
 
