@@ -259,7 +259,7 @@ def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
     engine, worker, token = open_(), open_(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.9)), Granted)
     if how == "frozen":  # and its lease not ended as early as it could have been
-        worker, had = engine, engine._desk._owned.get("l", token)
+        worker, had = engine, engine._desk._owned.get(("l", token))
         assert had is not None
         had.lease.renewed -= LONG
     if how == "astray":  # the change to a longer lease, whose answer is lost
@@ -280,7 +280,7 @@ def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
         assert isinstance(run(worker.blocking.locks.acquire("l", token, 3.0)), Granted)
     look = {"request_range": {"key": b64(worker._desk._names.place("l", token))}}
     ((place,),) = worker._desk._txn([], [look], []).places
-    own = worker._desk._owned.get("l", token)
+    own = worker._desk._owned.get(("l", token))
     assert own is not None
     assert own.lease.id == place.lease
     assert run(worker.blocking.locks.holder("l"))[0][1] >= 2
@@ -474,7 +474,7 @@ def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monke
     engine, first, token = open_(), new_id(), new_id()
     assert isinstance(taken(engine, first), Granted)
     assert isinstance(taken(engine, token, waits=True), Busy)
-    own = engine._desk._owned.get("l", token)
+    own = engine._desk._owned.get(("l", token))
     assert own is not None
     own.lease.renewed -= 0.2 * LONG  # as if it had waited so long
     assert run(engine.blocking.locks.release("l", first))

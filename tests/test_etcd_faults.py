@@ -66,7 +66,7 @@ def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -
     holder, waiters = open_(url), [open_(url) for _ in range(2)]
     lock, order = Lock("l", on=holder, lease=2 * LEASE), list[int]()
     assert lock.acquire() and lock.token is not None
-    own = holder._desk._owned.get("l", lock.token)
+    own = holder._desk._owned.get(("l", lock.token))
     assert own is not None
     first = lock.fence
     herd = []

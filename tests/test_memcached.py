@@ -290,12 +290,12 @@ def test_a_late_fill_after_a_restart_is_refused(colour: str) -> None:
             claim(other, key="other")  # a connection with the server, and a CAS number
             token = new_id()
             assert isinstance(had(side.claims.claim("k", token, Ask(LONG))), Granted)
-            number = engine._numbers.get(b"s:k", token)
+            number = engine._numbers.get((b"s:k", token))
             assert number is not None
             server.restart()
             while True:  # until the new server gives the same number
                 claimed = granted(other)
-                found = other._numbers.get(b"s:k", claimed)
+                found = other._numbers.get((b"s:k", claimed))
                 assert found is not None
                 if int(found.cas) >= int(number.cas):
                     break
@@ -675,7 +675,7 @@ def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> N
     if pid == 0:
         try:
             put(engine, some(b"child"), "child")
-            told = b"lost" if engine._numbers.get(b"s:k", token) is None else b"kept"
+            told = b"lost" if engine._numbers.get((b"s:k", token)) is None else b"kept"
             os.write(writer, told if isinstance(claim(engine), Busy) else b"not busy")
         finally:
             os._exit(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from stampede import record
-from stampede.engines.cells.records import Records
+from stampede.engines.cells.records import Records, Written
 from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
 from stampede.ports import Ask, Busy, Granted
@@ -36,7 +36,7 @@ class CellLocks:
         its = name_of(name, b"l").decode()
         answer, version, there = await self._records.change(its, decide)
         if isinstance(answer, Granted):
-            self._records.owned.put(its, token, (version, there))
+            self._records.owned.put((its, token), Written(version, there), self._records.clock())
             if self._grows:
                 answer.fence = version
         return answer
@@ -55,7 +55,7 @@ class CellLocks:
             return after, released, fallen
 
         its = name_of(name, b"l").decode()
-        return await self._records.answer(its, decide, self._records.owned.pop(its, token))
+        return await self._records.answer(its, decide, self._records.owned.pop((its, token), None))
 
     hand_over = renew
 

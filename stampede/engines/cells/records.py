@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from random import random, uniform
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede import record
 from stampede.colour import Bell, Colour
 from stampede.engines.cells import wire
 from stampede.engines.cells.protocol import Cell, Faster, Seen, Version, WatchingCell
 from stampede.engines.cells.sightings import Known, Sightings, age_of
+from stampede.engines.ending import Ending
 from stampede.engines.kit.errands import Run, here
-from stampede.engines.kit.owned import Owned
 from stampede.engines.looking import Costs, pause
 from stampede.errors import EngineClosed, EngineError, StampedeError, TooLarge
 from stampede.pace import Pace
 from stampede.ports import Busy
 from stampede.record import NOTHING, Change, Record
 
-__all__ = ["OpenCell", "Records"]
+__all__ = ["OpenCell", "Records", "Written"]
 
 T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
@@ -46,6 +46,17 @@ OFTEN = 0.04
 stored, however long it took. (Locks leave themselves a tenth of the time waited, as `looking` says.)"""
 
 
+class Written(NamedTuple):
+    """A record as it was read or written last. One with a lease of this process ends without another look."""
+
+    version: Version
+    record: Record
+
+    @property
+    def end(self) -> float:
+        return self.record.lease.end if self.record.lease else -inf
+
+
 class OpenCell:
     """A cell, and what both colours know of it; as long as it is not closed."""
 
@@ -57,7 +68,7 @@ class OpenCell:
         self.wall = wall
         self.sightings = Sightings()
         self.costs: Costs[str] = Costs()
-        self.owned = Owned[str, tuple[Version, Record]](lambda own: _is_over(own[1], clock()))
+        self.owned: Ending[tuple[str, bytes], Written] = Ending()
         self._closed = False
         self._waiting: dict[object, Callable[[], object]] = {}
 
@@ -105,10 +116,6 @@ class OpenCell:
         self._waiting = {}
         self.owned.clear()
         self.cell.start_again()
-
-
-def _is_over(there: Record, now: float) -> bool:
-    return there.lease is None or there.lease.end <= now
 
 
 class Records:
@@ -188,13 +195,11 @@ class Records:
 
     # -- change
 
-    async def answer(self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None) -> T:
+    async def answer(self, name: str, decide: Decide[T], known: Written | None = None) -> T:
         """What is answered. By then what that has made of the record is there."""
         return (await self.change(name, decide, known))[0]
 
-    async def change(
-        self, name: str, decide: Decide[T], known: tuple[Version, Record] | None = None
-    ) -> tuple[T, Version, Record]:
+    async def change(self, name: str, decide: Decide[T], known: Written | None = None) -> tuple[T, Version, Record]:
         """What is answered, and what is there behind it. `known` saves the first look, where it is true still."""
 
         for tried in range(TRIES):
@@ -219,16 +224,16 @@ class Records:
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         """By one swap, where we know what we have written last."""
-        known = self.owned.get(name, token)
+        known = self.owned.get((name, token))
         try:
             stands, version, there = await self.change(name, lambda it, now: record.renew(it, token, lease, now), known)
         except BaseException:
-            self.owned.pop(name, token)  # it may have been written, so that there is another version now
+            self.owned.pop((name, token), None)  # it may have been written, so that there is another version now
             raise
         if not stands:
-            self.owned.pop(name, token)
-        elif known is not None and self.owned.get(name, token) is known:  # or it was filled meanwhile
-            self.owned.put(name, token, (version, there))
+            self.owned.pop((name, token), None)
+        elif known is not None and self.owned.get((name, token)) is known:  # or it was filled meanwhile
+            self.owned.put((name, token), Written(version, there), self.clock())
         return stands
 
     async def swap(self, name: str, version: Version, body: bytes | None, ttl: float) -> Version | Faster:
@@ -307,10 +312,10 @@ class _Waiter:
         return self._bell
 
 
-def _read(known: Known) -> tuple[Version, Record]:
+def _read(known: Known) -> Written:
     # What is none of ours is no NOTHING: who takes it away writes.
     there = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.stood)
-    return known.version, there
+    return Written(known.version, there)
 
 
 _FOREIGN = memoryview(b"")

@@ -12,7 +12,7 @@ from typing import Any
 
 from stampede import record
 from stampede.engines.cells.generations import Generations
-from stampede.engines.cells.records import OFTEN, Records
+from stampede.engines.cells.records import OFTEN, Records, Written
 from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
@@ -21,7 +21,7 @@ from stampede.record import NOTHING
 
 __all__ = ["CellKeys"]
 
-UNSEEN = None, NOTHING
+UNSEEN = Written(None, NOTHING)
 """What a claim takes to be there before it has looked, of a cell that tells it otherwise."""
 
 
@@ -47,7 +47,7 @@ class CellKeys(Versioned):
         if there.kept is not None:
             self._costs.learn(name, there.kept.entry)
         if isinstance(reply, Granted):
-            self._owned.put(name, token, (version, there))
+            self._owned.put((name, token), Written(version, there), self._records.clock())
             if self._grows:
                 reply.fence = version
         return reply
@@ -64,12 +64,12 @@ class CellKeys(Versioned):
         self._records.fits(len(entry.value))
         name = _named(key)
         self._costs.learn(name, entry)
-        known = self._owned.pop(name, token)
+        known = self._owned.pop((name, token), None)
         return await self._records.answer(name, lambda it, now: record.fill(it, token, entry, now), known)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = _named(key)
-        known = self._owned.pop(name, token)
+        known = self._owned.pop((name, token), None)
         return await self._records.answer(name, lambda it, now: record.abandon(it, token, verdict, rest, now), known)
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:

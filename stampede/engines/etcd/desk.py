@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from stampede.colour import Colour
+from stampede.engines.ending import Ending
 from stampede.engines.etcd.gateway import Gateway, Gone, b64
 from stampede.engines.etcd.hub import Hub
 from stampede.engines.etcd.leases import Lease, Leases
 from stampede.engines.etcd.names import Names, Place, place_of, value_of
 from stampede.engines.etcd.queue import Queue, inside
 from stampede.engines.kit.errands import Run
-from stampede.engines.kit.owned import Owned
 from stampede.engines.whereabouts import parts_of
 from stampede.errors import EngineClosed, EngineError
 from stampede.ports import Busy, Granted, Held
@@ -60,6 +60,10 @@ class _Own:
     number: int = 0  # its revision; 0: it is not known whether it has a place
     granted: bool = False
 
+    @property
+    def end(self) -> float:
+        return self.lease.renewed + self.lease.ttl + KEPT
+
 
 class Desk:
     """The locks of one engine, as this process asks for them."""
@@ -70,7 +74,7 @@ class Desk:
 
     def start_again(self) -> None:
         """Also in a forked child: locks are the parent's."""
-        self._owned: Owned[str, _Own] = Owned(lambda own: own.lease.left < -KEPT)
+        self._owned: Ending[tuple[str, bytes], _Own] = Ending()
         self._queues: WeakValueDictionary[str, Queue] = WeakValueDictionary()
 
     def queue(self, name: str) -> Queue:
@@ -84,7 +88,7 @@ class Desk:
 
     def at_hand(self, name: str, token: bytes, seconds: float) -> Granted | Busy | None:
         """The answer to one who has a place in the queue, if this process knows it. It asks nobody."""
-        own = self._owned.get(name, token)
+        own = self._owned.get((name, token))
         return None if own is None or own.lease.left < seconds else self._known(name, token, own)
 
     def _known(self, name: str, token: bytes, own: _Own) -> Granted | Busy | None:
@@ -103,10 +107,10 @@ class Desk:
     def acquire(self, name: str, token: bytes, seconds: float, waits: bool, room: float) -> Granted | Busy:
         new = False
         for _ in range(TRIES):
-            own = self._owned.get(name, token)
+            own = self._owned.get((name, token))
             if own is None or own.lease.left <= 0:
                 own = _Own(self._leases.take(seconds, new=new), seconds)
-                self._owned.put(name, token, own)
+                self._owned.put((name, token), own, time.monotonic())
             try:
                 answer = self._known(name, token, own) if waits else None
                 answer = answer or self._asked(name, token, own, waits, room)
@@ -120,12 +124,12 @@ class Desk:
                     own.granted = True
                     return answer
             except Gone:  # the lease has ended, and what stood on it
-                if self._owned.get(name, token) is not own:  # it was released meanwhile
+                if self._owned.get((name, token)) is not own:  # it was released meanwhile
                     raise
                 answer, new = None, True
                 own.lease.ttl = 0.0
             if answer is not None:  # it ended while we were told of it
-                self._owned.pop(name, token)
+                self._owned.pop((name, token), None)
         raise EngineError(f"{self._gateway.called}: the leases of this lock end faster than it can be had")
 
     def _asked(self, name: str, token: bytes, own: _Own, waits: bool, room: float) -> Granted | Busy | None:
@@ -172,7 +176,7 @@ class Desk:
         if own.number:
             self.release(name, token)
         else:
-            self._owned.pop(name, token)
+            self._owned.pop((name, token), None)
             self._leases.give_back(own.lease, own.seconds)
 
     def _key(self, name: str, token: bytes) -> str:
@@ -195,22 +199,22 @@ class Desk:
     # -- while it is held -----------------------------------------------------------------------------------------
 
     def renew(self, name: str, token: bytes, seconds: float) -> bool:
-        own = self._owned.get(name, token)
+        own = self._owned.get((name, token))
         if own is None:  # another process may have handed it to us
             place = next((each for each in self._all(name)[0] if each.token == token), None)
             if place is None:
                 return False
             own = _Own(Lease(place.lease, 0.0, time.monotonic()), seconds, place.number, granted=True)
-            self._owned.put(name, token, own)
+            self._owned.put((name, token), own, time.monotonic())
         stands = self._stands(name, token, own, seconds)
         if not stands:
-            self._owned.pop(name, token)
+            self._owned.pop((name, token), None)
         return stands
 
     def hand_over(self, name: str, token: bytes, seconds: float) -> bool:
         """Let it stand so long from now, and forget it: another process finds out on which lease it stands."""
         stands = self.renew(name, token, seconds)
-        self._owned.pop(name, token)
+        self._owned.pop((name, token), None)
         return stands
 
     def _stands(self, name: str, token: bytes, own: _Own, seconds: float) -> bool:
@@ -228,7 +232,7 @@ class Desk:
         try:
             done = self._txn([there], [put], []).done
         except EngineError:
-            self._owned.pop(name, token)  # on which of both it stands, the next renewal looks up
+            self._owned.pop((name, token), None)  # on which of both it stands, the next renewal looks up
             raise
         if done:
             own.lease, own.seconds = new, seconds
@@ -238,7 +242,7 @@ class Desk:
     # -- release --------------------------------------------------------------------------------------------------
 
     def release(self, name: str, token: bytes) -> bool:
-        own = self._owned.pop(name, token)
+        own = self._owned.pop((name, token), None)
         if own is None:
             return self._broken(name, token)
         if not own.number:  # the question may come yet, and finds no lease to stand on

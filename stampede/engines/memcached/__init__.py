@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from stampede import forks
 from stampede.colour import BLOCKING, SUSPENDING, run_blocking
+from stampede.engines.ending import Ending
 from stampede.engines.looking import Costs
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.generations import KnownGenerations
@@ -56,7 +57,7 @@ class MemcachedEngine(Engine):
     def __init__(self, *servers: str, **options: Any) -> None:
         self._servers = Servers(servers, options)
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
-        self._numbers = Numbers(lambda number: number.end < time.monotonic())
+        self._numbers: Numbers = Ending()
         known = self._numbers, KnownGenerations(), Costs[bytes]()
         self.recalls = keys = Keys(self._line, *known, BLOCKING)
         akeys = Keys(self._aline, *known, SUSPENDING)

@@ -51,18 +51,18 @@ class MemcachedLocks:
                 # Our own, whose reply was lost; or no lock at all.
                 (stored,), at = await self._line.ask(server, meta.put(its, *body, seen.cas), since=at)
             if stored.code == b"HD":
-                self._numbers.put(its, token, Number(stored.cas, at, at + seconds))
+                self._numbers.put((its, token), Number(stored.cas, at, at + seconds), at)
                 return Granted(fence=int(stored.cas))
         raise EngineError(f"others take and leave the lock {name!r} faster than it can be asked for")
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         its = items.name_of(name, b"l")
-        self._numbers.pop(its, token)
+        self._numbers.pop((its, token), None)
         return await changed(self._line, its, lambda was: record.renew(was, token, _seconds(lease), 0.0))
 
     async def release(self, name: str, token: bytes) -> bool:
         its = items.name_of(name, b"l")
-        number = self._numbers.pop(its, token)
+        number = self._numbers.pop((its, token), None)
         if number is not None:
             server = self._line.servers.of(its)
             (reply,), _ = await self._line.ask(server, meta.delete(its, number.cas), since=number.at)

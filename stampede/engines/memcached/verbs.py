@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede import record
 from stampede.colour import Bell, Colour
-from stampede.engines.kit.owned import Owned
+from stampede.engines.ending import Ending
 from stampede.engines.kit.together import Wanted, together
 from stampede.engines.looking import Costs, pause
 from stampede.engines.memcached import items, meta
@@ -49,7 +49,7 @@ class Number(NamedTuple):
     end: float  # of the lease
 
 
-Numbers: TypeAlias = Owned[bytes, Number]
+Numbers: TypeAlias = Ending[tuple[bytes, bytes], Number]
 
 
 class Keys(Generations, Versioned):
@@ -108,14 +108,14 @@ class Keys(Generations, Versioned):
     def _granted(
         self, name: bytes, token: bytes, cas: bytes, at: float, seconds: int, entry: Entry[bytes] | None = None
     ) -> Granted:
-        self._numbers.put(name, token, Number(cas, at, at + seconds))
+        self._numbers.put((name, token), Number(cas, at, at + seconds), at)
         return Granted(entry)
 
     # -- the end of a lease -------------------------------------------------------------------------------------
 
     async def fill(self, key: str, token: bytes, entry: Entry[bytes]) -> bool:
         name, body = items.name_of(key), items.plain(entry)
-        server, number = self._line.servers.of(name), self._numbers.pop(name, token)
+        server, number = self._line.servers.of(name), self._numbers.pop((name, token), None)
         self._costs.learn(name, entry)
         _fits(server, name, body)
         try:
@@ -130,13 +130,13 @@ class Keys(Generations, Versioned):
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = items.name_of(key)
-        self._numbers.pop(name, token)
+        self._numbers.pop((name, token), None)
         seconds = items.standing(rest) if rest > 0 else 0.0
         return await changed(self._line, name, lambda was: record.abandon(was, token, verdict, seconds, 0.0))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         name = items.name_of(key)
-        self._numbers.pop(name, token)  # the item gets another one
+        self._numbers.pop((name, token), None)  # the item gets another one
         return await changed(self._line, name, lambda was: record.renew(was, token, items.standing(lease), 0.0))
 
     # -- wait ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from stampede.colour import Bell, Colour
-from stampede.engines.kit.owned import Owned
+from stampede.engines.ending import Ending
 from stampede.engines.naming import shown
 from stampede.engines.whereabouts import parts_of
 from stampede.engines.zmq import wire
@@ -41,7 +41,7 @@ class _Own:
 
     fence: int
     room: float
-    ends: float
+    end: float
 
 
 class Links:
@@ -50,7 +50,7 @@ class Links:
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = tuple(links)
         self._draws = [blake2b(str(link.place).encode(), digest_size=16).digest() for link in links]
-        self.owned: Owned[bytes, _Own] = Owned(lambda own: own.ends < monotonic())
+        self.owned: Ending[tuple[bytes, bytes], _Own] = Ending()
 
     def of(self, name: bytes) -> Link:
         if len(self.links) == 1:
@@ -95,12 +95,12 @@ class ZmqLocks:
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         raw = wire.name_of(name)
-        link, own, asked = self._links.of(raw), self._links.owned.get(raw, token), monotonic()
+        link, own, asked = self._links.of(raw), self._links.owned.get((raw, token)), monotonic()
         fence, room = (0, 1.0) if own is None else (own.fence, own.room)
         kind, _ = await link.ask(self._colour, Word.RENEW, wire.asking(raw, token, lease, room, fence))
         if kind == Word.YES:
             if own is not None:
-                own.ends = asked + lease
+                own.end = asked + lease
             return True
         self._has_not(link, raw, token)
         return False
@@ -133,13 +133,13 @@ class ZmqLocks:
                     await self._colour.park(bell, min(max(end - monotonic(), 0.0), SAFETY))
 
     def _has(self, link: Link, name: bytes, token: bytes, own: _Own) -> None:
-        if self._links.owned.get(name, token) is None:
+        if self._links.owned.get((name, token)) is None:
             link.held += 1
-        self._links.owned.put(name, token, own)
+        self._links.owned.put((name, token), own, monotonic())
 
     def _has_not(self, link: Link, name: bytes, token: bytes) -> None:
         link.left(token)
-        if self._links.owned.pop(name, token) is not None:
+        if self._links.owned.pop((name, token), None) is not None:
             link.held -= 1
 
     async def held(self, prefix: str = "") -> list[Held]:
