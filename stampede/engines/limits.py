@@ -13,7 +13,7 @@ from stampede.errors import EngineClosed
 from stampede.ports import Booked, Rate, Usage
 from stampede.window import NOTHING, SECOND, Window, ends, give_back, micros, penalize, take, used
 
-__all__ = ["NamedLimits", "T", "WindowLimits", "booked", "usage"]
+__all__ = ["Kept", "NamedLimits", "T", "WindowLimits", "booked", "usage"]
 
 T = TypeVar("T")
 
@@ -58,7 +58,9 @@ class WindowLimits(ABC):
 
 
 @dataclass(slots=True)
-class _Kept:
+class Kept:
+    """A window, as long as it matters."""
+
     window: Window
     end: float
 
@@ -77,7 +79,7 @@ class NamedLimits(WindowLimits):
             window = NOTHING if kept is None else kept.window
             after, answer = change(window, now)
             if after is not window:
-                self._kept.put(name, _Kept(after, (now + ends(after)) / SECOND), now / SECOND)
+                self._kept.put(name, Kept(after, (now + ends(after)) / SECOND), now / SECOND)
         return answer
 
     async def listed(self) -> list[tuple[str, Usage]]:
@@ -96,4 +98,4 @@ class NamedLimits(WindowLimits):
 
     def start_again(self) -> None:
         """A forked child has limits of its own, as they are when it begins with nothing."""
-        self._kept: Ending[str, _Kept] = Ending()
+        self._kept: Ending[str, Kept] = Ending()

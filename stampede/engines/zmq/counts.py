@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 
 from stampede.engines.ending import Ending
-from stampede.engines.limits import booked, usage
+from stampede.engines.limits import Kept, booked, usage
 from stampede.engines.zmq.machine import Refused
 from stampede.ports import Booked, Rate, Usage
 from stampede.window import NOTHING, SECOND, Window, ends, give_back, micros, note, penalize, slack
 
 __all__ = ["Counts"]
-
-
-@dataclass(slots=True)
-class _Kept:
-    window: Window
-    end: float
 
 
 class Counts:
@@ -27,7 +20,7 @@ class Counts:
     def __init__(self, now: float, *, quiet: float, most: int) -> None:
         self._began, self._quiet = now, now + quiet
         self._most = most
-        self._kept: Ending[bytes, _Kept] = Ending()
+        self._kept: Ending[bytes, Kept] = Ending()
 
     def take(self, name: bytes, rate: Rate, cost: int, ahead: float, now: float, was: int = 0) -> Booked:
         _check(rate)
@@ -80,7 +73,7 @@ class Counts:
                     del self._kept[old]
             if len(self._kept) >= self._most:
                 raise Refused(f"it has {len(self._kept)} limits, and may have no more: see --max-limits")
-        self._kept.put(name, _Kept(window, now + ends(window) / SECOND), now)
+        self._kept.put(name, Kept(window, now + ends(window) / SECOND), now)
 
 
 def _check(rate: Rate) -> None:
