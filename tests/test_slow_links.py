@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
@@ -132,3 +133,20 @@ def test_a_value_that_the_server_does_not_take_is_no_outage(
     ]
     with pytest.raises(TooLarge):
         asked.run("set", "big", blob)
+
+
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_a_loop_that_is_blocked_while_it_connects(engine: str) -> None:
+    """The TLS contexts of many servers, or an application's start, would pass for an outage."""
+    url = shared_redis().url + "?socket_connect_timeout=0.2" if engine == "redis" else shared_memcached().url
+    with Cache(url) as cache:
+
+        async def use() -> None:
+            asking = asyncio.ensure_future(cache.aset("k", 1))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            time.sleep(0.6 if engine == "redis" else 1.2)
+            await asking
+
+        asyncio.run(use())
+        assert cache.get("k") == 1

@@ -33,6 +33,9 @@ class _Ends(Protocol):
     def disown(self) -> None: ...
 
 
+BLOCKED = 0.2
+"""Seconds for which a loop must have been blocked while it connected, for a second try after a time-out."""
+
 LOOK = 0.05
 """Seconds between two looks at a connection that owes a reply."""
 
@@ -43,6 +46,7 @@ class Timer:
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look
         self._handle: asyncio.TimerHandle | None = None
+        self.late = 0.0  # seconds in all by which looks came too late, as the loop was blocked
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Do nothing if it runs already."""
@@ -50,6 +54,7 @@ class Timer:
         if handle is not None:
             if handle.when() + LOOK > loop.time():
                 return
+            self.late += loop.time() - handle.when()
             handle.cancel()  # it is late. A loop that an exception has ended, as Ctrl-C, may also have dropped it
         # Without the context of the caller, who is only the first of many to ask.
         self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
@@ -60,6 +65,8 @@ class Timer:
             self._handle = None
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._handle is not None:
+            self.late += loop.time() - self._handle.when()
         self._handle = None
         again = True
         try:
@@ -189,7 +196,14 @@ class Pipe(ABC):
 
     async def _connect(self) -> None:
         try:
-            wire = await self.reach()
+            late = self._timer.late
+            try:
+                wire = await self.reach()
+            except (self.hung, TimeoutError):
+                if self._timer.late - late < BLOCKED:
+                    raise
+                # The loop was blocked, as by the TLS contexts of many servers. That says nothing of this one.
+                wire = await self.reach()
             if wire.dead:
                 raise OutOfStep("it has said what nobody had asked for")
             await anext(wire.ended)

@@ -8,12 +8,12 @@ from typing import Any
 __all__ = ["disown", "disown_number", "shut"]
 
 
-def shut(transport: Any, *, at_once: bool = False) -> None:
-    """Close it, also when its loop runs no more. `at_once`: what has not been sent never is."""
+def shut(transport: Any) -> None:
+    """Close it, also when its loop runs no more."""
     encrypted = transport.get_extra_info("sslcontext") is not None
     try:
         # TLS says goodbye and waits for an answer, for which a loop that ends has no turn.
-        transport.abort() if encrypted or at_once else transport.close()
+        transport.abort() if encrypted else transport.close()
     except RuntimeError:  # the loop was closed (uvloop closes its sockets then): nobody but us would close this one
         ssl: Any = getattr(transport, "_ssl_protocol", None)
         lost: Any = getattr(ssl, "_transport", None) if encrypted else transport

@@ -51,14 +51,9 @@ class Question:
         with suppress(RuntimeError):  # its loop was closed
             self.future.cancel()
 
-    def answer(self) -> None:
-        if not self.future.done():
-            with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
-                self.future.set_result(None)
-
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
-            with suppress(RuntimeError):  # the same
+            with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
                 self.future.set_exception(error)
 
 

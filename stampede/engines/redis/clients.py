@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from stampede.engines.kit.vigil import Vigil
@@ -17,16 +17,11 @@ from stampede.engines.redis.scripts import is_damage
 from stampede.engines.url import flag, parts_of, safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 
-if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection as SuspendingConnection
-    from redis.connection import AbstractConnection as Connection
-
 __all__ = [
     "DEFAULTS",
     "SENTINEL",
     "Address",
     "Server",
-    "Wire",
     "is_silence",
     "made_with",
     "never",
@@ -106,21 +101,15 @@ class Server:
         kind = getattr(import_module(f"{package}.connection"), self._kind)
         return kind(**self._options | options, retry=never(f"{package}.retry"))
 
-    def connection(self, **options: Any) -> Connection:
+    def connection(self, **options: Any) -> Any:
         """One connection of the blocking colour, not yet connected."""
-        made: Connection = self._made("redis", **options)
-        return made
+        return self._made("redis", **options)
 
-    async def suspending_connection(self, **options: Any) -> SuspendingConnection:
+    async def suspending_connection(self) -> Any:
         """One connection of the running event loop, not yet connected."""
-        try:
-            made: SuspendingConnection = self._made("redis.asyncio", **options)
-        except TypeError as unknown:
-            # else an option of the blocking side only, such as OCSP's
-            raise ConnectionError(f"an event loop's connection can't be made so: {unknown}") from unknown
-        return made
+        return self._made("redis.asyncio")
 
-    def met(self, wire: Wire) -> None:
+    def met(self, wire: Any) -> None:
         """A connection stands."""
 
     def look(self) -> None:
@@ -129,13 +118,6 @@ class Server:
     def close(self) -> None:
         """No connection is made any more. Let go of what it takes to know where to connect."""
         self.closed = True
-
-
-class Wire(Protocol):
-    """A connection of ours, around one of the library's."""
-
-    connection: Any
-    current: bool  # it leads where a new one would
 
 
 def of_url(url: str, options: Mapping[str, Any]) -> Server:

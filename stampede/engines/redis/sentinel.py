@@ -7,19 +7,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from weakref import WeakSet
 
 from stampede.engines.kit.errands import Errands
 from stampede.engines.kit.replies import ODD
-from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, Wire, made_with, never, several
+from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
 from stampede.engines.url import flag, safe_url
 from stampede.errors import OptionError
-
-if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection as SuspendingConnection
-    from redis.connection import AbstractConnection as Connection
 
 __all__ = ["Service", "of_sentinel_client", "of_sentinel_url"]
 
@@ -56,16 +52,16 @@ class Service(Server):
         self._lock = threading.RLock()
         self._look = 0.0  # when to ask the sentinels again
         self._master: tuple[str, int] | None = None  # of the last connection
-        self._wires: WeakSet[Wire] = WeakSet()
+        self._wires: WeakSet[Any] = WeakSet()  # of connections: `current` says whether one leads where a new one would
         super().__init__(name, kind, own)
 
-    def connection(self, **options: Any) -> Connection:
+    def connection(self, **options: Any) -> Any:
         host, port = self.master()
         return super().connection(**options, host=host, port=port)
 
-    async def suspending_connection(self, **options: Any) -> SuspendingConnection:
+    async def suspending_connection(self) -> Any:
         host, port = await self._errands.run(self.master)
-        return await super().suspending_connection(**options, host=host, port=port)
+        return self._made("redis.asyncio", host=host, port=port)
 
     def master(self) -> tuple[str, int]:
         """Where the sentinels say that the master is."""
@@ -88,7 +84,7 @@ class Service(Server):
         self._watch.sentinels = watch.sentinels
         return host, port
 
-    def met(self, wire: Wire) -> None:
+    def met(self, wire: Any) -> None:
         self._move((wire.connection.host, wire.connection.port))
         with self._lock:
             self._wires.add(wire)
