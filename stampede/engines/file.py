@@ -28,8 +28,7 @@ from stampede.watch import Watch
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
 
-SAFETY = 1.0
-"""Seconds between two looks of a waiter that nobody woke."""
+SAFETY = 1.0  # seconds between two looks of a waiter that nobody woke
 
 _ends = Watch("stampede-ends")
 

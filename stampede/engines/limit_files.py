@@ -25,8 +25,7 @@ __all__ = ["LimitFiles"]
 PATIENCE = 2.0
 """Seconds for which one waits for a file that somebody has locked: he is frozen, or this machine stands still."""
 
-SWEPT = 0.01
-"""Of the new names so many look for those that are over: with a name for each user there may be many."""
+SWEPT = 0.01  # of the new names so many look for those that are over: with a name for each user there may be many
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LENGTH = 65_536

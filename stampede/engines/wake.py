@@ -26,17 +26,10 @@ from stampede.threads import begun
 
 __all__ = ["LOOK", "SINGLE", "Post"]
 
-LOOK = 0.025
-"""Seconds between two looks of waiters that nobody can wake."""
-
-WATCH = 0.01
-"""Seconds between two looks whether a process lives that is waited for."""
-
-LINGER = 5.0
-"""Seconds that the pipe stays after the last waiter: the next herd finds it there."""
-
-SINGLE = 1 << 16
-"""The numbers from here on are those of locks."""
+LOOK = 0.025  # seconds between two looks of waiters that nobody can wake
+WATCH = 0.01  # seconds between two looks whether a process lives that is waited for
+LINGER = 5.0  # seconds that the pipe stays after the last waiter: the next herd finds it there
+SINGLE = 1 << 16  # the numbers from here on are those of locks
 
 _WORD = 8
 _FULL = 1 << 16

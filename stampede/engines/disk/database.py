@@ -27,8 +27,7 @@ __all__ = ["Database", "Locked", "Write"]
 T = TypeVar("T")
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-FORMAT = 3
-"""In the file names: another layout is another file, so that two releases can share a directory."""
+FORMAT = 3  # in the file names: another layout is another file, so that two releases can share a directory
 
 _UNWRITABLE = "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"
 """Nothing can be written, but what is stored can be read."""

@@ -15,8 +15,7 @@ from stampede.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["DiskLimits"]
 
-SWEPT = 0.01
-"""Of the new names so many look for those that are over: with a name for each user there may be many."""
+SWEPT = 0.01  # of the new names so many look for those that are over: with a name for each user there may be many
 
 
 class DiskLimits(WindowLimits):

@@ -30,14 +30,9 @@ __all__ = ["Awaited", "Port", "Rows", "bell_of", "key_number", "lock_number"]
 
 T = TypeVar("T")
 
-SWEEP = 60.0
-"""Seconds between two looks for what dead processes left."""
-
-LOG = 16 << 20
-"""Bytes that stay free beside the database: SQLite's log is cut to this size."""
-
-PAGE = 1000
-"""Rows that are listed at once."""
+SWEEP = 60.0  # seconds between two looks for what dead processes left
+LOG = 16 << 20  # bytes that stay free beside the database: SQLite's log is cut to this size
+PAGE = 1000  # rows that are listed at once
 
 _MESSAGE = 4000
 _LEAST = -(1 << 63)

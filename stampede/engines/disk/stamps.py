@@ -22,8 +22,7 @@ from pathlib import Path
 __all__ = ["GENERATIONS", "HAND", "MARK", "SLOTS", "WRITER", "Stamps", "Unreadable"]
 
 SLOTS = 1 << 16
-MARK = 1
-"""Instead of a stamp: a change is under way, or its writer died."""
+MARK = 1  # instead of a stamp: a change is under way, or its writer died
 
 _MAGIC = int.from_bytes(b"stampede", "little")
 _WORDS = 8 + SLOTS

@@ -26,8 +26,7 @@ from stampede.errors import EngineClosed, OptionError
 
 __all__ = ["LOOK", "READ", "WRITE", "Server", "of_pool", "of_url", "until_ready"]
 
-LOOK = 0.05
-"""Seconds between two looks."""
+LOOK = 0.05  # seconds between two looks
 
 READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 

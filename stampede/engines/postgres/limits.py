@@ -25,8 +25,7 @@ SWEEP = f"""DELETE FROM stampede.limits WHERE id IN (
 
 TRIES = 100
 
-SWEPT = 0.01
-"""Of the new names so many look for those that are over: with a name for each user there may be many."""
+SWEPT = 0.01  # of the new names so many look for those that are over: with a name for each user there may be many
 
 
 class PostgresLimits(WindowLimits):

@@ -32,8 +32,7 @@ from stampede.ports import Busy, Granted, Held, Problem, Records, Released, Repo
 
 __all__ = ["History", "PostgresLocks", "PostgresReports", "lock_id"]
 
-TURN = 0.2
-"""Seconds for which a lock that came free is kept for the one whose turn it is (as locks.sql says)."""
+TURN = 0.2  # seconds for which a lock that came free is kept for the one whose turn it is (as locks.sql says)
 
 _REMEMBERED = 1 << 16
 

@@ -40,11 +40,8 @@ UNKEPT = "a local tier keeps nothing, and every hit asks the server"
 PATIENCE = "500ms"
 """For which we wait for the changes under way to end, before changes are told to us, too: later ones wait behind us."""
 
-AT_FIRST = 0.5
-"""Seconds that the first claim, or lock, of a process waits for the connection that is its sign of life."""
-
-LATER = 30.0
-"""Seconds before a server that refuses to note us is asked again."""
+AT_FIRST = 0.5  # seconds that the first claim, or lock, of a process waits for the connection that is its sign of life
+LATER = 30.0  # seconds before a server that refuses to note us is asked again
 
 _HOME = b"home"
 _PASSING = ("25", "40", "55", "57")  # conflicts, locks, time limits; read-only, as before a promotion

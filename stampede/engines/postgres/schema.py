@@ -19,8 +19,7 @@ def _text(name: str) -> str:
     return (files(__package__) / name).read_text()
 
 
-_ONE = 8319104481669375078
-"""The lock of who makes it, or another version of it."""
+_ONE = 8319104481669375078  # the lock of who makes it, or another version of it
 
 
 def statements(*, durable: bool = False) -> str:

@@ -26,8 +26,7 @@ MOST = 4
 BUSY = 4
 """Questions under way over each, from which on one more connection is worth its while. (Over a pooler's, one.)"""
 
-REST = 1.0
-"""Seconds for which those that are there have to do, after the server has taken no more."""
+REST = 1.0  # seconds for which those that are there have to do, after the server has taken no more
 
 
 class Suspending(Line):

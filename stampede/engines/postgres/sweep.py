@@ -17,32 +17,15 @@ __all__ = ["Sweeper"]
 
 _log = logging.getLogger("stampede")
 
-WRITES = 64
-"""Of a process, between two sweeps."""
-
-AT_ONCE = 512
-"""Entries that are looked at in one."""
-
-WORTH = 8
-"""Where one in so many was removed, there is more."""
-
-ON_END = 32
-"""Sweeps on end, at most."""
-
-LAST = 240
-"""The highest byte that a sweep begins at: behind it there would be too few to judge by."""
-
-TAKEN = 64
-"""Locks of a process, between two looks for dead ones."""
-
-REAPED = 128
-"""Of them, at most, at once."""
-
-MOMENT = 1.0
-"""Seconds that a holder whose connection is gone has to say that it lives, as in locks.sql."""
-
-AGAIN = 0.05
-"""Seconds between two tries to say so."""
+WRITES = 64  # writes of a process between two sweeps
+AT_ONCE = 512  # entries that are looked at in one
+WORTH = 8  # if one in so many was removed, another sweep is worth its while
+ON_END = 32  # sweeps on end, at most
+LAST = 240  # the highest byte that a sweep begins at: behind it there would be too few to judge by
+TAKEN = 64  # locks of a process, between two looks for dead ones
+REAPED = 128  # dead locks that one look ends, at most
+MOMENT = 1.0  # seconds that a holder whose connection is gone has to say that it lives, as in locks.sql
+AGAIN = 0.05  # seconds between two tries to say so
 
 REAP = "SELECT stampede.reap($1)"
 UNBIND = "SELECT stampede.unbind($1, $2)"
@@ -72,8 +55,7 @@ class Sweeper:
             self._do(lambda: self._ask((REAP, (REAPED,))))
 
     def unbind(self, backend: tuple[int, float]) -> None:
-        """We have lost our sign of life, and live: what we hold isn't to be taken for a dead one's. It is bound to the
-        next one when it is renewed."""
+        """Say that this process lives, though the connection that showed it is gone. Renewals bind to the next one."""
         self._do(lambda: self._unbind(backend))
 
     def close(self) -> None:

@@ -24,23 +24,12 @@ __all__ = ["LONGEST", "Teller"]
 
 _log = logging.getLogger("stampede")
 
-GATHER = 0.005
-"""Seconds for which what is to be told is let come together, behind what was told last."""
-
-LONGEST = 5900
-"""Bytes of a message, at most: in base64, with its channel, it stays below the 8000 of a notification."""
-
-AT_ONCE = 500
-"""Notifications of one statement."""
-
-MOST = 10_000
-"""That wait to be sent: of more, the oldest are dropped."""
-
-AT_EXIT = 1.0
-"""Seconds that a close waits for what is to be told, also at the end of the program."""
-
-IN_A_LOOP = 0.05
-"""The same in an event loop, where others wait, too."""
+GATHER = 0.005  # seconds for which notifications are gathered, behind the last ones that were sent
+LONGEST = 5900  # bytes of a message, at most: in base64, with its channel, it stays below the 8000 of a notification
+AT_ONCE = 500  # notifications of one statement
+MOST = 10_000  # notifications that wait to be sent: of more, the oldest are dropped
+AT_EXIT = 1.0  # seconds that a close waits for what is to be told, also at the end of the program
+IN_A_LOOP = 0.05  # the same in an event loop, where others wait, too
 
 TELL = (
     "SELECT count(pg_notify('stampede_' || home, payload)) FROM unnest($1::text[], $2::text[]) AS told (home, payload)"

@@ -37,14 +37,12 @@ from stampede.record import VERDICT
 
 __all__ = ["LOOK", "SAFETY", "Keys"]
 
-SAFETY = 1.0
-"""Seconds between two looks of a waiter that nobody woke: no push is durable."""
+SAFETY = 1.0  # seconds between two looks of a waiter that nobody woke: no push is durable
 
 LOOK = 0.1
 """The same where there are no news, and where a holder's connection is its sign of life: nobody tells of its end."""
 
-PAGE = 1000
-"""Keys that are looked at for one page of a list."""
+PAGE = 1000  # keys that are looked at for one page of a list
 
 _SEEN = "entry, fresh - {0}, keep - {0}, cost, margin, ttl, raised, value"
 _NOW = "stampede.clock()"

@@ -30,11 +30,8 @@ __all__ = [
     "verdict_string",
 ]
 
-SMALL = 4096
-"""Bytes of a value that is sent along with the news of it."""
-
-SLACK = 1.0
-"""Seconds that an entry may have more than it was given, before its server's clock was set back."""
+SMALL = 4096  # bytes of a value that is sent along with the news of it
+SLACK = 1.0  # seconds that an entry may have more than it was given, before its server's clock was set back
 
 _LONGEST = 512 << 20
 _MESSAGE = 4000
