@@ -27,7 +27,7 @@ OPTIONS: dict[str, Kind] = {"create": flag, "timeout": number, **dict.fromkeys(_
 
 GRAVE = 3600.0  # seconds for which a removed item leaves its version to the next one of its name
 BUSY = {"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"}
-MAKING = 20.0  # seconds for which the first question of a table that isn't there waits until it is
+MAKING = 20  # seconds for which the first question of a table that isn't there waits until it is
 
 
 class DynamoCell(Cell):
@@ -137,7 +137,7 @@ class DynamoCell(Cell):
         return answer
 
     def _make(self) -> None:
-        name, end = {"TableName": self._table}, time.monotonic() + MAKING
+        name = {"TableName": self._table}
         key = {"KeySchema": [{"AttributeName": "name", "KeyType": "HASH"}], "BillingMode": "PAY_PER_REQUEST"}
         kind = [{"AttributeName": "name", "AttributeType": "S"}]
         try:
@@ -145,10 +145,7 @@ class DynamoCell(Cell):
         except ClientError as refused:
             if _code(refused) != "ResourceInUseException":  # somebody else makes it
                 raise
-        while self._call("describe_table", **name)["Table"]["TableStatus"] != "ACTIVE":
-            if time.monotonic() > end:
-                raise EngineError(f"the table {self._table!r} is still being made")
-            time.sleep(0.05)
+        self._client().get_waiter("table_exists").wait(**name, WaiterConfig={"Delay": 1, "MaxAttempts": MAKING})
         with suppress(ClientError):  # somebody else has said so; or this isn't DynamoDB, and keeps what nobody wants
             ends = {"Enabled": True, "AttributeName": "ends"}
             self._call("update_time_to_live", **name, TimeToLiveSpecification=ends)
