@@ -124,8 +124,7 @@ def test_foreign_bytes_are_a_miss() -> None:
         for foreign in (b"", b"SD", b"x" * 200, "text", 5):
             cache.set("k", 1)
             for name in kept:
-                if name.startswith("stampede-k"):
-                    kept[name] = foreign
+                kept[name] = foreign
             assert cache.get_or_compute("k", lambda: 2) == 2
 
 
@@ -136,7 +135,7 @@ def test_trouble_is_ours(own: RedisServer) -> None:
         assert cache.get_or_compute("k", lambda: 1) == 1
         own.stop()
         assert cache.get_or_compute("k", lambda: 2) == 2
-        with pytest.raises(EngineError, match="RedisBackend"):
+        with pytest.raises(EngineError, match="dogpile"):
             cache.invalidate("k")
     with pytest.raises(EngineError, match="closed"):
         engine.ping()

@@ -24,7 +24,7 @@ from dogpile.cache.proxy import ProxyBackend
 from dogpile.testing import fixtures
 from herd import Herd, Origin, until
 from memcached_server import shared_memcached
-from servers import RedisCluster, RedisServer, shared_cluster, shared_redis
+from servers import RedisServer, shared_cluster, shared_redis
 from test_dogpile_backend import _hurry, _Redis
 
 from stampede import OptionError, RecursiveComputation
@@ -332,22 +332,20 @@ def test_arguments_that_say_how_long_a_store_keeps() -> None:
     assert translated("dogpile.cache.memcached", {"url": ["a:1", ("b", 2)]})[1]["url"] == "memcached://a:1,b:2"
     with pytest.raises(OptionError, match="password"):
         translated("dogpile.cache.bmemcached", {"url": "h:1", "password": "secret"})
+    for name in ("redis_sentinel", "valkey_cluster"):
+        with pytest.raises(OptionError, match="'stampede'"):
+            translated(f"dogpile.cache.{name}", {})
 
 
-def test_a_cluster_as_dogpile_is_told_of_it() -> None:
-    """The same for a cluster: its bulk verbs go to several servers."""
-    cluster = shared_cluster()
-    region = make_region().configure("dogpile.cache.redis_cluster", arguments={"url": f"redis://{first_of(cluster)}"})
+def test_a_cluster() -> None:
+    """Bulk verbs go to several servers: they would miss some."""
+    region = make_region().configure("stampede", arguments={"url": shared_cluster().url})
     names = [f"k{number}" for number in range(50)]
     region.set_multi(dict.fromkeys(names, 1))
     assert region.get_multi(names) == [1] * 50
     region.delete_multi(names)
     assert region.get_multi(names) == [NO_VALUE] * 50
     assert region.get_or_create_multi(names, lambda *keys: list(keys)) == names
-
-
-def first_of(cluster: RedisCluster) -> str:
-    return cluster.url.partition("://")[2].split(",")[0].partition("/")[0].partition("?")[0]
 
 
 def test_memory_keeps_objects_as_they_are() -> None:

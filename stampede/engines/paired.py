@@ -46,7 +46,7 @@ class Paired(Engine):
             raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
         self.scheme = f"{store.scheme}+{locks.scheme}"
         self.shared = store.shared
-        self.fenced = isinstance(values, Versioned)
+        self.fenced = store.fenced and isinstance(values, Versioned)
         self.pushes = locks.pushes
         self.fair = locks.fair
         self.rooms = locks.rooms

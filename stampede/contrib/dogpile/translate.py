@@ -19,6 +19,8 @@ _MOOT = ("distributed_lock", "lock_sleep", "lock_blocking", "thread_local_lock",
 
 def translated(backend: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
     """The backend's name and arguments with us; as they are where it is none of dogpile's."""
+    if backend.endswith(("_sentinel", "_cluster")) and backend.startswith("dogpile.cache."):
+        raise OptionError(f"{backend!r} can't be translated: configure the backend 'stampede' with a url, or a client")
     arguments = dict(given)
     translate = _KNOWN.get(backend)
     if translate is None or "cache_dict" in arguments:
@@ -63,26 +65,6 @@ def _redis(arguments: Arguments) -> Arguments:
     return {"url": client, **arguments}
 
 
-def _sentinel(arguments: Arguments) -> Arguments:
-    from redis.sentinel import Sentinel
-
-    connection, own = _connection(arguments), dict(arguments.pop("sentinel_kwargs", None) or {})
-    for name in ("username", "password"):
-        if name in connection:
-            own.setdefault(name, connection[name])
-    sentinel = Sentinel(arguments.pop("sentinels"), sentinel_kwargs=own, **connection)
-    return {"url": sentinel.master_for(arguments.pop("service_name", "mymaster")), **arguments}
-
-
-def _cluster(arguments: Arguments) -> Arguments:
-    from redis.cluster import RedisCluster
-
-    url, nodes, connection = arguments.pop("url", None), arguments.pop("startup_nodes", None), _connection(arguments)
-    connection.pop("db", None)
-    client = RedisCluster.from_url(url, **connection) if url else RedisCluster(startup_nodes=nodes, **connection)
-    return {"url": client, **arguments}
-
-
 _CONNECTION = (
     "host", "port", "db", "username", "password", "ssl",
     "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options",
@@ -122,7 +104,5 @@ _KNOWN: dict[str, Callable[[Arguments], Arguments]] = {
     "dogpile.cache.memory_pickle": _memory_pickle,
     "dogpile.cache.dbm": _dbm,
     **{f"dogpile.cache.{name}": _redis for name in ("redis", "valkey")},
-    **{f"dogpile.cache.{name}": _sentinel for name in ("redis_sentinel", "valkey_sentinel")},
-    **{f"dogpile.cache.{name}": _cluster for name in ("redis_cluster", "valkey_cluster")},
     **{f"dogpile.cache.{name}": _memcached for name in ("memcached", "pylibmc", "bmemcached", "pymemcache")},
 }
