@@ -23,18 +23,11 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE 'stampede decides in transactions that are READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
     END IF;
-    IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM stampede.lasting();
+    IF current_setting('synchronous_commit') = 'off' THEN  -- or after a crash a fence would come twice
+        PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
     PERFORM pg_advisory_xact_lock(its_lock);
     RETURN stampede.clock();
-END $$;
-
--- What is answered outlives a crash, also where other commits here don't wait for the disk: or a fence would come twice,
--- and what was invalidated come back. (What changes unlogged tables alone waits for nothing.)
-CREATE FUNCTION stampede.lasting() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('synchronous_commit', 'local', true);
 END $$;
 
 -- Behind every change of a key: tell those who keep it, with the commit. Who begins to keep takes the same lock alone.
@@ -299,8 +292,8 @@ BEGIN
             ON CONFLICT (scope) DO UPDATE SET id = split_part(g.id, '~', 1) || '~' || softer;
     END IF;
     PERFORM pg_notify('stampede', 'g');
-    IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM stampede.lasting();
+    IF current_setting('synchronous_commit') = 'off' THEN  -- or what was ended would come back after a crash
+        PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
 END $$;
 

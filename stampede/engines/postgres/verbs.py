@@ -26,7 +26,6 @@ from stampede.engines.postgres.wire import (
     news_of,
     reply_of,
     row_of,
-    shown,
     verdict_string,
 )
 from stampede.engines.whereabouts import here
@@ -246,7 +245,8 @@ class Keys(Versioned):
     async def show(self, key: str) -> Shown:
         id = names(key).id
         kept, lease = await self._line.ask_all([(KEPT, ([id],)), (LEASE, (id,))])
-        return shown(entry_of(kept[0][1:]) if kept else None, lease[0] if lease else None)
+        token, left, holder = lease[0] if lease else (b"", 0.0, "")
+        return Shown(entry_of(kept[0][1:]) if kept else None, token, left, holder or "")
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         rows = await self._line.ask((NAMED, (cursor or b"", PAGE)))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from stampede.engines.postgres.talk import Row
 from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Busy, Failed, Found, Granted, Reply, Shown, Ticket
+from stampede.ports import Busy, Failed, Found, Granted, Reply, Ticket
 
 __all__ = [
     "SMALL",
@@ -26,7 +26,6 @@ __all__ = [
     "news_of",
     "reply_of",
     "row_of",
-    "shown",
     "verdict_string",
 ]
 
@@ -108,14 +107,6 @@ def reply_of(row: Row, ticket: Ticket | None) -> Reply:
     if answer == 3:
         return Failed(_verdict_of(verdict), entry, rest)
     raise EngineError(f"Postgres answered a claim with {answer!r}")
-
-
-def shown(kept: Entry[Any] | None, lease: Row | None) -> Shown:
-    """Of an entry, and of token, seconds and holder."""
-    if lease is None:
-        return Shown(kept, b"")
-    token, left, holder = lease
-    return Shown(kept, token, left, holder or "")
 
 
 def verdict_string(verdict: Verdict) -> str:
