@@ -370,7 +370,7 @@ def test_json_for_programs(home: Path, cache: Cache) -> None:
 def test_get_a_functions_value_by_its_key(home: Path) -> None:
     """A key printed by `report.key(42)` would not be found: it lies in its function's own generation."""
     key = python(home, "import shop; shop.report.invalidate_all(); shop.report(42); print(shop.report.key(42))").strip()
-    assert stampede(home, "get", key).startswith("{'customer': 42}\n")
+    assert stampede(home, "get", key, "--function", "shop:report").startswith("{'customer': 42}\n")
 
 
 def test_get_a_value_of_a_type_of_its_own(home: Path) -> None:
@@ -388,7 +388,9 @@ def test_get_an_exception_that_is_an_answer(home: Path) -> None:
         "import shop, contextlib\nwith contextlib.suppress(LookupError): shop.missing(1)\nprint(shop.missing.key(1))"
     )
     key = python(home, program).strip()
-    assert stampede(home, "get", key).startswith("raises builtins.LookupError('no such product', 1)\n")
+    assert stampede(home, "get", key, "--function", "shop:missing").startswith(
+        "raises builtins.LookupError('no such product', 1)\n"
+    )
 
 
 def test_get_of_what_the_terminal_cannot_show(home: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

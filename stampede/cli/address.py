@@ -15,15 +15,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from stampede import events
 from stampede.cache import Cache
 from stampede.cached import Cached
-from stampede.codec import Codec, header_of
-from stampede.codec.choose import Pickled
-from stampede.codec.envelope import Body
-from stampede.codec.sealed import Sealed
-from stampede.codec.structured import Structured
 from stampede.colour import BLOCKING, run_blocking
 from stampede.engines import open_engine, safe_url
 from stampede.entry import Entry
-from stampede.errors import CodecError, OptionError, StampedeError
+from stampede.errors import OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
 from stampede.method import Method
 from stampede.ports import Engine
@@ -204,11 +199,18 @@ def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] 
         for scope, full in _places(cache, key, function):
             entry = run_blocking(scope.peek(full))
             if entry is None:
-                why = said.pop() if said else "it is a value of another type"
-                entry = _without_type(scope, full, settings, why)
+                entry = _unread(scope, full, said.pop() if said else "it is a value of another type")
             if entry is not None:
                 return entry
     return None
+
+
+def _unread(scope: ScopeSide, key: str, why: str) -> Entry[Any] | None:
+    """The entry with all that is known of it but its value."""
+    store = scope.core.engine.blocking.store
+    assert store is not None
+    (sealed,) = run_blocking(store.get([scope.prefix + key]))
+    return sealed and sealed.holding(Unreadable(f"{why}; --function MODULE:NAME tells its type"))
 
 
 def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | None:
@@ -269,41 +271,3 @@ def _cached(name: str) -> Cached:
     if not isinstance(cached, Cached):
         raise OptionError(f"--function {name}: it is no function under @cached")
     return cached
-
-
-# -- values whose type is not known here ----------------------------------------------------------------------------
-
-
-def _without_type(scope: ScopeSide, key: str, settings: CacheSettings, why: str) -> Entry[Any] | None:
-    """The entry as far as it can be read without its function: its facts, and its value if that is of plain types."""
-    store = scope.core.engine.blocking.store
-    assert store is not None
-    full = scope.prefix + key
-    (sealed,) = run_blocking(store.get([full]))
-    if sealed is None:
-        return None
-    value: Any = Unreadable(f"{why}; --function MODULE:NAME tells its type")
-    try:
-        opened = Codec(_plain(sealed.value), keys=settings.signing_key).decode(full, sealed.value)
-        value, sealed.raised = opened.value, opened.raised
-    except StampedeError:
-        pass
-    return sealed.holding(value)
-
-
-def _plain(blob: bytes) -> Body:
-    """A reader of builtin and standard types, for the codec and the return type that the entry names."""
-    header = header_of(blob)
-    match header.codec:
-        case 1:
-            return Sealed((), header.fingerprint)
-        case 2 | 3 as number:
-            structured = Structured({2: "msgpack", 3: "json"}[number])
-            structured.fingerprint = header.fingerprint
-            return structured
-        case 4:
-            return Pickled(header.fingerprint)  # read only if a key of the settings has signed it
-        case 5:
-            raise CodecError("a codec of the program's own has written it")
-        case number:
-            raise CodecError(f"there is no codec {number}")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 from stampede.colour import run_blocking
 from stampede.testing.conformance.suite import KeyedSuite
 
 __all__ = ["HistoriesSuite"]
-
-T = TypeVar("T")
 
 
 class HistoriesSuite(KeyedSuite):
@@ -39,19 +36,9 @@ class HistoriesSuite(KeyedSuite):
         """It would decide in another order than the other engines, and nobody could say what a claim means."""
         from stampede.testing.conformance.machine import run_histories
 
-        with self.opened(), _turns(self.suspending) as turn:
-            run_histories(self, turn)
-
-
-class _turns:
-    """One step after the other in this colour: a loop's are of one loop."""
-
-    def __init__(self, suspending: bool) -> None:
-        self._runner = asyncio.Runner() if suspending else None
-
-    def __enter__(self) -> Callable[[Coroutine[Any, Any, T]], T]:
-        return run_blocking if self._runner is None else self._runner.run
-
-    def __exit__(self, *exc: object) -> None:
-        if self._runner is not None:
-            self._runner.close()
+        with self.opened():
+            if self.suspending:
+                with asyncio.Runner() as runner:  # one loop for all steps
+                    run_histories(self, runner.run)
+            else:
+                run_histories(self, run_blocking)
