@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from stampede.codec.envelope import AnotherVersion
 from stampede.entry import Entry, Verdict
 from stampede.errors import CodecError, EngineError
-from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket, Versioned
+from stampede.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket
 
 __all__ = ["CodedClaims", "CodedStore", "OfOthers"]
 
@@ -151,7 +151,7 @@ def _beside(key: str, id: bytes) -> str:
     return f"{key}#{id.hex()}"
 
 
-class CodedStore(_Coded, Versioned):
+class CodedStore(_Coded):
     """`Store` of entries over an engine's `Store` of bytes."""
 
     def __init__(self, port: Store, codec: Coder, bad: BadBytes) -> None:
@@ -166,7 +166,6 @@ class CodedStore(_Coded, Versioned):
         await self._port.set(key, self.encoded(key, entry))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        assert isinstance(self._port, Versioned)  # or whoever asks has been refused
         return await self._port.replace(key, seen, self.encoded(key, entry))
 
     async def damaged(self, key: str) -> bytes | None:

@@ -49,7 +49,6 @@ __all__ = [
     "Store",
     "Ticket",
     "Usage",
-    "Versioned",
 ]  # fmt: skip
 
 
@@ -189,6 +188,12 @@ class Store(Protocol):
     async def set(self, key: str, entry: Entry[Any]) -> None:
         """Store; a lease under way dies, the herd wakes."""
 
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        """Store if the entry kept now has the id `seen` (None: nothing is kept), in one step; else False.
+
+        What it says of stale entries is as in `get`: they are kept.
+        """
+
     async def expire(self, key: str) -> bool:
         """Stale from now on, and kept as long as it would have been; a lease under way dies, as it may have begun with
         what is no longer true. True: there was something fresh."""
@@ -206,15 +211,6 @@ class Store(Protocol):
 
     async def bump(self, scope: str) -> None:
         """A new generation of a scope, or of all scopes with "": everything older is gone."""
-
-
-class Versioned(Store):
-    """A store that can replace an entry only while it is the one that was seen. Declared by inheriting from this."""
-
-    @abstractmethod
-    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        """Store if the entry kept now, stale or fresh, has the id `seen` (None: nothing is kept), in one step; else
-        False."""
 
 
 @dataclass(slots=True)
@@ -256,7 +252,7 @@ class Changes(Store, Protocol):
     its `Store`."""
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """What each of these verbs of `Versioned` would have returned; and, asked behind them, what `generations` would
+        """What each of these verbs of `Store` would have returned; and, asked behind them, what `generations` would
         have of each scope."""
 
 
@@ -285,7 +281,7 @@ class Near(Protocol):
 
 
 class Asked(NamedTuple):
-    """A verb of `Claims`, or `Looks`, or one that changes a key, of `Versioned`, to be asked together with others."""
+    """A verb of `Claims`, or `Looks`, or one that changes a key, of `Store`, to be asked together with others."""
 
     verb: str
     args: tuple[Any, ...]
@@ -490,7 +486,6 @@ class Engine(ABC):
     scheme: str
     url: str = ""  # without secrets: for people
     shared: bool = True  # other processes see it: values are bytes, and a local tier is a choice
-    fenced: bool = False  # it refuses a late fill (promises 4 and 5)
     pushes: bool = False  # waiters are woken, not polling
     fair: bool = False  # who has waited longest for a lock is next
     rooms: bool = False  # its locks have room for as many as say so; else for one

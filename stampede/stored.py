@@ -16,7 +16,7 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.flight import Flight
 from stampede.generations import Generations
 from stampede.policy import Policy
-from stampede.ports import Asked, Changes, Lists, Shown, Side, Store, Versioned
+from stampede.ports import Asked, Changes, Lists, Shown, Side, Store
 
 __all__ = ["STAY", "Page", "Stored"]
 
@@ -164,12 +164,6 @@ class Stored:
     async def exchange(self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy) -> Entry[Any] | None:
         """Store a value made of the one that is kept, and lose no change: read, make, and write if what was read is
         still kept. None: the value is to stay as it is."""
-        engine = self.core.engine
-        if not isinstance(engine.blocking.store, Versioned):
-            raise OptionError(
-                f"{engine.scheme}:// can't tell whether a value is still the one that was read, as add, update and "
-                "touch must: use set"
-            )
         for _ in range(TRIES):
             seen = await self._kept(key)
             value = make(seen)

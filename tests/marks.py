@@ -50,7 +50,6 @@ SLOW = {
     "test_disk_conformance.py",
     "test_disk_faults.py",
     "test_disk_processes.py",
-    "test_dogpile_engine.py",
     "test_examples.py",
     "test_examples_postgres.py",
     "test_examples_web.py",

@@ -17,7 +17,7 @@ from herd import Herd
 from memcached_server import shared_memcached
 from servers import shared_redis
 
-from stampede import Cache, OptionError
+from stampede import Cache
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 
@@ -104,12 +104,16 @@ def test_a_computation_under_way_does_not_replace_it(cache: Cache) -> None:
     assert cache.get("k") == 2
 
 
-def test_an_engine_that_cannot(prefix: str) -> None:
-    """It would do it in two steps, and lose what comes between."""
+def test_over_another_engines_locks(prefix: str) -> None:
+    """A pair would overwrite what was stored since, or store what was being computed over it."""
     paired = Cache(engine=Paired(MemoryEngine(), MemoryEngine()))
-    for verb, arguments in {"add": [1], "update": [len], "touch": []}.items():
-        with pytest.raises(OptionError, match=r"memory.*can't tell"):
-            asked(paired, prefix, verb, "k", *arguments)
+    assert asked(paired, prefix, "add", "k", 1) is True
+    assert asked(paired, prefix, "add", "k", 2) is False
+    assert asked(paired, prefix, "update", "k", lambda n: n + 1) == 2
+    assert asked(paired, prefix, "touch", "k", ttl=60) is True
+    assert paired.get_or_compute("l", lambda: (paired.update("l", lambda n: n + 1, 0), 7)[1]) == 7
+    assert paired.get("k") == 2
+    assert paired.get("l") == 1
 
 
 def test_aclose(url: str) -> None:

@@ -701,7 +701,7 @@ def test_an_engine_of_values_only_is_no_lock() -> None:
 
     class Values(Engine):
         scheme = "values"
-        shared = fenced = pushes = coherent = False
+        shared = pushes = coherent = False
 
         def ping(self) -> float:
             return 0.0

@@ -72,7 +72,7 @@ class Switched(Engine):
     """A memory engine of bytes behind a plug, as shared engines are behind a network."""
 
     scheme = "switched"
-    shared = fenced = pushes = True
+    shared = pushes = True
 
     def __init__(self, inner: Engine | None = None) -> None:
         self.plug = Plug()

@@ -21,7 +21,7 @@ from stampede.engines.null import NullEngine
 from stampede.engines.paired import PAST, Paired
 from stampede.entry import Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Versioned
+from stampede.ports import Ask, Busy, Failed, Found, Granted
 from stampede.testing.clock import FakeClock
 
 
@@ -43,7 +43,7 @@ class Steps:
             self.then()
 
 
-class WatchedStore(Versioned):
+class WatchedStore:
     """The memory engine's store, step by step."""
 
     def __init__(self, port: Any, steps: Steps) -> None:
@@ -366,8 +366,7 @@ def test_computations_nobody_ended_are_forgotten() -> None:
 def test_a_pair_is_what_its_parts_are() -> None:
     """`stampede check` and the cache could not tell what to rely on."""
     pair = Paired(MemoryEngine(sealed=True), NullEngine())
-    assert (pair.scheme, pair.shared, pair.fenced, pair.pushes) == ("memory+null", True, True, True)
-    assert not Paired(NullEngine(), MemoryEngine()).fenced
+    assert (pair.scheme, pair.shared, pair.pushes) == ("memory+null", True, True)
     assert pair.ping() >= 0
 
 

@@ -57,7 +57,7 @@ class Breakable:
 class World(Engine):
     """An engine that holds bytes, as a server would, and a cable that can be cut."""
 
-    scheme, shared, fenced, pushes, coherent = "breakable", True, True, True, False
+    scheme, shared, pushes, coherent = "breakable", True, True, False
 
     def __init__(self) -> None:
         inner = MemoryEngine(sealed=True)

@@ -95,8 +95,6 @@ def _notes(cache: Cache) -> Iterator[str]:
         return
     if "disk" in engine.scheme.split("+"):
         yield "shared by the processes of this machine; other machines do not see this directory"
-    if not engine.fenced:
-        yield "promises 4 and 5 do not hold in this mix: the store can't refuse what is filled in late"
     if engine.timeless:
         yield "it tells no time: values get older by the clocks of the machines that store them, which must be right"
     if not engine.pushes:

@@ -20,7 +20,7 @@ from stampede.entry import Entry, Verdict
 from stampede.errors import EngineClosed, OptionError, TooLarge
 from stampede.local import Resident, Tier
 from stampede.policy import nearest
-from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Side, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Reply, Shown, Side
 from stampede.record import NOTHING, Change, Keeps, Record
 
 __all__ = ["MemoryEngine", "check_url", "from_url"]
@@ -37,7 +37,6 @@ class MemoryEngine(Engine):
     """
 
     scheme = "memory"
-    fenced = True
     pushes = True
     fair = True
     rooms = True
@@ -270,7 +269,7 @@ class _Keys:
 # -- the ports ----------------------------------------------------------------------------------------------------
 
 
-class _Verbs(Versioned):
+class _Verbs:
     """Claims and Store. Only `wait` has a colour."""
 
     def __init__(self, keys: _Keys, colour: Colour) -> None:

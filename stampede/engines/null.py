@@ -19,7 +19,6 @@ class NullEngine(Engine):
     scheme = "null"
     rooms = True
     shared = False
-    fenced = True
     pushes = True
 
     def __init__(self) -> None:

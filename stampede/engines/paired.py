@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from stampede import forks, record
 from stampede.engines.ending import Ending
 from stampede.engines.story import heard, told
 from stampede.entry import GRACE, Entry, Verdict, new_id
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Side, Store, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Side, Store
 from stampede.record import Kept, Past, Record
 
 __all__ = ["Paired"]
@@ -33,20 +33,18 @@ class Paired(Engine):
     """One engine's values under another engine's locks.
 
     `max_hold` is the longest that any computation is let to take: a fill that comes later is refused, and for so long
-    an invalidation is remembered. The store needs a verb `replace`. If that is not one step (the store is not declared
-    `Versioned`), it can't refuse every late fill, and neither can the pair: promises 4 and 5 do not hold then.
+    an invalidation is remembered.
     """
 
     def __init__(
         self, store: Engine, locks: Engine, *, max_hold: float = 3600.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        values, avalues = _replaceable(store, store.blocking.store), _replaceable(store, store.suspending.store)
+        values, avalues = _store(store, store.blocking.store), _store(store, store.suspending.store)
         named, anamed = locks.blocking.locks, locks.suspending.locks
         if named is None or anamed is None:
             raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
         self.scheme = f"{store.scheme}+{locks.scheme}"
         self.shared = store.shared
-        self.fenced = store.fenced and isinstance(values, Versioned)
         self.pushes = locks.pushes
         self.fair = locks.fair
         self.rooms = locks.rooms
@@ -80,12 +78,10 @@ class Paired(Engine):
         self._computations.clear()
 
 
-def _replaceable(engine: Engine, store: Store | None) -> Versioned:
+def _store(engine: Engine, store: Store | None) -> Store:
     if store is None:
         raise OptionError(f"{engine.scheme}:// keeps no values: it can't be the store of a pair")
-    if not hasattr(store, "replace"):
-        raise OptionError(f"{engine.scheme}:// has no verb `replace`: it can't be the store of a pair")
-    return cast("Versioned", store)
+    return store
 
 
 # -- what is remembered between a claim and its fill --------------------------------------------------------------
@@ -112,9 +108,9 @@ class _Computations(Ending[tuple[str, bytes], _Computation]):
 
 
 class _Verbs:
-    """Claims and Store over a versioned store and a lock of one colour."""
+    """Claims and Store over a store and a lock of one colour."""
 
-    def __init__(self, store: Versioned, locks: Locks, computations: _Computations) -> None:
+    def __init__(self, store: Store, locks: Locks, computations: _Computations) -> None:
         self._store = store
         self._locks = locks
         self._computations = computations
@@ -188,6 +184,13 @@ class _Verbs:
         _, past = await self._look(key, past=True)
         await self._overrule(key, _with_grace(entry), past)
 
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        there, past = await self._look(key, past=True)
+        if _version(_kept(there)) != seen or not await self._store.replace(key, _version(there), _with_grace(entry)):
+            return False
+        await self._end(key, past)
+        return True
+
     async def expire(self, key: str) -> bool:
         (there,) = await self._store.get([key])
         if there is None or _is_tombstone(there):  # for the sake of a computation under way
@@ -252,12 +255,12 @@ class _Verbs:
     async def _overrule(self, key: str, entry: Entry[Any], past: Entry[Any] | None) -> None:
         """Store whatever is there, and end the computation under way: its put would be refused in any case."""
         await self._store.set(key, entry)
+        await self._end(key, past)
+
+    async def _end(self, key: str, past: Entry[Any] | None = None) -> None:
+        """End the computation under way, if there is one, and forget those that failed."""
         if past is not None:
             await self._store.invalidate(PAST + key)
-        await self._end(key)
-
-    async def _end(self, key: str) -> None:
-        """The computation under way, if there is one."""
         token = new_id()
         reply = await self._locks.acquire(BUSY + key, token, MOMENT)
         await self._locks.release(BUSY + key, token if isinstance(reply, Granted) else reply.token)

@@ -1,4 +1,4 @@
-"""dogpile.cache, both ways: a backend for its regions, a region over us, and its backends as our store.
+"""dogpile.cache: a backend for its regions, and a region over us.
 
 `region.configure("stampede", arguments={"url": ...})` needs no import of ours: dogpile finds it by its entry point.
 """
@@ -12,12 +12,11 @@ from stampede.errors import MissingExtra
 
 if TYPE_CHECKING:
     from stampede.contrib.dogpile.backend import StampedeBackend
-    from stampede.contrib.dogpile.engine import DogpileEngine
     from stampede.contrib.dogpile.region import CacheRegion, make_region
 
-__all__ = ["CacheRegion", "DogpileEngine", "StampedeBackend", "make_region"]
+__all__ = ["CacheRegion", "StampedeBackend", "make_region"]
 
-_WHERE = {"CacheRegion": "region", "DogpileEngine": "engine", "StampedeBackend": "backend", "make_region": "region"}
+_WHERE = {"CacheRegion": "region", "StampedeBackend": "backend", "make_region": "region"}
 
 
 def __getattr__(name: str) -> Any:

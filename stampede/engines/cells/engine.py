@@ -28,8 +28,6 @@ class CellEngine(Engine):
     the moment at which the key's last cost says, unless the cell tells of changes.
     """
 
-    fenced = True
-
     def __init__(
         self,
         cell: Cell,

@@ -16,7 +16,7 @@ from stampede.engines.cells.records import OFTEN, Records, Written
 from stampede.engines.naming import name_of
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Versioned
+from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown
 from stampede.record import NOTHING
 
 __all__ = ["CellKeys"]
@@ -25,7 +25,7 @@ UNSEEN = Written(None, NOTHING)
 """What a claim takes to be there before it has looked, of a cell that tells it otherwise."""
 
 
-class CellKeys(Versioned):
+class CellKeys:
     """Claims and Store of one colour."""
 
     def __init__(self, records: Records, generations: Generations) -> None:

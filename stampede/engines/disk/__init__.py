@@ -20,7 +20,7 @@ from stampede.engines.kit.errands import Errands, here
 from stampede.engines.url import integer, number, options_of, path_of, safe_url
 from stampede.entry import Verdict
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Reply, Side, Versioned
+from stampede.ports import Ask, Busy, Engine, Found, Reply, Side
 from stampede.record import Change
 
 __all__ = ["DiskEngine", "from_url"]
@@ -37,7 +37,6 @@ class DiskEngine(Engine):
     """
 
     scheme = "disk"
-    fenced = True
     pushes = True
     rooms = True
     coherent = True
@@ -132,7 +131,7 @@ def _read(verb: str) -> Any:
     return asked
 
 
-class _Keys(Port, Versioned):
+class _Keys(Port):
     """Claims and Store."""
 
     fill, renew = _changing(record.fill), _changing(record.renew)

@@ -51,7 +51,6 @@ class MemcachedEngine(Engine):
     """
 
     scheme = "memcached"
-    fenced = True
     looks = True
 
     def __init__(self, *servers: str, **options: Any) -> None:

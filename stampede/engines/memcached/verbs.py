@@ -27,7 +27,7 @@ from stampede.engines.memcached.servers import TRIES, Line, NoRoom, Server, Serv
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown
 from stampede.record import Change, Lease, Record
 
 __all__ = ["Keys", "Number", "Numbers", "Together", "changed"]
@@ -52,7 +52,7 @@ class Number(NamedTuple):
 Numbers: TypeAlias = Ending[tuple[bytes, bytes], Number]
 
 
-class Keys(Generations, Versioned):
+class Keys(Generations):
     """Claims and Store of one colour."""
 
     def __init__(

@@ -46,7 +46,6 @@ class PostgresEngine(Engine):
     """
 
     scheme = "postgres"
-    fenced = True
     pushes = True
     fair = True
     rooms = True

@@ -31,7 +31,7 @@ from stampede.engines.postgres.wire import (
 from stampede.engines.whereabouts import here
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError
-from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
 from stampede.record import VERDICT
 
 __all__ = ["LOOK", "SAFETY", "Keys"]
@@ -82,7 +82,7 @@ def _changing(verb: str) -> Any:
     return asked
 
 
-class Keys(Versioned):
+class Keys:
     """Claims and Store of one colour."""
 
     replace, expire, invalidate = map(_changing, ("replace", "expire", "invalidate"))

@@ -47,7 +47,6 @@ class RedisEngine(Engine):
     """
 
     scheme = "redis"
-    fenced = True
     pushes = True
     fair = True
     rooms = True

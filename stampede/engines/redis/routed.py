@@ -14,7 +14,7 @@ from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
 from stampede.entry import Entry
 from stampede.errors import EngineError
-from stampede.ports import Asked, Held, Usage, Versioned
+from stampede.ports import Asked, Held, Usage
 
 if TYPE_CHECKING:
     from stampede.engines.redis.cluster import Cluster
@@ -103,7 +103,7 @@ class RoutedLimits(_Routed):
         return sorted(await self._of_all(lambda ports: ports.limits.listed()))
 
 
-class RoutedKeys(_Routed, Versioned):
+class RoutedKeys(_Routed):
     """Claims and Store of one colour."""
 
     claim, look, abandon, renew = (_routed("keys", verb) for verb in ("claim", "look", "abandon", "renew"))

@@ -38,7 +38,7 @@ from stampede.engines.redis.wire import (
 )
 from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket, Versioned
+from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
 
 __all__ = ["Keys", "Line"]
 
@@ -93,7 +93,7 @@ class Known(NamedTuple):
     until: float  # after this somebody may have refreshed it
 
 
-class Keys(Versioned):
+class Keys:
     """Claims and Store of one colour."""
 
     def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:

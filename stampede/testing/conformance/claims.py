@@ -146,7 +146,6 @@ class ClaimsSuite(KeyedSuite):
 
     async def test_force_kills_the_standing_lease(self) -> None:
         """`refresh` would join an older computation, or be overwritten by it."""
-        self.declared(self.engine.fenced, "fenced")
         older = await self.granted()
         newer = await self.granted(force=True)
         assert (await self.busy()).token == newer
@@ -210,7 +209,6 @@ class ClaimsSuite(KeyedSuite):
 
     async def test_fill_after_invalidate_is_refused(self) -> None:
         """A value computed before the invalidation would live on after it."""
-        self.declared(self.engine.fenced, "fenced")
         token = await self.granted()
         await self.far_store.invalidate("k")
         assert not await self.claims.fill("k", token, some(b"old"))
@@ -222,7 +220,6 @@ class ClaimsSuite(KeyedSuite):
 
     async def test_fill_after_expire_is_refused(self) -> None:
         """What was computed from what is no longer true would be fresh for a whole ttl."""
-        self.declared(self.engine.fenced, "fenced")
         token = await self.granted()
         assert await self.far_store.expire("k") is False
         assert not await self.claims.fill("k", token, some(b"old"))
@@ -235,7 +232,6 @@ class ClaimsSuite(KeyedSuite):
 
     async def test_fill_after_set_is_refused(self) -> None:
         """What somebody has set would be overwritten by an older computation."""
-        self.declared(self.engine.fenced, "fenced")
         token = await self.granted()
         await self.far_store.set("k", some(b"set"))
         assert not await self.claims.fill("k", token, some(b"old"))
@@ -372,7 +368,6 @@ class ClaimsSuite(KeyedSuite):
 
     async def test_a_change_wakes(self) -> None:
         """Waiters would sleep although the value is there, or for a value that will be refused."""
-        self.declared(self.engine.fenced, "fenced")
         await self.woken("invalidated", lambda key, _: self.far_store.invalidate(key))
         await self.woken("expired", lambda key, _: self.far_store.expire(key))
         await self.woken("set", lambda key, _: self.far_store.set(key, some()))

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from stampede import record
 from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Versioned
+from stampede.ports import Ask, Busy, Failed, Found, Granted
 from stampede.record import Record
 
 __all__ = ["run_histories"]
@@ -136,11 +136,10 @@ class _Machine(RuleBasedStateMachine):
     @rule(key=KEYS, entry=ENTRIES, side=SIDES, seen=SEEN)
     def replace(self, key: str, entry: dict[str, Any], side: bool, seen: str) -> None:
         store = self.sides[side][1]
-        if isinstance(store, Versioned):
-            made = self.made(key, **entry)
-            ours, theirs = self.seen(store, key, seen)
-            told = self.turn(store.replace(self.name(key), theirs, made))
-            self.same(told, self.right(key, lambda it, now: record.replace(it, ours, made, now)))
+        made = self.made(key, **entry)
+        ours, theirs = self.seen(store, key, seen)
+        told = self.turn(store.replace(self.name(key), theirs, made))
+        self.same(told, self.right(key, lambda it, now: record.replace(it, ours, made, now)))
 
     @rule(key=KEYS, side=SIDES)
     def expire(self, key: str, side: bool) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import unittest
 from math import inf
 from typing import cast
 
 from stampede.entry import new_id
-from stampede.ports import Ask, Asked, Found, Looks, Versioned
+from stampede.ports import Ask, Asked, Found, Looks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, some, surely, there
 
 __all__ = ["StoreSuite"]
@@ -185,8 +184,6 @@ class StoreSuite(KeyedSuite):
     async def test_replace_only_what_was_seen(self) -> None:
         """`Paired` would overwrite what somebody else has stored meanwhile."""
         store, far = self.store, self.far_store
-        if not isinstance(store, Versioned) or not isinstance(far, Versioned):
-            raise unittest.SkipTest("the store is not versioned")
         first, second, third = some(b"1"), some(b"2", fresh=0.0, keep=LONG), some(b"3")
         assert not await store.replace("k", new_id(), first)
         assert await store.replace("k", None, first)
@@ -203,10 +200,7 @@ class StoreSuite(KeyedSuite):
 
     async def test_one_of_many_replaces(self) -> None:
         """Two would both believe that theirs was stored."""
-        store = self.store
-        if not isinstance(store, Versioned) or not self.engine.fenced:
-            raise unittest.SkipTest("the store is not versioned")
-        herd = [self.beside(store.replace("k", None, some())) for _ in range(HERD)]
+        herd = [self.beside(self.store.replace("k", None, some())) for _ in range(HERD)]
         assert [await one for one in herd].count(True) == 1
 
     # -- a scope that is made stale

@@ -100,7 +100,7 @@ class Suite:
         """A cache could not tell what to rely on."""
         with self.opened():
             assert isinstance(self.engine, Engine)
-            flags = (self.engine.shared, self.engine.fenced, self.engine.pushes, self.engine.coherent)
+            flags = (self.engine.shared, self.engine.pushes, self.engine.coherent)
             assert all(flag is True or flag is False for flag in flags)
             assert 0 <= self.engine.ping() < SOON
 
