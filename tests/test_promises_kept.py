@@ -135,7 +135,7 @@ def test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older(world:
             world.blocking, claims=(_Told if kept == "news" else _Overtaken)(world, meanwhile, origin.let_on)
         )
         with Cache(engine=world, **terms) as cache:
-            cache.get_or_compute("k", lambda: "computed from before")
+            cache.get_or_compute("k", lambda: "new" if later else "computed from before")
             assert later[0].join() == ["new"]
         origin.let_on()
         assert holder is None or holder.join() == [1]
