@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.codec import HEADER, Codec, TooLarge, header_of, make_codec
+from stampede.codec import HEADER, Codec, TooLarge, make_codec
 from stampede.entry import Entry
 from stampede.errors import CodecError, MissingExtra, OptionError
 
@@ -133,7 +133,7 @@ def test_an_entry_keeps_all_that_is_known_about_it() -> None:
     ):
         for codec in (SEALED, PACKED, make_codec("pickle", signing_key="k"), make_codec(compress=0)):
             assert codec.decode(KEY, codec.encode(KEY, entry)) == entry
-    assert header_of(SEALED.encode(KEY, Entry(1, ID, fresh=3.0))).fresh == 3.0
+    assert HEADER.unpack_from(SEALED.encode(KEY, Entry(1, ID, fresh=3.0)))[8] == 3.0
 
 
 def test_what_is_shared_or_holds_itself_stays_so() -> None:

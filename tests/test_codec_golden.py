@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 
-from stampede.codec import Codec, header_of, make_codec
+from stampede.codec import HEADER, Codec, make_codec
 from stampede.entry import Entry
 from stampede.errors import CodecError
 
@@ -150,5 +150,5 @@ def test_the_header_stands_where_the_engines_scripts_expect_it() -> None:
     assert blob[16:24].hex() == "3fd0000000000000"  # cost, 0.25
     assert blob[40:48].hex() == "404e000000000000"  # fresh, 60.0
     assert blob[48:56].hex() == "7ff0000000000000"  # keep, for ever
-    header = header_of(blob)
-    assert (header.id, header.cost, header.ttl, header.fresh, header.keep) == (b"golden-8", 0.25, 60.0, 60.0, inf)
+    id, cost, _, ttl, fresh, keep, _ = HEADER.unpack_from(blob)[4:]
+    assert (id, cost, ttl, fresh, keep) == (b"golden-8", 0.25, 60.0, 60.0, inf)

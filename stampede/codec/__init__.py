@@ -2,7 +2,7 @@
 
 from stampede.codec.annotations import returns_of, values_of
 from stampede.codec.choose import ValueCodec, make_codec
-from stampede.codec.envelope import HEADER, Codec, Header, header_of
+from stampede.codec.envelope import HEADER, Codec
 from stampede.errors import TooLarge
 
-__all__ = ["HEADER", "Codec", "Header", "TooLarge", "ValueCodec", "header_of", "make_codec", "returns_of", "values_of"]
+__all__ = ["HEADER", "Codec", "TooLarge", "ValueCodec", "make_codec", "returns_of", "values_of"]

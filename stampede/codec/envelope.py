@@ -34,7 +34,7 @@ import zlib
 from collections.abc import Sequence
 from math import isnan
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 from stampede.entry import Entry
@@ -57,32 +57,6 @@ _CRC, _WRITTEN = Struct(">I"), Struct(">d")
 _SIZE = HEADER.size
 _SEALED = Struct(HEADER.format + "I").unpack_from  # with the checksum, where that is the seal
 _LEAST = HEADER.size + _CRC.size
-
-
-class Header(NamedTuple):
-    """The fields of `HEADER`, in their order on the wire."""
-
-    magic: bytes
-    version: int
-    codec: int
-    flags: int
-    id: bytes
-    cost: float
-    margin: float
-    ttl: float
-    fresh: float
-    keep: float
-    fingerprint: int
-
-
-def header_of(blob: bytes) -> Header:
-    """The header of an entry's bytes, unverified; CodecError if there is none."""
-    if len(blob) < _SIZE:
-        raise CodecError(f"{len(blob)} bytes are too few for an entry")
-    header = Header._make(HEADER.unpack_from(blob))
-    if header.magic != MAGIC or header.version not in (VERSION, SIGNED_VERSION):
-        raise CodecError("no entry of ours, or of a version that is not known here")
-    return header
 
 
 class AnotherVersion(CodecError):
@@ -189,17 +163,19 @@ class Codec:
 
     def _complain(self, key: str, blob: bytes) -> None:
         """Say what is wrong with it."""
-        header = header_of(blob)
-        if header.flags & SIGNED != self._signed:
+        magic, version, codec, flags, *_, ttl, _, _, fingerprint = HEADER.unpack_from(blob)
+        if magic != MAGIC or version not in (VERSION, SIGNED_VERSION):
+            raise CodecError("no entry of ours, or of a version that is not known here")
+        if flags & SIGNED != self._signed:
             raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
         why = ""
-        if header.codec != self._body.number:
+        if codec != self._body.number:
             why = "the entry was written by another codec"
-        elif header.fingerprint != self._body.fingerprint:
+        elif fingerprint != self._body.fingerprint:
             why = "the entry was written for another return type"
         head, seal, body = blob[: self._head], blob[self._head : self._start], blob[self._start :]
         if why and (self._is_signed(key, head, body, seal) or seal == _CRC.pack(_checksum(key, head, body))):
-            raise AnotherVersion(why, header.ttl)
+            raise AnotherVersion(why, ttl)
         raise CodecError(why or "the entry is of another layout, or a duration is not a number")
 
     def _is_signed(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
