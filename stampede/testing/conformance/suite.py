@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from stampede.colour import run_blocking
 from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Lists, Shows, Side, Store
+from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Shows, Side, Store
 from stampede.testing.clock import FakeClock
 
 __all__ = [
@@ -110,12 +110,6 @@ class Suite:
         """Return what `engine` does for callers of this suite's colour."""
         return engine.suspending if self.suspending else engine.blocking
 
-    def _run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        if self.suspending:
-            asyncio.run(scenario)
-        else:
-            run_blocking(scenario)
-
     def beside(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Have a coroutine run beside this one, in a task or in a thread. Await what this returns."""
         return asyncio.ensure_future(work) if self.suspending else Beside(work)
@@ -169,7 +163,8 @@ class Suite:
 def _as_test(case: Case) -> Callable[[Any], None]:
     def test(self: Any) -> None:
         with self.opened():
-            self._run(case(self))
+            run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run if self.suspending else run_blocking
+            run(case(self))
 
     # not functools.wraps: pytest would look through it, and take cases for what they are not
     test.__name__, test.__qualname__, test.__doc__ = case.__name__, case.__qualname__, case.__doc__
@@ -236,15 +231,12 @@ class KeyedSuite(Suite):
     def store(self) -> Store:
         return there(self.side(self.engine).store)
 
-    @property
-    def far_lists(self) -> Lists:
-        return there(self.side(self.peer).lists)
-
     async def listed(self, prefix: str) -> list[str]:
         """The keys that the peer has, from the first page to the last."""
-        found, after = await self.far_lists.page(prefix)
+        lists = there(self.side(self.peer).lists)
+        found, after = await lists.page(prefix)
         while after is not None:
-            more, after = await self.far_lists.page(prefix, after)
+            more, after = await lists.page(prefix, after)
             found += more
         return found
 
