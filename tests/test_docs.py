@@ -144,7 +144,7 @@ assert reports.get("greeting") == "hello" and shop.get_or_compute("k", lambda: 1
     "migration/dogpile.md": """
 assert user(42) == {"id": 42} and type(region.backend).__name__ == "StampedeBackend"
 assert user.get(42) == {"id": 42}
-assert theirs.get("key") == "value" and cache.get("answer") == 42
+assert theirs.get("key") == "value"
 region.actual_backend.cache.clear()
 assert user.get(42) is NO_VALUE
 """,
