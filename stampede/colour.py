@@ -166,6 +166,9 @@ class Crowd(Protocol):
     def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
         """The computation goes on without its caller."""
 
+    def over(self) -> None:
+        """The computation's task has ended: perhaps it was cancelled before its first step."""
+
 
 class Colour(Protocol):
     """How one colour calls, waits and finishes what must be finished."""
@@ -259,6 +262,9 @@ class _Suspending:
             if crowd.leave():
                 await _to_the_end(task)
             raise
+        finally:
+            if task.done():
+                crowd.over()
         return task.result()
 
 

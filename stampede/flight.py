@@ -205,6 +205,11 @@ class Flight:
         if self.leader is not None:
             self.leader.answered_by(work)
 
+    def over(self) -> None:
+        """The task of its computation has ended. One that was cancelled before its first step has ended nothing."""
+        if not self.ended:
+            self.owner.end(self, None)
+
     def waits_in(self, loop: Loop | None) -> bool:
         """Is it led, or followed, by a task of this loop?"""
         return loop is not None and (loop is self.loop or (self.loops is not None and loop in self.loops))
