@@ -447,7 +447,7 @@ def test_no_connection_is_left(face: Faces, small: PostgresServer, colour: str, 
             url = pooler.url_of(user=user)
         cache = face(url, colour)
         stack.callback(cache.cache.close)
-        assert cache("first", lambda: 0) == 0
+        assert cache("first", lambda: 0) == cache.cache.get("first") == 0  # over a connection of each colour
         with suppress(psycopg.OperationalError):
             while True:
                 stack.enter_context(psycopg.connect(url))

@@ -172,9 +172,9 @@ def test_a_forged_message_brings_no_value() -> None:
     server = shared_redis()
     server.cli("FLUSHALL")
     with Cache(server.url, signing_key="k") as cache, Cache(server.url, signing_key="k") as other:
+        cache.get_or_compute("k", lambda: "old")
         its = names(cache._root.prefix + "k")
         with redis.Redis(port=server.port) as client:
-            cache.get_or_compute("k", lambda: "old")
             head = bytearray(client.get(its.entry))
             cache.invalidate("k")
             computing, told = _Computation(cache), []
