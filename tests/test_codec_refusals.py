@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
     "a generator": (lambda: (n for n in [1]), {}, ["list"], [(lambda: [1], {})]),
     "code": (lambda: len, {}, ["plain values"], []),
     "a tuple, by msgpack": (
-        lambda: {"a": [(1, 2)]}, {"name": "msgpack"}, ["its ['a'][0] (a tuple)", "tuple[...]", "sealed"],
+        lambda: {"a": [(1, 2)]}, {"name": "msgpack"}, ["its ['a'][0], of type tuple", "tuple[...]", "sealed"],
         [(lambda: {"a": [(1, 2)]}, {"name": "msgpack", "returns": dict[str, list[tuple[int, int]]]}),
          (lambda: {"a": [(1, 2)]}, {})],
     ),

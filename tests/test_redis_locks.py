@@ -241,6 +241,7 @@ def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
 def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces, colour: str) -> None:
     """Thousands of questions a second, as long as somebody waits for a lease that a foreign hand has made."""
     asked = face(server.url, colour)
+    asked.cache.get("k")  # from then on it knows by which name it calls the key
     server.cli("SET", wire.names(asked.cache._root.prefix + "k").lease.decode(), "somebody")
     before = calls(server)
     with pytest.raises(WaitTimeout):

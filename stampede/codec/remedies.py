@@ -61,9 +61,9 @@ def not_alike(value: Any, read: Any, codec: str) -> str:
     """Return why a value is refused that would come back from this codec as another one."""
     value, read, place = where(value, read)
     kind, other = type(value), type(read)
-    what = f"its {place} (a {_named(kind)})" if place else f"a {_named(kind)}"
+    what = f"its {place}, of type {_named(kind)}," if place else f"a value of type {_named(kind)}"
     if kind is not other:
-        return f"{what} would come back from {codec} as a {_named(other)}: {_annotation(value, kind, codec)}"
+        return f"{what} would come back from {codec} as {_named(other)}: {_annotation(value, kind, codec)}"
     remedy = _refusal(value, kind) or "use codec='sealed', which keeps all of it"
     return f"{what} would come back from {codec} without something, or as another: {remedy}"
 
