@@ -221,15 +221,18 @@ def _answer(reply: urllib3.BaseHTTPResponse) -> dict[str, Any]:
 
 
 def _begun(reply: urllib3.BaseHTTPResponse) -> Stream:
-    if reply.status != 200:
-        _answer(reply)
-    lines = iter(reply)
-    result = _said(reply.status, next(lines, b"")).get("result", {})
-    sock: socket.socket | None = getattr(reply.connection, "sock", None)
-    if sock is None or not result.get("created") or result.get("canceled"):
+    try:
+        if reply.status != 200:
+            _answer(reply)
+        lines = iter(reply)
+        result = _said(reply.status, next(lines, b"")).get("result", {})
+        sock: socket.socket | None = getattr(reply.connection, "sock", None)
+        if sock is None or not result.get("created") or result.get("canceled"):
+            raise EngineError(f"etcd: a watch was not begun: {result.get('cancel_reason')}")
+        sock.settimeout(None)
+    except BaseException:
         reply.close()
-        raise EngineError(f"etcd: a watch was not begun: {result.get('cancel_reason')}")
-    sock.settimeout(None)
+        raise
     return Stream(reply, sock, lines)
 
 

@@ -91,6 +91,7 @@ class Hub:
         full = len(self._watches) > MOST or self._gateway.closed
         if full or begun("stampede-etcd-watch", watch.read) is None:
             watch.close()
+            stream.reply.close()
         return watch
 
     def left(self, member: Address) -> None:
