@@ -269,7 +269,7 @@ def test_forks_under_load(cache: Cache) -> None:
 
     churners = Herd(*[lambda n=n: churn(n) for n in range(3)])
     try:
-        for _ in range(8):
+        for _ in range(4):
             Child(work).join()
     finally:
         stop.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 pytest.importorskip("psycopg")
@@ -15,15 +17,23 @@ from stampede.ports import Ask, Engine
 from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 
 
+@cache
+def _engines() -> tuple[Engine, Engine]:
+    return PostgresEngine(shared_postgres().postgres_url), PostgresEngine(shared_postgres().postgres_url)
+
+
 class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite):
     short = 0.1
 
     def make_engine(self) -> Engine:
         shared_postgres().prepare()
-        return PostgresEngine(shared_postgres().postgres_url)
+        return _engines()[0]
 
     def make_peer(self, engine: Engine) -> Engine:
-        return PostgresEngine(shared_postgres().postgres_url)
+        return _engines()[1]
+
+    def drop_engine(self, engine: Engine) -> None:
+        """It goes on: each new connection has the server compile its functions, which takes longer than most cases."""
 
 
 class TestPostgresAsync(TestPostgres):
