@@ -36,7 +36,7 @@ test quick: export PYTHONDONTWRITEBYTECODE =
 
 test: servers .venv/.dev .venv/.node .venv/.compiled
 	$(call passes,-n auto --dist worksteal --half wide); wide=$$?; \
-	$(call passes,-n 2 --dist worksteal --half alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
+	$(call passes,-n 3 --dist worksteal --half alone) && [ $$wide = 0 ] && [ -n "$$ran" ]
 
 quick: .venv/.dev
 	$(PY) -m pytest -q -n auto --dist worksteal --max-worker-restart=0 --quick $(ARGS)

@@ -167,7 +167,7 @@ def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
     cache, downs = mine(), 0
     with other(compute_in_rounds, url, keys, lease) as holder:
         assert holder.hear() == "ready"
-        for number in range(12):
+        for number in range(6):
             for key in range(keys):
                 cache.invalidate(str(key))
             holder.tell(number)
@@ -184,7 +184,7 @@ def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
                 continue
             assert [cache.get(str(key)) for key in range(keys)] == got
             caught += got.count(new)
-    assert caught >= 12
+    assert caught >= 6
 
 
 @everywhere
