@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -36,21 +37,30 @@ from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
 LONG = 60.0
 
 
+@cache
+def _engines() -> tuple[Engine, Engine]:
+    return RedisEngine(shared_cluster().url), RedisEngine(shared_cluster().url)
+
+
 class TestRedisCluster(ClaimsSuite, StoreSuite, LocksSuite):
     short = 0.1
 
     def make_engine(self) -> Engine:
         shared_cluster().flush()
-        return RedisEngine(shared_cluster().url)
+        return _engines()[0]
 
     def make_peer(self, engine: Engine) -> Engine:
-        return RedisEngine(shared_cluster().url)
+        return _engines()[1]
+
+    def drop_engine(self, engine: Engine) -> None:
+        """It goes on: to learn where the slots are takes longer than most cases."""
 
 
 class TestRedisClusterAsync(StoreSuite):  # of leases and locks, each shard's connection says what this colour is
     suspending, short = True, TestRedisCluster.short
 
     make_engine, make_peer = TestRedisCluster.make_engine, TestRedisCluster.make_peer
+    drop_engine = TestRedisCluster.drop_engine
 
 
 @pytest.fixture

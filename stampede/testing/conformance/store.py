@@ -209,7 +209,7 @@ class StoreSuite(KeyedSuite):
         """`expire_all` would be heard of by nobody, concern others' keys, or take away what is kept."""
         softens = there(self.side(self.engine).softens)
         scopes = ("f", "g", "")
-        before = [await self.store.generation(scope) for scope in scopes]
+        before = [(await self.store.generations(scope))[0] for scope in scopes]
         seen = set(before)
         for _ in range(2):
             await softens.soften("f")
