@@ -155,11 +155,18 @@ class InPostgres(Backdoor):
         self.connection.close()
 
     def read(self, name: str) -> bytes | None:
-        row = self.connection.execute("SELECT starts FROM stampede.limits").fetchone()
-        return None if row is None else row[0]
+        from stampede.engines.postgres.limits import window_of_row
+
+        row = self.connection.execute("SELECT * FROM stampede.limits_now(NULL)").fetchone()
+        return None if row is None else bytes_of(window_of_row(row))
 
     def write(self, name: str, data: bytes) -> None:
-        self.connection.execute("UPDATE stampede.limits SET starts = %s", [data])
+        window = window_of(data)
+        firsts, lasts, costs = map(list, zip(*window.booked, strict=True))
+        self.connection.execute(
+            "UPDATE stampede.limits SET until = %s, rest = %s, seen = %s, firsts = %s, lasts = %s, costs = %s",
+            [window.until, window.rest, window.seen, firsts, lasts, costs],
+        )
 
 
 def _file(tmp_path: Path) -> Backdoor:

@@ -1,6 +1,6 @@
 """The Postgres engine: values, leases and locks in a database that teams have anyway, decided by functions in it.
 
-tables.sql   the tables;  values.sql, locks.sql   what decides: functions in the database;  limits.py   limits
+tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: functions in the database
 schema.py    makes them, and tells those of another release
 connect.py   what is behind a URL: how connections are made;  address.py   what a URL says
 talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows

@@ -1,58 +1,55 @@
-"""Limits: a window in a row, swapped for the next one until no other process was faster, by the server's clock."""
+"""Limits, one port for each colour: one function call each, by the server's clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import itemgetter
-from random import random
-
-from stampede.engines.limits import T, WindowLimits, usage
+from stampede.engines.limits import usage
 from stampede.engines.postgres.line import Line
+from stampede.engines.postgres.talk import Row
 from stampede.engines.postgres.wire import key_of, names
-from stampede.errors import EngineError
-from stampede.ports import Usage
-from stampede.window import Window, bytes_of, ends, window_of
+from stampede.ports import Booked, Rate, Usage
+from stampede.window import SECOND, WIDTH, Booking, Window, checked, ends, micros, slack
 
-__all__ = ["PostgresLimits"]
+__all__ = ["PostgresLimits", "window_of_row"]
 
-NOW = "floor(stampede.clock() * 1000000)::bigint"
-READ = f"SELECT {NOW}, (SELECT starts FROM stampede.limits WHERE id = $1)"
-INSERT = "INSERT INTO stampede.limits VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING true"
-UPDATE = "UPDATE stampede.limits SET starts = $2, ends = $3 WHERE id = $1 AND starts = $4 RETURNING true"
-ALL = f"SELECT name, starts, {NOW} FROM stampede.limits WHERE ends > {NOW}"
-SWEEP = f"""DELETE FROM stampede.limits WHERE id IN (
-    SELECT o.id FROM stampede.limits AS o WHERE o.ends < {NOW} ORDER BY o.id FOR UPDATE SKIP LOCKED)"""
-
-TRIES = 100
-
-SWEPT = 0.01  # of the new names so many look for those that are over: with a name for each user there may be many
+TAKE = "SELECT * FROM stampede.limit_take($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+BACK = "SELECT stampede.limit_back($1, $2, $3)"
+REST = "SELECT stampede.limit_rest($1, $2, $3, $4, $5, $6)"
+NOW = "SELECT * FROM stampede.limits_now($1)"
 
 
-class PostgresLimits(WindowLimits):
+class PostgresLimits:
     """Limits of one colour."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
-        its = names(name, b"limit")
-        for _ in range(TRIES):
-            ((now, before),) = await self._line.ask((READ, (its.id,)))
-            window = window_of(before)
-            after, answer = change(window, now)
-            if after is window:
-                return answer
-            data, end = bytes_of(after), now + ends(after)
-            if before is None:
-                swap = INSERT, (its.id, its.raw, data, end)
-            else:
-                swap = UPDATE, (its.id, data, end, before)
-            if await self._line.ask(swap):
-                if before is None and random() < SWEPT:
-                    await self._line.ask((SWEEP, ()))
-                return answer
-        raise EngineError(f"postgres: others start in {name!r} faster than we can")
+    async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
+        checked(cost, rate.most)
+        its, per, most_ahead = names(name, b"limit"), micros(rate.per), -1 if ahead < 0 else micros(ahead)
+        terms = its.id, its.raw, rate.most, per, per + slack(per), per // WIDTH, cost, most_ahead, was
+        ((delay, moment),) = await self._line.ask((TAKE, terms))
+        return Booked(delay / SECOND, moment is not None, moment or 0)
+
+    async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
+        await self._line.ask((BACK, (names(name, b"limit").id, cost, at)))
+
+    async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
+        its, per = names(name, b"limit"), micros(rate.per)
+        await self._line.ask((REST, (its.id, its.raw, rate.most, per, per + slack(per), micros(seconds))))
+
+    async def used(self, name: str) -> Usage:
+        rows = await self._line.ask((NOW, (names(name, b"limit").id,)))
+        return usage(window_of_row(rows[0]), rows[0][1]) if rows else Usage(None)
 
     async def listed(self) -> list[tuple[str, Usage]]:
-        rows = await self._line.ask((ALL, ()))
-        return sorted(((key_of(name), usage(window_of(starts), now)) for name, starts, now in rows), key=itemgetter(0))
+        rows = await self._line.ask((NOW, (None,)))
+        found = [(key_of(row[0]), window_of_row(row), row[1]) for row in rows]
+        return sorted((name, usage(window, now)) for name, window, now in found if window.seen + ends(window) > now)
+
+
+def window_of_row(row: Row) -> Window:
+    """What `limits_now` says of one."""
+    _, _, most, per, long, until, rest, seen, *lists = row
+    firsts, lasts, costs = ([int(each) for each in text.strip("{}").split(",") if each] for text in lists)
+    booked = tuple(Booking(*each) for each in zip(firsts, lasts, costs, strict=True))
+    return Window(most, per, long, until, rest, seen, booked)

@@ -12,7 +12,7 @@ from stampede.errors import EngineError
 
 __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
-VERSION = 6
+VERSION = 5
 
 
 def _text(name: str) -> str:
@@ -24,7 +24,7 @@ _ONE = 8319104481669375078  # the lock of who makes it, or another version of it
 
 def statements(*, durable: bool = False) -> str:
     """All of it, for who migrates by hand. With `durable`, nothing is lost in a crash, and every change is logged."""
-    tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql"))
+    tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql", "limits.sql"))
     return "\n".join([re.sub(r"\bUNLOGGED (?=TABLE)", "", tables) if durable else tables, *functions])
 
 

@@ -133,10 +133,17 @@ CREATE UNLOGGED TABLE stampede.releasing (
     token bytea NOT NULL
 );
 
--- A limit's window of starts, as bytes that `stampede/window.py` reads. Its moments are microseconds.
 CREATE UNLOGGED TABLE stampede.limits (
-    id     bytea PRIMARY KEY,
+    id     bytea PRIMARY KEY,     -- a hash of the name
     name   bytea NOT NULL,
-    starts bytea NOT NULL,
+    most   bigint NOT NULL,       -- so many starts,
+    per    bigint NOT NULL,       -- in a window of such a length
+    long   bigint NOT NULL,       -- how long a start is remembered, as it is
+    until  bigint NOT NULL,       -- until then
+    rest   bigint NOT NULL,       -- nothing starts before
+    seen   bigint NOT NULL,       -- the last time that it was asked
+    firsts bigint[] NOT NULL,     -- starts that lie near to each other: from
+    lasts  bigint[] NOT NULL,     -- to
+    costs  bigint[] NOT NULL,     -- and what they cost in all
     ends   bigint NOT NULL        -- nothing of it matters after that
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

@@ -3,7 +3,7 @@
 -- A function that changes a key takes the key's lock first, for the length of its transaction, and reads in later
 -- statements, which see all that was committed before.
 
-CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 6';
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 5';
 
 CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())
