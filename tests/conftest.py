@@ -119,10 +119,10 @@ def _watch_the_end() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tests wait for two thirds of their time: two for each processor leave it some idle time, as servers need. Those
-    that are quick hardly wait, and each process more has to import and collect them all."""
+    """Tests wait for two thirds of their time: with three for each processor it is hardly idle. Those that are quick
+    hardly wait, and each process more has to import and collect them all."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min((1 if config.getoption("quick") else 2) * processors, 8)
+    return min((1 if config.getoption("quick") else 3) * processors, 8)
 
 
 @pytest.hookimpl(optionalhook=True)
