@@ -592,6 +592,7 @@ def test_who_follows_one_of_little_patience_keeps_his_own(asked: Asked, gates: G
         assert computes.result(LONG) == "new"
 
 
+@pytest.mark.alone  # a question that is under way when the server begins to hang takes the client's time-out
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
     before: Callable[[Any], Proxy], gates: Gates, colour: str

@@ -348,7 +348,7 @@ def test_a_schema_that_is_made_anew_under_connections(own_server: PostgresServer
 @both
 def test_values_of_every_size_and_byte(server: PostgresServer, asking: Asking, colour: str) -> None:
     """A value would come back as another."""
-    asked = asking(server.postgres_url, colour)
+    asked = asking(server.postgres_url + "&timeout=30", colour)  # how long it waits, hung servers tell
     for value in b"", bytes(range(256)) * 2, os.urandom(1 << 20), b"\0" * 30_000_000:
         asked(asked.store.set("k", some(value)))
         (entry,) = asked(asked.store.get(["k"]))
