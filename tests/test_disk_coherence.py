@@ -247,7 +247,7 @@ def test_no_reader_is_ever_behind(engine: DiskEngine) -> None:
         try:
             for each in [*readers, *writers]:
                 each.hear()
-            time.sleep(2.0)  # the load, for so long
+            time.sleep(1.0)  # the load, for so long
             killed = writers.pop()
             killed.kill()  # wherever it is; its number is done up to what it has published
             time.sleep(0.3)
