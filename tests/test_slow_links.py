@@ -46,6 +46,7 @@ def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow
     return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.45", proxy
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callable[..., Face], colour: str) -> None:
     """The time-out would bound the whole of a reply, and a large one be cut off on a slow link."""

@@ -160,6 +160,7 @@ def test_who_is_not_believed_is_not_asked(kind: str, make: Make, call: Callable[
         caller.invalidate("key")
 
 
+@pytest.mark.alone  # many handshakes, each of which has a second
 def test_many_at_once(kind: str, make: Make) -> None:
     """Replies that come in one record, or in many, would be taken for those of other questions."""
     engine, keys = make(kind), [f"{new_id().hex()} {number}" for number in range(100)]
