@@ -8,7 +8,7 @@ import griffe
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)  # up to an empty line
 
 FACES = ["faces", "many_faces"]
-TOLD = ["verbs.Verbs", "cached.Cached", "many.Many"]
+TOLD = ["cached.Cached", "many.Many"]
 """What stands behind the faces, and says what each verb does."""
 
 
