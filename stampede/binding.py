@@ -194,10 +194,8 @@ class Binding:
         home = self._find()
         with self._lock:
             if self._scope is None or self._home is not home:
-                if not (
-                    self._identity.named or self._identity.complete
-                ):  # what was missing when it was decorated is there now
-                    self._identity = self._told_by()
+                if not (self._identity.named or self._identity.complete):
+                    self._identity = self._told_by()  # what was missing when it was decorated is there now
                 namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
                 if self.options.get("key") is None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from stampede import early
-from stampede.engines.kit.stamps import Stamps
 from stampede.entry import Entry
 from stampede.local import Resident, Tier
 from stampede.outcome import Landing
@@ -164,8 +163,7 @@ class Front:
 
 def _held(resident: Resident) -> bool:
     """Return whether the ticket, which has ended, held until the server was lost."""
-    stamps, stamp = resident.stamps, resident.stamp
-    return isinstance(stamps, Stamps) and stamp is not None and stamps.stood(resident.slot, stamp)
+    return resident.stamp is not None and resident.pulse.stood(resident.slot, resident.stamp)
 
 
 def _holds(resident: Resident) -> bool:

@@ -72,11 +72,15 @@ class Pulse:
     `docker pause`) a local hit may run before the thread that hears: it compares `until`, and asks `holds` if that
     has passed."""
 
-    __slots__ = ("_heard_until", "until")
+    __slots__ = ("_heard_until", "stood", "until")
 
-    def __init__(self, heard_until: Callable[[float], float]) -> None:
-        """`heard_until` takes the time, looks whether anything has come, and returns the new `until`."""
+    def __init__(
+        self, heard_until: Callable[[float], float], stood: Callable[[int, int], bool] = lambda slot, stamp: False
+    ) -> None:
+        """`heard_until` takes the time, looks whether anything has come, and returns the new `until`. `stood` says of a
+        slot and its stamp whether a ticket that has ended held until the server was lost."""
         self._heard_until = heard_until
+        self.stood = stood
         self.until = 0.0
 
     def holds(self, now: float) -> bool:

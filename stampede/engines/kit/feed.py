@@ -133,7 +133,7 @@ class Feed(ABC):
     def __init__(self, kind: str, slots: int) -> None:
         self._kind = kind
         self.stamps = Stamps.of(slots)
-        self.pulse = Pulse(self.heard_until)
+        self.pulse = Pulse(self.heard_until, self.stamps.stood)
         self.on_void: Callable[[], object] = lambda: None  # when nothing holds any more
         self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
         self.on_deaf: Callable[[str], object] = lambda how: None  # once whenever no connection can be made for DEAF

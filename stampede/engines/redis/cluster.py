@@ -293,7 +293,7 @@ class Cluster:
         server = Server(f"{self.name} ({address.host}:{address.port})", self._kind, its)
         shard = Master(address, server, self.scripts, tracking=self._tracking)
         shard.news.on_void = partial(self._voided, address)
-        shard.news.pulse = Pulse(partial(self._heard_until, shard))
+        shard.news.pulse = Pulse(partial(self._heard_until, shard), shard.news.stamps.stood)
         return shard
 
     def _heard_until(self, shard: Master, now: float) -> float:
