@@ -48,7 +48,7 @@ class Outage:
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.used = False  # the refuge may have something
         self.give_back = give_back
-        self.last: EngineError | None = None
+        self.last = ""  # what the engine's last failure said: an error would keep alive whatever was under way
         self.closed = False  # by us, for good: that is no outage
         self._remind_at = 0.0
         self._tell = tell
@@ -69,7 +69,7 @@ class Outage:
 
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
         """`probing`: it counted as down when it was asked."""
-        self.last, now = error, time.monotonic()
+        self.last, now = str(error), time.monotonic()
         with decisions.lock:
             before = self.breaker.since
             if not error.partial:
@@ -108,7 +108,7 @@ class Outage:
 
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
-        why = "no answer so far" if self.last is None or not self.down else self.last
+        why = self.last if self.last and self.down else "no answer so far"
         return EngineError(f"{self.engine} can't be asked: {why}")
 
     def answered(self) -> None:
@@ -191,7 +191,7 @@ class GuardedClaims:
                     outage.outlived(key)
                 return reply
         if outage.strict:
-            raise outage.trouble() from outage.last
+            raise outage.trouble()
         outage.used = True
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
@@ -218,7 +218,7 @@ class GuardedClaims:
             outage.failed(error)
             outage.give_back(key, token)
         if outage.strict:
-            raise outage.trouble() from outage.last
+            raise outage.trouble()
         return None
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:

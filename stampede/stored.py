@@ -98,7 +98,7 @@ class Stored:
             except EngineError as error:
                 outage.failed(error)
         if outage.strict:
-            raise outage.trouble() from outage.last
+            raise outage.trouble()
         store = outage.refuge.side(self.colour).store
         assert store is not None
         return await store.get(physical) if outage.used else [None] * len(physical)

@@ -371,6 +371,16 @@ def test_locked_by_another_program(engine: DiskEngine) -> None:
     put(engine, b"new")
 
 
+def test_a_write_that_a_signal_interrupted_keeps_nobody_waiting(engine: DiskEngine) -> None:
+    """Its traceback is kept, by who caught what the handler raised: so long would nobody be able to write."""
+    interrupted = engine._rows.database.writing()
+    interrupted.__enter__()
+    put(engine, b"new")
+    assert get(engine) == b"new"
+    with pytest.raises(EngineError):  # it was not written, and says so if it goes on
+        interrupted.__exit__(None, None, None)
+
+
 # -- full, read-only ------------------------------------------------------------------------------------------------
 
 

@@ -217,13 +217,16 @@ class Database:
                     write = Write(link.sql, opened)
                     try:
                         if self._begin_write(link.sql, opened, deadline):
+                            opened.writer = threading.get_ident(), link
                             if opened.stamps.words[GENERATIONS] == MARK:
                                 write.change_everything()  # a writer died there: its marks would stay
                             yield write
                             link.sql.execute("COMMIT")
                             return
                     finally:
-                        link.sql.rollback()  # if it was not committed
+                        if link.busy:  # not ended by `end_own_write`
+                            link.sql.rollback()  # if it was not committed
+                        opened.writer = None
                         write.settle()
             except _TROUBLE as error:
                 raise self._told(error, opened) from error
@@ -241,6 +244,7 @@ class Database:
                     raise
             if not opened.current:
                 return False
+            opened.end_own_write()
             if time.monotonic() > deadline:
                 last = opened.stamps.words[WRITER]
                 raise EngineError(

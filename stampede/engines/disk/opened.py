@@ -63,6 +63,7 @@ class Opened:
         self.pulse = Pulse(self._still)  # of the tickets for local tiers
         self._file_name = str(file)
         self._timeout = timeout
+        self.writer: tuple[int, Link] | None = None  # the thread that has begun to write, and by which link
         self._left = False
         self._idle: list[Link] = []
         self._links: WeakSet[Link] = WeakSet()
@@ -116,6 +117,14 @@ class Opened:
             self._idle.append(link)
         link.busy = False
 
+    def end_own_write(self) -> None:
+        """End a write of this thread that a signal's exception has interrupted. While that exception is kept, so is the
+        transaction."""
+        writer = self.writer
+        if writer is not None and writer[0] == threading.get_ident():
+            writer[1].close()
+            self.writer = None
+
     def row(self, sql: str, args: Row) -> Row | None:
         """Return one row, of one statement."""
         link = self.take()
@@ -159,7 +168,7 @@ class Opened:
     def start_again(self) -> list[Link]:
         """In a forked child. Return the links of the parent's other threads: closing them would write."""
         self._lock = threading.RLock()
-        self._idle = []
+        self._idle, self.writer = [], None
         self.looked = self.pulse.until = -inf
         lost, self._links = list(self._links), WeakSet()
         return lost
