@@ -25,6 +25,8 @@ from proxy import Proxy
 from servers import RedisServer, in_memory, shared_redis, to_empty
 from watchdog import CONTROLLER, Signs, Watchdog
 
+gc.disable()  # until all tests are collected: nothing of what they are made of goes
+
 # A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,7 +89,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_finish() -> None:
-    _keep_what_is_there()
+    gc.enable()
+    gc.freeze()
 
 
 def _keep_what_is_there() -> None:

@@ -189,13 +189,26 @@ def starts(server: str) -> None:
 
 def mark(item: pytest.Item) -> None:
     """Add what is known of a test before it runs."""
-    for name in {*_marks(item)} - {each.name for each in item.iter_markers()}:
+    own = {each.name for each in item.iter_markers()}
+    known = item.path, getattr(item, "cls", None), item.name.partition("[")[0], *_engines_of(item, own)
+    found = _marks.get(known)
+    if found is None:
+        found = _marks[known] = {*_found(item, *known[-2:])}
+    for name in found - own:
         item.add_marker(name)
 
 
-def _marks(item: pytest.Item) -> Iterator[str]:
-    given = {*_known(_parameters(item))}
-    found = given | {*_known(_words(item))} | ({each.name for each in item.iter_markers()} & ENGINES.keys())
+_marks: dict[tuple[Any, ...], set[str]] = {}
+"""The same for all parameters of a test that name the same engines: three times as many tests as functions."""
+
+
+def _engines_of(item: pytest.Item, own: set[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Those that its parameters name, and those of its own marks."""
+    return frozenset(_known(_parameters(item))), frozenset(own & ENGINES.keys())
+
+
+def _found(item: pytest.Item, given: frozenset[str], own: frozenset[str]) -> Iterator[str]:
+    found = {*given, *own, *_known(_words(item))}
     if not given - {"paired"}:  # of whom, no name tells
         found |= _led_to(item)
     if found & {"cluster", "sentinel"}:
@@ -266,20 +279,12 @@ def _known(words: Iterable[str]) -> Iterator[str]:
 
 def _led_to(item: pytest.Item) -> frozenset[str]:
     """The servers to which its function leads, or one of its fixtures, or what its class is made of."""
-    function, kind = getattr(item, "function", None), getattr(item, "cls", None)
-    found = _led.get(known := (item.path, kind, function))
-    if found is None:
-        functions = [] if function is None else [function]
-        info = getattr(item, "_fixtureinfo", None)
-        if info is not None:
-            for definitions in info.name2fixturedefs.values():
-                functions += [each.func for each in definitions]
-        found = _led[known] = frozenset().union(_made_of(kind), *map(_reached, functions))
-    return found
-
-
-_led: dict[tuple[Path, type | None, Any], frozenset[str]] = {}
-"""The same for all parameters of a test: there are three times as many tests as functions."""
+    functions = [item.function] if isinstance(item, pytest.Function) else []
+    info = getattr(item, "_fixtureinfo", None)
+    if info is not None:
+        for definitions in info.name2fixturedefs.values():
+            functions += [each.func for each in definitions]
+    return frozenset().union(_made_of(getattr(item, "cls", None)), *map(_reached, functions))
 
 
 @cache
