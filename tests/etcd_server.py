@@ -46,6 +46,7 @@ class EtcdServer(ServerProcess):
             "listen-peer-urls": peers, "initial-advertise-peer-urls": peers,
             "initial-cluster": self._members or f"{self._name}={peers}",
             "heartbeat-interval": str(self.beat), "election-timeout": str(10 * self.beat),
+            "bcrypt-cost": "4",
         }  # fmt: skip
         if its is not None:
             terms |= {"cert-file": its.certificate, "key-file": its.key, "trusted-ca-file": its.ca}

@@ -547,17 +547,17 @@ def test_users_and_passwords(open_: Open) -> None:
         server.ask("/v3/auth/user/add", name="root", password="s:@/cret")
         server.ask("/v3/auth/user/grant", user="root", role="root")
         server.ask("/v3/auth/enable")
-        engine = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}")
+        engine = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}", timeout=10)
         assert "cret" not in repr(engine._gateway.called) + engine.called
         with Lock("l", on=engine, lease=5) as lock:
-            another = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}")
+            another = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}", timeout=10)
             waiter = Herd(lambda: entered(another))
             until(lambda: waiting(engine) == 1)
             engine._gateway._token = "gone.1"
             assert run(engine.blocking.locks.renew("l", lock.token or b"", 5.0))
         assert waiter.join() == [True]
         with pytest.raises(EngineError, match="authentication failed"):
-            taken(open_(f"etcd://root:other@127.0.0.1:{server.port}"))
+            taken(open_(f"etcd://root:other@127.0.0.1:{server.port}", timeout=10))
         with pytest.raises(EngineError):
             taken(open_(f"etcd://127.0.0.1:{server.port}"))
     finally:

@@ -98,7 +98,7 @@ def test_many_holds_are_all_renewed_in_time() -> None:
     """A hold behind others in the queue would be forgotten."""
     keeper = Keeper()
     ports = [Port() for _ in range(50)]
-    holds = [hold_of(keeper, port, lease=SHORT * (1 + n % 3)) for n, port in enumerate(ports)]
+    holds = [hold_of(keeper, port, lease=SHORT * (2 + n % 3)) for n, port in enumerate(ports)]
     for hold in holds:
         hold.__enter__()
     for port in ports:
