@@ -89,6 +89,26 @@ def test_removed_directory_is_made_again(engine: DiskEngine) -> None:
     assert run_blocking(engine.blocking.claims.fill("l", token, Entry(b"l", new_id())))
 
 
+def test_a_directory_that_is_removed_while_a_connection_is_made(
+    engine: DiskEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller of a batch would be given FileNotFoundError."""
+    put(engine)
+    engine._rows.database.opened()._close_idle()
+    statvfs = os.statvfs
+
+    def removed(path: Path) -> os.statvfs_result:
+        shutil.rmtree(engine.directory)
+        return statvfs(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", removed)
+        with pytest.raises(EngineError, match="was removed"):
+            get(engine)
+    put(engine, b"new")
+    assert get(engine) == b"new"
+
+
 def test_removed_directory_voids_tickets(engine: DiskEngine) -> None:
     """`rm -rf` would split the fleet: some would keep values locally that others can no longer invalidate."""
     put(engine)

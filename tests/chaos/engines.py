@@ -42,6 +42,7 @@ class World:
     linked: ClassVar[bool] = False  # all that processes and servers say goes through the conductor's own process
     gated: ClassVar[bool] = False  # who is frozen in the middle of a write keeps all others from writing
     parted: ClassVar[bool] = False  # a part of it may be down, which is told but once a minute
+    time_out: ClassVar[float] = 1.0  # seconds that its client waits for an answer
     lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
     """Seconds for which others may give what was changed: without a local tier, with one."""
     lag_of_all: ClassVar[dict[bool, float]] = {False: 1.0, True: 1.0}
@@ -465,6 +466,7 @@ class Postgres(_Linked):
     """One server, with a proxy for each process. Whose connection is cut has lost what it holds, alive as it is."""
 
     name = "postgres"
+    time_out = 3.0
     effects: ClassVar = {
         **{kind: effect._replace(keeps=False) for kind, effect in _LINK.items()},
         "kill-connections": Effect(4, (0, 0), 2.5, keeps=False),
@@ -547,6 +549,7 @@ class Disk(World):
     """A directory that all processes share. Values are signed, so that damage is seen where it hits one."""
 
     name = "disk"
+    time_out = 2.0  # a writer's for its turn
     gated = True
     signed = True
     effects: ClassVar = {

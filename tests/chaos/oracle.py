@@ -331,10 +331,10 @@ class _Judge:
         elif call.verb in _COMPUTES:
             longest = sum(kind_of(key).longest for key in call.keys)
             if call.wait is not None and len(call.keys) == 1:
-                # Also for an engine that hangs: that would be a second more, which is to be told from noise.
-                longest, trouble = call.wait + call.nap - NOISE / 2, 0.0
+                # An engine that hangs costs its client's time-out, once: the same again is to be told from noise.
+                longest, trouble = call.wait + call.nap - NOISE / 2, min(trouble, self.world.time_out)
                 if call.outcome == "Interrupted":  # perhaps between two bytecodes of which one knows the `wait`
-                    trouble = 1.5
+                    trouble += 1.5
             yield _of(call), call.began, call.ended, longest + trouble
         else:
             yield _of(call), call.began, call.ended, trouble * len(call.keys)

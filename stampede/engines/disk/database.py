@@ -40,7 +40,8 @@ _WORLD = (
 """What SQLite may say of a good file, too: a full disk, another program's lock, a question of ours that is wrong."""
 
 # SQLite's message about a damaged file may hold a damaged byte, which Python can't decode.
-_TROUBLE = (sqlite3.Error, UnicodeDecodeError)
+# A file that is removed while it is opened is missing to whoever asks how large its disk is.
+_TROUBLE = (sqlite3.Error, UnicodeDecodeError, FileNotFoundError)
 
 _log = logging.getLogger("stampede")
 
