@@ -508,7 +508,10 @@ class Postgres(_Linked):
         return ""
 
     def flush(self, fault: Planned, pids: list[int]) -> str:
-        self.server.empty()
+        try:
+            self.server.empty()
+        except psycopg.errors.DeadlockDetected:  # with a caller, and the server chose us
+            return "in vain"
         return ""
 
     def standing(self) -> list[str]:
