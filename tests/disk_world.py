@@ -16,7 +16,7 @@ AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
 AFRESH.set_forkserver_preload(
-    ["asyncio", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "places", "stampede.cli"]
+    ["asyncio", "forked", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "places", "stampede.cli"]
     + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
     + [f"stampede.engines.{each}" for each in ("zmq", "zookeeper")]
 )

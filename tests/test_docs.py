@@ -7,8 +7,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 import tomllib
 from code import InteractiveConsole
 from importlib import import_module
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from memcached_server import shared_memcached
 from pages import DOCS, PAGES, README, ROOT, Block, Page
 from servers import shared_redis
@@ -49,9 +48,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def run(home: Path, *command: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=home, env=environment(home), capture_output=True, text=True, timeout=60
-    )
+    done = python(*command, cwd=home, env=environment(home))
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import subprocess
-import sys
 import time
 import tomllib
 from importlib import import_module
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from pages import PAGES
 
 from stampede import Cache
@@ -56,14 +55,8 @@ def run(home: Path, name: str) -> str:
     settings = there / "settings" / "stampede.toml"
     settings.write_text(settings.read_text().replace("/var/tmp", str(home)))
     empty.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", there / f"{name}.py"],
-        cwd=empty,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(empty)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(empty)}
+    done = python("-W", "error", there / f"{name}.py", cwd=empty, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
     return done.stdout
