@@ -23,7 +23,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from model import Model
-from trap_ports import TRAPPING, Shield, Spawn, Trap, TrapHold, TrapPort, told
+from trap_ports import TRAPPING, Spawn, Trap, TrapHold, TrapPort, told
 
 from stampede import events, fill
 from stampede.call import Call, Gate, Odds, Resources
@@ -335,8 +335,8 @@ class Ledger:
 
     def summary(self) -> tuple[object, ...]:
         return (
-            self.lapsed, *(tuple(sorted(each.items())) for each in (self.epochs, self.returned, self.holder)),
-            frozenset((c.label, c.end, c.fate, c.epoch) for c in self.computations.values()),
+            self.lapsed, *[frozenset(each.items()) for each in (self.epochs, self.returned, self.holder)],
+            frozenset([(c.label, c.end, c.fate, c.epoch) for c in self.computations.values()]),
         )  # fmt: skip
 
 
@@ -385,9 +385,11 @@ class Fibre:
     @property
     def state(self) -> tuple[object, ...]:
         """All that it knows, and where it stands."""
+        if self.done:
+            return self.digest, True
         trap = self.trap
         unread = trap.listener and trap.listener.news and trap.listener.news.value
-        return self.digest, self.done or (trap.words, self.ready, self.cancelling, trap.until, unread)
+        return self.digest, (trap.words, self.ready, self.cancelling, trap.until, unread)
 
     def step(self, error: BaseException | None = None) -> None:
         """Go on to the next trap, or to the end."""
@@ -400,15 +402,16 @@ class Fibre:
                 else:
                     trap = self.context.run(self.work.throw, error)
                 value = error = None
+                if type(trap) is Trap:
+                    break
                 if isinstance(trap, Spawn):
                     value = self.trial.spawn(self, trap.work)
-                elif isinstance(trap, Shield):
+                else:
                     self.shields += 1 if trap.up else -1
                     if not self.shields and self.cancelling:
                         self.cancelling, error = False, CancelledError()
-                else:
-                    break
-            trap.until = inf if trap.timeout is None else round(self.trial.now + max(trap.timeout, 0.0), 3)
+            if trap.timeout is not None:
+                trap.until = round(self.trial.now + max(trap.timeout, 0.0), 3)
             self.trap = trap
         except StopIteration as end:
             self.done, self.value = True, end.value
@@ -464,17 +467,18 @@ class _Flights(Flights):
 
     def summary(self) -> tuple[object, ...]:
         """The flights that anybody may still be in."""
-        return tuple(
+        return tuple([
             (
                 name, flight.callers, flight.cancel is None, flight.detached, flight.ended, flight.bell.rung,
-                _value(flight.landing), _value(flight.offered), self._flights.get(flight.key) is flight,
+                flight.landing and _value(flight.landing), flight.offered and _value(flight.offered),
+                self._flights.get(flight.key) is flight,
             )
             for name, flight in self.ever
-        )  # fmt: skip
+        ])  # fmt: skip
 
 
-def _value(landing: Landing | None) -> object:
-    return landing and (landing.entry and landing.entry.value, repr(landing.error))
+def _value(landing: Landing) -> object:
+    return landing.entry and landing.entry.value, repr(landing.error)
 
 
 class _Hits(Odds):
@@ -942,8 +946,8 @@ class Trial:
         """Two trials in the same state have the same future."""
         return (
             self.now, self.budget, self.model.summary(), self.ledger.summary(),
-            tuple(p.summary() for p in self.processes), tuple(f.state for f in self.fibres),
-            frozenset(self.spent.items()), tuple(seat.process.name for seat in self.cap.inside),
+            tuple([p.summary() for p in self.processes]), tuple([f.state for f in self.fibres]),
+            frozenset(self.spent.items()), tuple([seat.process.name for seat in self.cap.inside]),
         )  # fmt: skip
 
     def verdict(self) -> None:

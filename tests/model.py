@@ -134,13 +134,13 @@ class Model:
     def summary(self) -> tuple[object, ...]:
         """Everything that its next answers depend on."""
         now = self.clock()
-        return tuple(
+        return tuple([
             (
                 key, _kept(place.record.kept, now), self.stands(key), max(self.end(key) - now, 0.0),
-                _past(place.record.past, now), sum(not listener.heard for listener in place.listeners),
+                _past(place.record.past, now), sum([not listener.heard for listener in place.listeners]),
             )
             for key, place in sorted(self.places.items())
-        )  # fmt: skip
+        ])  # fmt: skip
 
 
 def _kept(kept: Keeps | None, now: float) -> tuple[object, ...] | None:
