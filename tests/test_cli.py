@@ -10,15 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pytest
-from disk_world import AFRESH
 
 from stampede import Cache
-from stampede.__main__ import main
 from stampede.cli.check import _notes
 from stampede.cli.keys import _json
 from stampede.engines.cells import CellEngine
@@ -83,24 +81,8 @@ def environment(home: Path) -> dict[str, str]:
 
 def stampede(home: Path, *arguments: str, code: int = 0) -> str:
     """What the command says, on whichever channel, once it has ended with this code."""
-    files = home / "stdout", home / "stderr"
-    with closing(AFRESH.Process(target=_command, args=(home, environment(home), arguments, *files))) as command:
-        command.start()
-        command.join(60)
-        ended = command.exitcode
-    return judged(ended, *[each.read_text() for each in files], code)
-
-
-def _command(home: Path, environment: dict[str, str], arguments: list[str], *files: Path) -> None:
-    """`python -m stampede`, but for the time in which an interpreter starts."""
-    os.chdir(home)
-    os.environ.clear()
-    os.environ.update(environment)
-    encoding = environment.get("PYTHONIOENCODING", "utf-8")
-    sys.stdout, sys.stderr = (each.open("w", encoding=encoding) for each in files)
-    sys.path.insert(0, str(home))
-    sys.argv = ["stampede", *arguments]
-    sys.exit(main())
+    done = forked.python("-m", "stampede", *arguments, cwd=home, env=environment(home))
+    return judged(done.returncode, done.stdout, done.stderr, code)
 
 
 def judged(ended: int | None, out: str, err: str, code: int) -> str:
@@ -119,9 +101,9 @@ def started(home: Path, *arguments: str) -> str:
 
 def python(home: Path, program: str) -> str:
     """What a program of the shop prints."""
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=home, env=environment(home), check=True, capture_output=True, text=True
-    ).stdout
+    done = forked.python("-c", program, cwd=home, env=environment(home))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # -- wrong arguments ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from bare import LONG, Gate, Room, World
 from etcd_server import shared_etcd
+from forked import python
 from greenlet import getcurrent, greenlet
 from memcached_server import shared_memcached
 from servers import shared_redis
@@ -198,9 +199,7 @@ assert all(job.ready() for job in jobs), "some hang"
 def test_gevent_s_patch_after_the_first_use(server: Callable[[], Any], fork: str) -> None:
     """gunicorn --preload -k gevent: a lock that is older than the patch keeps no greenlet out; some wait for ever."""
     url = server().url
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PRELOADED, url, fork], capture_output=True, text=True, timeout=60
-    )
+    ran = python("-W", "ignore", "-c", PRELOADED, url, fork)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -230,7 +229,7 @@ shut(-1)
 
 def test_a_late_patch_leaves_a_watch_behind() -> None:
     """Its thread would wait for a condition whose lock it does not hold, and end with a traceback in the log."""
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=60)
+    ran = python("-W", "error", "-c", LEFT_BEHIND)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -267,7 +266,7 @@ for number in (1, 2):
     try: asyncio.run(one(number))
     except StampedeError as error: print(type(error).__name__, "use gevent" in str(error))
 """
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    ran = python("-W", "error", "-c", program)
     assert ran.stdout == "UnsupportedPatch True\n" * 2, ran.stderr
 
 

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from forked import python
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from servers import shared_redis
@@ -23,13 +24,14 @@ def url_of(engine: str, tmp_path: Path) -> str:
     return {"memory": "memory://", "disk": f"disk://{tmp_path}"}[engine]
 
 
-def run(program: str, *args: str) -> str:
+def said(done: subprocess.CompletedProcess[str]) -> str:
     """What a Python process says, on both streams; it ends well."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=60
-    )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def run(program: str, *args: str) -> str:
+    return said(python("-c", textwrap.dedent(program), *args))
 
 
 NO_DAEMONS = """
@@ -136,4 +138,5 @@ AT_EXIT = """
 @pytest.mark.parametrize("engine", ENGINES)
 def test_where_the_interpreter_ends(engine: str, tmp_path: Path) -> None:
     """A refresh under way would tell of an engine that is down, as engines are closed; async functions would raise."""
-    assert run(AT_EXIT, url_of(engine, tmp_path), tmp_path.name) == "1\n"
+    command = [sys.executable, "-c", textwrap.dedent(AT_EXIT), url_of(engine, tmp_path), tmp_path.name]
+    assert said(subprocess.run(command, capture_output=True, text=True, timeout=60)) == "1\n"

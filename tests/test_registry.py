@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from herd import Herd, Origin, had
 from prometheus_client import REGISTRY
 
@@ -326,12 +327,20 @@ def f(): return 1
 f(); f()
 print("ttl", f.peek().ttl)
 """
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 
 
 def run(cwd: Path, program: str = PROGRAM, **environ: str) -> str:
-    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **environ}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+    return _well(python("-c", program, cwd=cwd, env={**ENVIRONMENT, **environ}))
+
+
+def started(cwd: Path, program: str, **environ: str) -> str:
+    """What a program says of which the imports are what is tried."""
+    command, env = [sys.executable, "-c", program], {**ENVIRONMENT, **environ}
+    return _well(subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60))
+
+
+def _well(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -371,7 +380,7 @@ for _ in range(2):
     try: f()
     except SettingsError as error: print(error)
 """
-    assert run(tmp_path, program).count("did you mean 'ttl'") == 2
+    assert started(tmp_path, program).count("did you mean 'ttl'") == 2
 
 
 def test_disabled_by_the_environment(tmp_path: Path) -> None:
@@ -385,9 +394,9 @@ def f():
     return len(calls)
 print("values", f(), f(), f())
 """
-    assert "values 1 2 3" in run(tmp_path, program, STAMPEDE_DISABLED="1")
-    assert "values 1 1 1" in run(tmp_path, program, STAMPEDE_DISABLED="0")
-    assert "values 1 1 1" in run(tmp_path, program, STAMPEDE_DISABLED="")
+    assert "values 1 2 3" in started(tmp_path, program, STAMPEDE_DISABLED="1")
+    assert "values 1 1 1" in started(tmp_path, program, STAMPEDE_DISABLED="0")
+    assert "values 1 1 1" in started(tmp_path, program, STAMPEDE_DISABLED="")
 
 
 # -- for tests --------------------------------------------------------------------------------------------------------
@@ -512,7 +521,7 @@ import stampede
 with stampede.Cache("memory://") as cache: assert cache.get_or_compute("k", lambda: 1) == 1
 assert not {"importlib.metadata", "email", "zipfile", "sqlite3"} & sys.modules.keys()
 """
-    run(tmp_path, program)
+    started(tmp_path, program)
 
 
 def test_a_wrong_url_of_the_settings_is_named_with_its_file(tmp_path: Path) -> None:
@@ -535,7 +544,7 @@ import stampede.testing as testing
 with testing.isolated(), testing.disabled(): testing.FakeClock().advance(1)
 assert "stampede.testing.conformance" not in sys.modules
 """
-    run(tmp_path, program)
+    started(tmp_path, program)
     import stampede.testing
 
     assert all(hasattr(stampede.testing, name) for name in stampede.testing.__all__)
