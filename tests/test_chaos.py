@@ -13,12 +13,11 @@ from chaos.round import SHORT, Outcome, played
 
 pytestmark = [
     pytest.mark.redis,  # all rounds are played beside each other, whichever is asked for
-    pytest.mark.memcached,
     pytest.mark.postgres,
     pytest.mark.skipif(sys.platform != "linux", reason="its processes are looked at in /proc"),
 ]
 
-NAMES = "cluster", "redis", "disk", "memcached", "postgres"  # `make soak` plays on all of them
+NAMES = "cluster", "disk", "postgres"  # `make soak` plays on all of them
 
 AT_ONCE = 3
 """A round mostly waits: for what it broke to be noticed."""

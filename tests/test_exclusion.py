@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from exclusion import Event, Pause, played, wrongs
 
-VISITS = 6
+VISITS = 4
 
 
 def file(path: Path) -> str:

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ pytest.importorskip("urllib3")
 pytest.importorskip("kazoo")
 pytest.importorskip("zmq")
 
-from disk_world import Connection, other, others
+from disk_world import PATIENCE, Connection, other, others
 from herd import Herd, until, until_async
 from interleaving import Plan, check, played
 from places import EMPTY, cache_at
@@ -175,9 +176,8 @@ def test_a_herd_of_processes_computes_once(url: str) -> None:
     """Promise 1: every process, or every thread or task, would ask the origin."""
     with others(2, ask_together, url, 8, False) as threads, others(2, ask_together, url, 40, True) as tasks:
         herd = threads + tasks
-        computing = []
-        while not computing:
-            computing = [each for each in herd if each.pipe.poll(0.01)]
+        wait([each.pipe for each in herd], PATIENCE)
+        computing = [each for each in herd if each.pipe.poll()]
         assert [each.hear() for each in computing] == ["computing"]
         computing[0].tell(Answer("value"))
         ends = [each.hear() for each in herd]
@@ -235,7 +235,7 @@ def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> No
 @over("redis", "postgres")
 def test_a_holder_that_is_frozen_anywhere_stores_nothing_late(url: str) -> None:
     """Promise 5: what it computed before its sleep would replace what others computed meanwhile."""
-    keys, lease, rounds, dice, caught = 8, 0.025, 15, random.Random(2), 0
+    keys, lease, rounds, dice, caught = 8, 0.025, 10, random.Random(2), 0
     with other(compute_in_rounds, url, keys, lease) as holder, cache_at(url, early=0, lease=LEASE) as cache:
         assert holder.hear() == "ready"
         for number in range(rounds):
@@ -333,8 +333,14 @@ def test_a_change_is_seen_by_hits_elsewhere(url: str, mine: Mine) -> None:
             assert reader.hear() == ["computed"] * 3
 
 
-@over("disk", *SERVERS, "sql", "etcd", "zookeeper")
-@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize(
+    "url, declared",
+    [
+        *((name, False) for name in ["disk", *SERVERS, "sql", "etcd", "zookeeper"]),
+        *((name, True) for name in ["disk", *SERVERS, "sql"]),  # of cells: those of one engine
+    ],
+    indirect=["url"],
+)
 def test_a_failure_is_told_to_waiters_elsewhere(url: str, declared: bool) -> None:
     """Promise 6: each waiter would try the failing origin, one after another; or wait for the lease's end."""
     options = {"raises": LookupError} if declared else {}
@@ -545,13 +551,13 @@ def test_storms_of_cancellations(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url, local",
-    [("disk", True), ("redis", True), ("redis", False), ("memcached", False), ("postgres", True), ("postgres", False)],
+    [("disk", True), ("redis", True), ("redis", False), ("memcached", False), ("postgres", True)],
     indirect=["url"],
 )
 def test_random_interleavings(url: str, local: bool) -> None:
     """Promises 1 and 4: a value that was invalidated would come back by some order of steps that nobody thought of."""
-    plans = [Plan(url, number, 7, local, 4, 80, 0.003, clears=local) for number in range(4)]
+    plans = [Plan(url, number, 7, local, 4, 60, 0.003, clears=local) for number in range(4)]
     found = check(*played(plans), 0.5 if local else 0.05)
     assert (found.old, found.twice, found.apart) == ([], [], [])
-    assert found.calls > 1100
-    assert found.computations > 25
+    assert found.calls > 825
+    assert found.computations > 20

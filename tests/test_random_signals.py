@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
 
-TRIES, AT_LEAST = 300, 40
+TRIES, AT_LEAST = 200, 40
 SECONDS = 8.0  # for all tries with one engine, as what hangs until its lease ends may take long
 LEASE = 1.0
 SLACK = 4.0  # seconds: memcached's leases end by whole seconds, and the pauses of those who poll come on top

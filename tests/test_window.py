@@ -82,7 +82,7 @@ def test_clocks_that_step_back_and_rates_that_change_let_nobody_past(seed: int) 
             naive.starts.append((true, cost))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("most, workers, late", [(10, 30, 0.1), (100, 250, 0.1), (4, 30, 1.0)])
 def test_callers_that_wake_late_keep_their_turns(most: int, workers: int, late: float, seed: int) -> None:
     """Callers sleep until their starts, and one wake in ten is up to 30 ms late, as in a loop that is blocked now and
