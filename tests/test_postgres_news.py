@@ -252,6 +252,21 @@ def test_who_begins_to_keep_waits_for_nobody_for_long(
     assert ticket(far) is not None
 
 
+@pytest.mark.parametrize("table", ["generations", "entries"])
+def test_an_emptied_table_is_told(server: PostgresServer, open_: Open, table: str) -> None:
+    """Who listens would go on in its generation, where no change of the others is seen; or with what it keeps."""
+    near, far = Cache(engine=open_(), ttl=60), Cache(engine=open_(keeps=True), ttl=60, local=True)
+    near.set("k", 1)
+    until(lambda: far.get("k") == 1 and news_of_engine(far._core.engine).told)
+    assert far.get_or_compute("k", lambda: 0) == 1  # and keeps it
+    server.say(f"TRUNCATE stampede.{table}")
+    until(lambda: far.get("k") is None)
+    near.set("k", 2)
+    until(lambda: far.get("k") == 2)
+    near.invalidate("k")
+    until(lambda: far.get("k") is None)
+
+
 def test_a_connection_that_was_given_up_takes_no_other_s_place(server: PostgresServer, open_: Open) -> None:
     """What it had asked may be heard late, behind what the next one asks: nobody would tell us, who are sure of it."""
     keeper = open_(keeps=True)

@@ -182,11 +182,12 @@ class _Judge:
         if any(call.began <= fault.ended + fault.effect.unseen + NOISE / 2 for fault in felt if fault.effect.unseen):
             return True
         # Who asks the engine each time knows what it says, unless it goes on without it, with what it has computed
-        # itself: believing it to be down (of a part that is down that is told but once a minute), or without a word
-        # where it was the `wait` that ran out.
+        # itself: believing it to be down (of a part that is down, or a full one, that is told but once a minute), or
+        # without a word where it was the `wait` that ran out.
         if not felt or source.worker != call.worker:
             return False
         without = self.world.parted or self.history.believed_down(call.worker, since - NOISE, call.ended)
+        without = without or any(fault.kind == "full" for fault in felt)
         return without or self._was_short_of_time(source)
 
     def _elsewhere(self, call: Call, key: str, has_tier: bool, change: _Change) -> bool:

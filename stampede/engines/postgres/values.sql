@@ -297,6 +297,16 @@ BEGIN
     END IF;
 END $$;
 
+-- An administrator empties a table: who listens would go on with what it knows, beside those who ask and find nothing.
+CREATE FUNCTION stampede.emptied() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('stampede', 'g');
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER emptied AFTER TRUNCATE ON stampede.generations EXECUTE FUNCTION stampede.emptied();
+CREATE TRIGGER emptied AFTER TRUNCATE ON stampede.entries EXECUTE FUNCTION stampede.emptied();
+
 -- Remove what nobody needs any more among some entries, and among some leases, in the order of their ids from any on;
 -- two who do this at once go round each other. Ids are hashes: how close they stand to each other tells how many there
 -- are, without a count. Where that is more than `room`, or their values are larger in all than `bytes`, so many of them
