@@ -287,6 +287,13 @@ class Cluster(World):
 
     def __init__(self) -> None:
         self.cluster = RedisCluster(3, 1)
+        self._served = self._masters()
+
+    def upheaval(self) -> str:
+        """A master that is kept from running is taken for lost by the others."""
+        served = self._masters()
+        before, self._served = self._served, served
+        return " ".join(f"to {node.port}" for node in served if node not in before)
 
     @property
     def nodes(self) -> list[RedisServer]:
