@@ -10,12 +10,13 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from herd import Herd, until
+from herd import PATIENCE, Herd, until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pages import DOCS, Page
@@ -260,39 +261,62 @@ def test_a_registry_takes_it_twice() -> None:
     assert len(list(registry.collect())) == 2 * len(METRICS)
 
 
-@pytest.fixture
-def prometheus() -> Iterator[Callable[[str, str], float]]:
-    """Asks a real server, which scrapes this process, for the value of an expression for a cache."""
-    registry = CollectorRegistry()
-    PrometheusObserver(registry)
-    http, thread = start_http_server(0, "127.0.0.1", registry)
-    server = PrometheusServer(http.server_port)
+class Prometheus:
+    """A real server that scrapes this process."""
 
-    def value(expression: str, cache: str) -> float:
+    def __init__(self) -> None:
+        self._scrapes, registry = threading.Semaphore(0), CollectorRegistry()
+        PrometheusObserver(registry)
+        registry.register(self)  # type: ignore[arg-type]
+        self._http, self._thread = start_http_server(0, "127.0.0.1", registry)
+        self._server = PrometheusServer(self._http.server_port)
+
+    def collect(self) -> tuple[()]:
+        """It is being scraped."""
+        self._scrapes.release()
+        return ()
+
+    def __call__(self, expression: str, cache: str) -> float:
+        """The value of an expression for a cache."""
         question = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/api/v1/query?{question}", timeout=20) as reply:
+        address = f"http://127.0.0.1:{self._server.port}/api/v1/query?{question}"
+        with urllib.request.urlopen(address, timeout=20) as reply:
             result = json.loads(reply.read())["data"]["result"]
         return sum(float(each["value"][1]) for each in result if each["metric"]["cache"] == cache)
 
-    yield value
-    server.close()
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    def until(self, condition: Callable[[], object]) -> None:
+        """Looks again at each scrape, twice a second; what the one has brought is there at the next."""
+        for _ in range(60):
+            if condition():
+                return
+            assert self._scrapes.acquire(timeout=PATIENCE)
+        pytest.fail("it never came")
+
+    def close(self) -> None:
+        self._server.close()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def prometheus() -> Iterator[Prometheus]:
+    with closing(Prometheus()) as server:
+        yield server
 
 
 @pytest.mark.prometheus
-def test_a_real_prometheus_draws_the_hit_ratio(prometheus: Callable[[str, str], float]) -> None:
+def test_a_real_prometheus_draws_the_hit_ratio(prometheus: Prometheus) -> None:
     """The expressions are those of docs/guides/observing.md."""
     (block,) = Page(DOCS / "guides" / "observing.md").blocks("promql")
     ratio, saved, slow = block.text.split("\n\n")
     with new_cache(label="scraped") as cache:
         cache.get_or_compute("k", lambda: 1)
-        until(lambda: prometheus('stampede_requests_total{outcome="computed"}', "scraped") == 1)
+        prometheus.until(lambda: prometheus('stampede_requests_total{outcome="computed"}', "scraped") == 1)
         for _ in range(30):
             cache.get_or_compute("k", lambda: 1)
         cache.get_or_compute("another", lambda: 1)
-        until(lambda: prometheus(ratio, "scraped") == pytest.approx(30 / 31, abs=0.05))
+        prometheus.until(lambda: prometheus(ratio, "scraped") == pytest.approx(30 / 31, abs=0.05))
         assert prometheus(saved, "scraped") > 0
         assert 0 < prometheus(slow, "scraped") < 60
 
@@ -336,9 +360,8 @@ for name, labels in (
 def test_several_processes(tmp_path: Path) -> None:
     """A scrape reaches any of gunicorn's workers, and is to tell of all; what was counted before the fork once."""
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROCESSES], env=environment, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-W", "ignore", "-c", PROCESSES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (run.stdout.split(), run.stderr) == (["21.0", "1.0", "1.0", "1.0"], "")
 
 
