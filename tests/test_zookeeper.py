@@ -297,7 +297,9 @@ def test_close_gives_back_what_is_held(open_: Open) -> None:
     assert time.monotonic() - began < LEASE
 
 
-_ensemble = cache(ZooKeeperEnsemble)
+_ensemble = cache(partial(ZooKeeperEnsemble, 500))
+"""Three virtual machines, for all that needs them. Their leader asks for signs of life so rarely that a lock can come and
+stand in between."""
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
@@ -361,7 +363,7 @@ def come_back(pipe: Connection, url: str, lease: float) -> None:
 def test_a_lock_that_only_a_follower_knows_of_stands(open_: Open, lease: float, silence: float, frozen: bool) -> None:
     """It is cut off before its leader asks for signs of life: that would count from the one before, which was long ago,
     and let another in while the holder believes in its lock."""
-    ensemble = _ensemble(500)
+    ensemble = _ensemble()
     leader = ensemble.leader()
     follower = next(each for each in ensemble.members if each is not leader)
     engine = open_(leader.url)

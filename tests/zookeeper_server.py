@@ -25,7 +25,8 @@ JARS = [
 NETTY = [f"netty-{each}" for each in ("common", "buffer", "codec", "handler", "transport", "resolver")]
 NETTY += ["netty-transport-native-unix-common", "netty-transport-native-epoll"]
 """What TLS takes: the jar of all of them has only names in it."""
-SMALL = ["-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dzookeeper.admin.enableServer=false"]
+SMALL = ["-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1", "-XX:-UsePerfData", "-XX:+UseSerialGC"]
+SMALL += ["-Dzookeeper.admin.enableServer=false"]
 
 
 class ZooKeeperServer(ServerProcess):
