@@ -168,11 +168,25 @@ class RedisServer(ServerProcess):
         met = socket.create_connection(("127.0.0.1", port), 1.0)
         return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
 
+    def _told(self) -> socket.socket:
+        """A line to it: where it speaks TLS, its socket, for there nobody shakes hands."""
+        if self._tls is None:
+            link = self._met(self.port)
+            link.settimeout(PATIENCE)
+            return link
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(PATIENCE)
+        try:
+            link.connect(str(self.socket))
+        except OSError:
+            link.close()
+            raise
+        return link
+
     def cli(self, *command: str | bytes) -> str:
         """What redis-cli prints; without it, since a program that is started takes longer than most tests."""
         words = [each.encode() if isinstance(each, str) else each for each in command]
-        with self._met(self.port) as link, link.makefile("rb") as reply:
-            link.settimeout(PATIENCE)
+        with self._told() as link, link.makefile("rb") as reply:
             link.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in words))
             return b"\n".join(_lines(reply)).decode().strip()
 
@@ -253,6 +267,7 @@ class SteppedServer(RedisServer):
         Path(self._moment).unlink(missing_ok=True)
 
 
+@cache
 def need_tls() -> None:
     """A Redis server that can speak TLS: none of them starts so, and one that can't says why."""
     words = [need(redis_server()), "--port", "0", "--tls-port", "1"]
