@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 from server_process import freeze
@@ -84,4 +86,61 @@ def other(body: Callable[..., object], *args: Any) -> Iterator[Other]:
         yield one
 
 
-__all__ = ["PATIENCE", "Connection", "Other", "other", "others"]
+class Script:
+    """What `python -c` runs, with its words; but forked, as the others are, where that has to import all of it again.
+    Nothing of `atexit` is run at its end. It is killed at the end of the `with`."""
+
+    def __init__(self, code: str, *words: str) -> None:
+        hears, tells = os.pipe()
+        told, says = os.pipe()
+        self.stdin, self.stdout = open(tells, "w"), open(told)  # noqa: SIM115  closed at the end
+        try:
+            ends = [_End(hears), _End(says)]
+            self._process = AFRESH.Process(target=_run, args=(code, words, *ends), daemon=True)
+            self._process.start()
+        finally:
+            os.close(hears)
+            os.close(says)
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid  # also when it has ended
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.join()
+        self._process.close()
+        self.stdout.close()
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+
+
+class _End:
+    """Of a pipe, on its way to another process."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _at_its_end, (DupFd(self._number),)
+
+
+def _at_its_end(given: Any) -> int:
+    number: int = given.detach()
+    return number
+
+
+def _run(code: str, words: tuple[str, ...], stdin: int, stdout: int) -> None:
+    for number, at in (stdin, 0), (stdout, 1):
+        os.dup2(number, at)
+        os.close(number)
+    sys.stdin, sys.stdout, sys.argv = open(0), open(1, "w"), ["-c", *words]  # noqa: SIM115  until it ends
+    exec(compile(code, "<script>", "exec"), {"__name__": "__main__"})
+
+
+__all__ = ["PATIENCE", "Connection", "Other", "Script", "other", "others"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +21,7 @@ pytest.importorskip("dogpile.cache")
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
+from disk_world import Script
 from dogpile.cache import CacheRegion
 from dogpile.cache.api import NO_VALUE
 from dogpile.testing import fixtures
@@ -320,9 +319,8 @@ region.get_or_create("k", creator)
 def test_a_killed_process_holds_nobody_up(lease: float, tmp_path: Path) -> None:
     """Its mutex would stand for ever, as dogpile's on Redis does without a `lock_timeout`."""
     url = shared_redis().url if lease < 1 else f"disk://{tmp_path}/cache"  # there the kernel tells of a death at once
-    with subprocess.Popen([sys.executable, "-c", HOLDER, url, str(lease)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"began\n"
+    with Script(HOLDER, url, str(lease)) as holder:
+        assert holder.stdout.readline() == "began\n"
         region = made(url)
         assert region.key_is_locked("k")
         herd = Herd(lambda: region.get_or_create("k", lambda: "anew"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("psycopg")
 
+from disk_world import Script
 from faces import Face
 from herd import Herd, until
 from postgres_server import PostgresServer, shared_postgres
@@ -182,7 +183,7 @@ began = time.monotonic()
 try:
     cache.get("k")
 except EngineError as error:
-    print(type(error).__name__, time.monotonic() - began < 5)
+    print(type(error).__name__, time.monotonic() - began < 5, flush=True)
 """
 
 
@@ -192,14 +193,14 @@ def test_an_answer_that_has_come_but_for_its_end_is_waited_for_as_any_is(
     """libpq waits for it with the interpreter's lock held: all threads of the process stood still, and none could time
     out. A server that is frozen just then, or a packet that is lost there, was enough."""
     proxy = before(server)
-    command = [sys.executable, "-c", ASKS_TWICE, at(proxy.port, timeout=0.5)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asks:
-        try:
-            assert asks.stdout is not None and asks.stdout.readline() == "ready\n"
-            proxy.alter = lambda data: data.removesuffix(b"Z\0\0\0\5I")
-            assert asks.communicate("now\n", timeout=10)[0] == "EngineError True\n"
-        finally:
-            asks.kill()
+    with Script(ASKS_TWICE, at(proxy.port, timeout=0.5)) as asks:
+        assert asks.stdout.readline() == "ready\n"
+        proxy.alter = lambda data: data.removesuffix(b"Z\0\0\0\5I")
+        print("now", file=asks.stdin, flush=True)
+        with closing(selectors.DefaultSelector()) as answers:
+            answers.register(asks.stdout, selectors.EVENT_READ)
+            assert answers.select(10), "it stands still"
+        assert asks.stdout.readline() == "EngineError True\n"
 
 
 # -- servers that refuse ------------------------------------------------------------------------------------------

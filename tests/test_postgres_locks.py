@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from disk_world import Script
 from herd import until
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
 from proxy import Proxy
@@ -93,17 +93,12 @@ def inside(lock: Lock, colour: str, work: Callable[[], object]) -> None:
 
 
 @contextmanager
-def process(url: str, code: str) -> Iterator[subprocess.Popen[str]]:
+def process(url: str, code: str) -> Iterator[Script]:
     """Another one, with a `cache`, which says "there" when it is where it should be."""
     head = "import os, sys, time\nfrom stampede import Cache\ncache = Cache(sys.argv[1])\n"
-    command = [sys.executable, "-c", head + dedent(code), url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout is not None
-            assert other.stdout.readline() == "there\n"
-            yield other
-        finally:
-            other.kill()
+    with Script(head + dedent(code), url) as other:
+        assert other.stdout.readline() == "there\n"
+        yield other
 
 
 HOLDS = """
@@ -195,7 +190,6 @@ def test_a_frozen_holder_has_its_lease_and_no_more(server: PostgresServer, open_
             assert (lock.fence or 0) > before
             os.kill(holder.pid, signal.SIGCONT)
             print(file=holder.stdin, flush=True)
-            assert holder.stdout is not None
             assert holder.stdout.readline() == "True\n"
     assert record(server, "process", "problem") == [(holder.pid, "expired"), (os.getpid(), "")]
 
@@ -276,7 +270,6 @@ def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresS
         arrived = server.ask("SELECT token FROM stampede.waiting ORDER BY arrival")
         assert len(arrived) == 8
         held.release()
-        assert others.stdout is not None
         assert others.stdout.readline() == "done\n"
     holders = record(server, "process", "taken", "released", "problem")
     assert len(holders) == 1 + 8 * 4

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import pytest
 
 pytest.importorskip("psycopg")
 
+from disk_world import Script
 from herd import until
 from postgres_server import PostgresServer, shared_postgres
 
@@ -50,16 +49,12 @@ def open_(server: PostgresServer, request: pytest.FixtureRequest) -> Open:
 
 
 @contextmanager
-def process(server: PostgresServer, code: str) -> Iterator[subprocess.Popen[str]]:
+def process(server: PostgresServer, code: str) -> Iterator[Script]:
     """Another one, with a `cache`, which says "there" when it is where it should be."""
     head = "import sys\nfrom stampede import Cache\ncache = Cache(sys.argv[1])\n"
-    command = [sys.executable, "-c", head + dedent(code), server.postgres_url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout is not None and other.stdout.readline() == "there\n"
-            yield other
-        finally:
-            other.kill()
+    with Script(head + dedent(code), server.postgres_url) as other:
+        assert other.stdout.readline() == "there\n"
+        yield other
 
 
 @pytest.mark.parametrize("rooms", [[1, 1, 2, 3, inf, inf], [1] * 6], ids=["many", "exclusive"])

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import zmq
 from broker_server import Address, BrokerProcess, BrokerThread, Limits, ZmqEngine
+from disk_world import Script
 from proxy import Proxy
 from server_process import free_port, freeze
 
@@ -92,26 +93,17 @@ time.sleep(60)
 
 
 @pytest.fixture
-def holder() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    begun: list[subprocess.Popen[str]] = []
-
-    def begin(url: str) -> subprocess.Popen[str]:
-        begun.append(subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.kill()
-        each.communicate()
+def holder() -> Iterator[Callable[[str], Script]]:
+    with ExitStack() as stack:
+        yield lambda url: stack.enter_context(Script(HOLDER, url))
 
 
 @pytest.mark.alone
 def test_what_a_killed_client_had_is_free_in_a_moment(
-    broker: BrokerThread, open_: Open, holder: Callable[..., subprocess.Popen[str]]
+    broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
 ) -> None:
     """A crash would stop its fleet for a whole lease."""
     process = holder(broker.url)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     lock = Lock("l", on=open_(broker.url), lease=20)
     assert not lock.acquire(0.1)
@@ -146,11 +138,10 @@ def test_a_holder_whose_connection_is_reset_comes_back(open_: Open) -> None:
 
 
 def test_a_frozen_client_keeps_its_lock_for_its_lease(
-    broker: BrokerThread, open_: Open, holder: Callable[..., subprocess.Popen[str]]
+    broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
 ) -> None:
     """Of one that is silent nobody can say that it is dead: two would be inside when it goes on."""
     process = holder(broker.url)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     freeze(process.pid)
     engine = open_(broker.url)
@@ -162,7 +153,7 @@ def test_a_frozen_client_keeps_its_lock_for_its_lease(
 
 
 def test_nobody_waits_behind_a_frozen_waiter(
-    broker: BrokerThread, open_: Open, holder: Callable[..., subprocess.Popen[str]]
+    broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
 ) -> None:
     """A lock that came free would be kept for it, again and again."""
     first = open_(broker.url)
