@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +94,16 @@ def ask_at_once(pipe: Connection, url: str, number: int) -> None:
 def test_a_herd_of_processes_computes_once(url: str) -> None:
     """Promise 1: each process would ask the origin; or its waiters would come for the value long after it was there."""
     with ExitStack() as opened:
-        herd = [opened.enter_context(other(ask_at_once, url, number)) for number in range(8)]
-        assert [each.hear() for each in herd] == ["ready"] * 8
+        # Each has to make a client for itself, which takes DynamoDB's a third of a second.
+        herd = [opened.enter_context(other(ask_at_once, url, number)) for number in range(4)]
+        assert [each.hear() for each in herd] == ["ready"] * 4
         for each in herd:
             each.tell()
         got, computations, had = zip(*[each.hear() for each in herd], strict=True)
     assert len(set.union(*got)) == 1
     assert sum(computations) == 1
     stored = had[computations.index(1)]  # who has computed it returns when it is stored
-    assert max(had) - stored <= 0.5  # as eight processes need on two cores: who sleeps to the next look takes a second
+    assert max(had) - stored <= 0.5  # as processes need on two cores: who sleeps to the next look takes a second
 
 
 # -- holders that die, and that sleep -------------------------------------------------------------------------------
@@ -238,12 +240,18 @@ def test_both_sides_of_a_fork_go_on(url: str) -> None:
 # -- a server that goes away, and comes back ------------------------------------------------------------------------
 
 
+@cache
+def _own(kind: Callable[[], Any]) -> Any:
+    return kind()
+
+
 @pytest.fixture(params=[MariadbServer, PostgresServer, MotoServer], ids=["mariadb", "postgres", "dynamodb"])
 def own(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A server that the test may do anything to."""
-    server = request.param()
+    """A server that a test may stop and freeze. It is empty, and well again after the test."""
+    server = _own(request.param)
+    server.empty()
     yield server
-    server.close()
+    server.start() if server._process is None else server.thaw()
 
 
 @pytest.mark.parametrize("trouble", ["down", "hung"])

@@ -298,8 +298,7 @@ def test_close_gives_back_what_is_held(open_: Open) -> None:
 
 
 _ensemble = cache(partial(ZooKeeperEnsemble, 500))
-"""Three virtual machines, for all that needs them. Their leader asks for signs of life so rarely that a lock can come and
-stand in between."""
+"""For all that needs three. Their leader asks for signs of life so rarely that a lock can come and stand in between."""
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
