@@ -589,12 +589,14 @@ def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
         RedisEngine()
 
 
-def test_tls(open_: Open, tmp_path: Path) -> None:
+def test_tls(open_: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`rediss://` would hang, or read bytes that are not the server's."""
     need_tls()
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # each connection would read all that the machine knows
     certificate, key, port = tmp_path / "server.crt", tmp_path / "server.key", free_port()
     subprocess.run(
-        [need("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+        [need("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-days", "2", "-subj", "/CN=localhost",
          "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True, timeout=PATIENCE,
     )  # fmt: skip
@@ -1622,6 +1624,6 @@ def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
     """Of a crowd that takes longer than the pool's `timeout`, the last ones got an error, though none of them hung."""
     engine = open_(server.url, max_connections=1, timeout=1.0)
     run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
-    with ThreadPoolExecutor(100) as threads:
-        found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(100)))
-    assert len(found) == 100
+    with ThreadPoolExecutor(60) as threads:
+        found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(60)))
+    assert len(found) == 60
