@@ -8,8 +8,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 from server_process import freeze
@@ -18,17 +22,35 @@ AFRESH = multiprocessing.get_context("forkserver")
 """Processes without anything of ours, forked off one that has imported what most of them need."""
 
 AFRESH.set_forkserver_preload(
-    ["asyncio", "forked", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "places", "stampede.cli"]
+    ["asyncio", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "stampede.cli"]
+    + ["disk_world", "exclusion", "faces", "forked", "herd", "interleaving"]
+    + ["places"] * (find_spec("zmq") is not None)  # without it, that skips the test that imports it
     + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
     + [f"stampede.engines.{each}" for each in ("zmq", "zookeeper")]
 )
 PATIENCE = 30.0
 
 
+@cache
+def ready() -> None:
+    """Start the one off which they are forked. multiprocessing doesn't tell it where our own modules are, and what it
+    doesn't find it leaves out: each process would import them again."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 class Other:
     """A process that runs `body(pipe, *args)`. It is killed at the end of the test, whatever it does."""
 
     def __init__(self, body: Callable[..., object], *args: Any) -> None:
+        ready()
         self.pipe, theirs = AFRESH.Pipe()
         self._process = AFRESH.Process(target=body, args=(theirs, *args), daemon=True)
         self._process.start()
@@ -91,6 +113,7 @@ class Script:
     Nothing of `atexit` is run at its end. It is killed at the end of the `with`."""
 
     def __init__(self, code: str, *words: str) -> None:
+        ready()
         hears, tells = os.pipe()
         told, says = os.pipe()
         self.stdin, self.stdout = open(tells, "w"), open(told)  # noqa: SIM115  closed at the end
@@ -143,4 +166,4 @@ def _run(code: str, words: tuple[str, ...], stdin: int, stdout: int) -> None:
     exec(compile(code, "<script>", "exec"), {"__name__": "__main__"})
 
 
-__all__ = ["PATIENCE", "Connection", "Other", "Script", "other", "others"]
+__all__ = ["PATIENCE", "Connection", "Other", "Script", "other", "others", "ready"]

@@ -24,7 +24,7 @@ from subprocess import CompletedProcess, TimeoutExpired
 from types import ModuleType
 from typing import Any
 
-from disk_world import AFRESH
+from disk_world import AFRESH, ready
 
 __all__ = ["python"]
 
@@ -41,6 +41,7 @@ def python(
     arguments = [str(each) for each in words]
     with tempfile.TemporaryDirectory(prefix="forked-") as place:
         streams = [f"{place}/{name}" for name in ("stdout", "stderr")]
+        ready()
         program = AFRESH.Process(target=_run, args=(arguments, str(cwd or Path.cwd()), dict(env), streams))
         program.start()
         program.join(timeout)

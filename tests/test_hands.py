@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 
 from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
 from stampede.__main__ import main
@@ -226,7 +227,8 @@ def test_it_outlives_its_process(end: str, on: str) -> None:
     """The engine would take the end of the process for the end of the lock."""
     if on == "memory://":
         pytest.skip("its locks are one process's")
-    done = subprocess.run([sys.executable, "-c", HANDS_OVER, on, end], stdout=subprocess.PIPE, text=True, check=True)
+    done = python("-c", HANDS_OVER, on, end)
+    assert done.returncode == 0, done.stderr
     time.sleep(1.2 if on.startswith("zmq") else 0.1)  # the broker sees a death within a second
     other = Lock("l", on=on)
     assert other.locked() and not other.acquire(wait=0)
