@@ -475,7 +475,8 @@ class Postgres(_Linked):
     name = "postgres"
     time_out = 3.0
     effects: ClassVar = {
-        **{kind: effect._replace(keeps=False) for kind, effect in _LINK.items()},
+        # Who has lost a reply waits for it until the time-out, two seconds longer than on Redis.
+        **{kind: effect._replace(keeps=False, after=effect.after + 2) for kind, effect in _LINK.items()},
         "kill-connections": Effect(4, (0, 0), 2.5, keeps=False),
         "freeze": Effect(3, (0.2, 5), 6, keeps=False, silent=True),
         "restart": Effect(3, (0, 2), 4, keeps=False),

@@ -273,7 +273,7 @@ class _Round:
         else:
             done.target = self.world.harm(fault, [each.pid for each in self._alive()])
         done.ended = time.monotonic()
-        done.until = done.ended + min(effect.after, 2.5 + done.ended - began)
+        done.until = done.ended + min(effect.after, 1.5 + self.world.time_out + done.ended - began)
 
     def _harm_one(self, fault: Planned, process: _Process) -> str:
         if fault.kind == "kill-worker":
