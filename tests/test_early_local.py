@@ -48,7 +48,8 @@ def test_who_sees_it_first_in_its_early_moment_refreshes_it(
 ) -> None:
     """Processes that ask once each would all go by, and somebody would wait at the end."""
     first, late, computed = caches(), caches(early=ALWAYS, background=background), Event()
-    first.get("k"), late.get("k")  # from then on both know by which name they call the key, and hear of changes
+    # From then on both know by which name they call a key, and hear of changes; of this key it has none to hear of.
+    first.get("other"), late.get("other")
     old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)  # its early moment has come
     run_blocking(first._root.store.set(first._root.prefix + first._key("k"), old))
 
