@@ -96,6 +96,7 @@ CHANGES: dict[str, Callable[[Any, Cache], object]] = {
 }
 
 
+@pytest.mark.alone
 def test_a_local_tier_follows_what_others_change(server: PostgresServer) -> None:
     """Another process would go on to serve what was replaced, invalidated or expired here, until its time ends."""
     lags: dict[str, float] = {}

@@ -245,6 +245,7 @@ def test_an_unbound_lock_stands_when_its_server_alone_hears_of_a_cut(server: Pos
             lock.release()
 
 
+@pytest.mark.alone  # who does not come within 0.2 s when it is called has lost its turn
 def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresServer, open_: Open) -> None:
     """One of them would wait for ever, or two be inside."""
     herd = """
