@@ -221,6 +221,22 @@ def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer
     asyncio.run(tasks())
 
 
+def test_a_question_of_a_loop_whose_reply_is_lost_is_asked_once_more(
+    server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy]
+) -> None:
+    """A connection that breaks would fail all calls of its loop."""
+    proxy = before(server)
+    engine = open_(proxy.url)
+
+    async def tasks() -> None:
+        await engine.suspending.store.set("lost", some())
+        proxy.at(b"lost", answered=0)
+        (kept,) = await engine.suspending.store.get(["lost"])
+        assert (kept is not None, proxy.met) == (True, 1)
+
+    asyncio.run(tasks())
+
+
 def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
     """A reply that was lost would turn a stored value into a refused one, or a released lock into a lost one."""
     engine = open_(server.url)
