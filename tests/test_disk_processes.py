@@ -262,6 +262,34 @@ def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
         engine.close()
 
 
+def test_a_fork_while_another_thread_opens(tmp_path: Path) -> None:
+    """The child would wait for ever for a thread that it has not."""
+    engine = DiskEngine(tmp_path / "cache")
+    held, done = threading.Event(), threading.Event()
+
+    def opens() -> None:
+        with engine._rows.database._opening:
+            held.set()
+            done.wait(20)
+
+    opener = threading.Thread(target=opens)
+    opener.start()
+    assert held.wait(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        run_blocking(engine.blocking.store.set("k", value_of(b"x")))
+        os._exit(0)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        done.set()
+        opener.join()
+    engine.close()
+
+
 def test_forks_while_others_write(tmp_path: Path) -> None:
     """A fork in the middle of another thread's transaction would leave a child that can never write."""
     engine = DiskEngine(tmp_path / "cache", timeout=15)  # for which a busy machine may keep it from its turn

@@ -297,6 +297,7 @@ class Database:
 
     def start_again(self) -> None:
         """In a forked child. What a thread of the parent was using is left as it is: closing it would write."""
+        self._opening = threading.RLock()  # another thread of the parent may have had it
         if self._opened is not None:
             self._lost += self._opened.start_again()
 
