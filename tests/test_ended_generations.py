@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stampede import Cache
+from stampede.engines.generations import Beliefs
 
 
 def _redis(_: Path) -> str:
@@ -130,3 +131,16 @@ def _empty(cache: Cache) -> None:
         shared_postgres().empty()
     else:
         pytest.skip("it is never emptied")
+
+
+def test_what_was_asked_before_a_clear_is_not_believed() -> None:
+    """A process that clears while another of its threads asks would be given what it has cleared, for a second."""
+    now = 1000.0
+    beliefs = Beliefs(lambda: now)
+    asked = now
+    now += 0.1
+    beliefs.clear()
+    beliefs.learn("", "old", asked)
+    assert beliefs.at_hand("") is None
+    beliefs.learn("", "new", now)
+    assert beliefs.at_hand("") == "new"

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Protocol
 
 from stampede.colour import Bell, Colour, Loop, running_loop
@@ -40,6 +41,7 @@ class Beliefs:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[str, tuple[str, float]] = {}
+        self._cleared = -inf
 
     def at_hand(self, scope: str) -> str | None:
         known = self._known.get(scope)
@@ -47,10 +49,12 @@ class Beliefs:
 
     def learn(self, scope: str, generation: str, asked: float) -> None:
         """It was so at some moment after `asked`."""
-        if asked + KNOWN >= self._known.get(scope, ("", 0.0))[1]:  # or it was asked before that one
+        if asked + KNOWN >= self._known.get(scope, ("", 0.0))[1] and asked >= self._cleared:  # or another is newer
             self._known[scope] = generation, asked + KNOWN
 
     def clear(self) -> None:
+        """Somebody here has begun a new one. What was asked before may be answered late."""
+        self._cleared = self._clock()
         self._known.clear()
 
 
