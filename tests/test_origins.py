@@ -268,6 +268,7 @@ def test_an_early_refresh_gives_way(busy: Callable[..., tuple[Cache, Gate]], mon
     until(lambda: cache.get_or_compute("k", lambda: "newer", **due) == "newer")
 
 
+@pytest.mark.alone
 def test_a_rate_holds_over_all_keys(url: str, open_: Open) -> None:
     origin, cache = Origin(), open_(url, rate="5/0.5s")
     ask(cache, origin, range(15), 15)

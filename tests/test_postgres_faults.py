@@ -109,6 +109,7 @@ Asking = Callable[..., Asker]
 # -- servers that are away ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_who_closes_waits_for_no_connection_that_is_being_made() -> None:
     """A program that has met a server which lets nobody in would stay for a second more."""
     with socket.socket() as door:
@@ -448,6 +449,7 @@ def test_loops_that_end_leave_no_connections(server: PostgresServer) -> None:
     until(lambda: not server.backends("loops"))
 
 
+@pytest.mark.alone
 def test_a_loop_that_was_blocked_calls_nobody_hung(server: PostgresServer) -> None:
     """A computation that blocks its loop for longer than an answer may take would be an outage."""
     engine = PostgresEngine(server.postgres_url + "&timeout=0.2")
