@@ -118,6 +118,7 @@ def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
         _value(asked, colour, "call", failing)
 
 
+@pytest.mark.alone  # others' changes are to be known within 50 ms
 @pytest.mark.parametrize("server", ["redis", "postgres"], indirect=True)
 def test_what_was_computed_here_is_true_until_another_changes_it(
     server: Any, opened: Callable[..., Cache], colour: str
