@@ -48,7 +48,7 @@ class Outage:
         self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.used = False  # the refuge may have something
         self.give_back = give_back
-        self.last = ""  # what the engine's last failure said: an error would keep alive whatever was under way
+        self.last = ""  # what the engine's last failure said: the error itself would keep alive what was under way
         self.closed = False  # by us, for good: that is no outage
         self._remind_at = 0.0
         self._tell = tell
@@ -108,8 +108,7 @@ class Outage:
 
     def trouble(self) -> EngineError:
         """What a caller is told that wants to know."""
-        why = self.last if self.last and self.down else "no answer so far"
-        return EngineError(f"{self.engine} can't be asked: {why}")
+        return EngineError(f"{self.engine} can't be asked: {self.last}")
 
     def answered(self) -> None:
         if not self.breaker.open:

@@ -558,6 +558,15 @@ def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None
                 _asked(cache, colour, verb, *args)
 
 
+def test_a_read_that_a_part_of_the_engine_refuses_says_why(colour: str, engine: Switched) -> None:
+    """`on_engine_error="raise"` where one of several servers is away: "can't be asked" alone helps nobody."""
+    cache = Cache(engine=engine, on_engine_error="raise")
+    _asked(cache, colour, "set", "k", 1)
+    engine.plug.pull("get", partly=True)
+    with pytest.raises(EngineError, match="plug is pulled"):
+        _asked(cache, colour, "get", "k")
+
+
 def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: FakeClock) -> None:
     """A process that only reads would never find its engine again."""
     cache = Cache(engine=engine)
