@@ -297,14 +297,14 @@ BEGIN
     END IF;
 END $$;
 
--- An administrator empties a table: who listens would go on with what it knows, beside those who ask and find nothing.
+-- An administrator has emptied a table. Processes that listen forget what they know, as those that ask find nothing.
 CREATE FUNCTION stampede.emptied() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('stampede', 'g');
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER emptied AFTER TRUNCATE ON stampede.generations EXECUTE FUNCTION stampede.emptied();
+CREATE TRIGGER emptied AFTER TRUNCATE OR DELETE ON stampede.generations EXECUTE FUNCTION stampede.emptied();
 CREATE TRIGGER emptied AFTER TRUNCATE ON stampede.entries EXECUTE FUNCTION stampede.emptied();
 
 -- Remove what nobody needs any more among some entries, and among some leases, in the order of their ids from any on;
