@@ -392,7 +392,7 @@ def test_locked_by_another_program(engine: DiskEngine) -> None:
 
 
 def test_a_write_that_a_signal_interrupted_keeps_nobody_waiting(engine: DiskEngine) -> None:
-    """Its traceback is kept, by who caught what the handler raised: so long would nobody be able to write."""
+    """Nobody could write for as long as its traceback is kept, by whoever caught what the handler raised."""
     interrupted = engine._rows.database.writing()
     interrupted.__enter__()
     put(engine, b"new")

@@ -39,8 +39,8 @@ _WORLD = (
 )  # fmt: skip
 """What SQLite may say of a good file, too: a full disk, another program's lock, a question of ours that is wrong."""
 
-# SQLite's message about a damaged file may hold a damaged byte, which Python can't decode.
-# A file that is removed while it is opened is missing to whoever asks how large its disk is.
+# SQLite's message about a damaged file may hold a damaged byte, which Python can't decode. And the file may be removed
+# between its opening and the question how large its disk is.
 _TROUBLE = (sqlite3.Error, UnicodeDecodeError, FileNotFoundError)
 
 _log = logging.getLogger("stampede")
@@ -308,8 +308,8 @@ def _is_busy(error: Exception) -> bool:
 
 def _is_damaged(error: Exception, file: Path) -> bool:
     """Would a file that was just made not have raised this?"""
-    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
-        return False  # a question of ours that is wrong
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError, FileNotFoundError)):
+        return False  # a question of ours that is wrong, or a file that is gone
     name = getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_READONLY":  # what we may write all the same says of itself that we may not
         return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)

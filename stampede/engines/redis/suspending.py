@@ -86,7 +86,7 @@ class _Pipe(Pipe):
             wire.stand()
             wire.transport.set_protocol(wire)
             take_streams(connection)
-        except RuntimeError as closed:  # so uvloop says that the server has just closed the connection
+        except RuntimeError as closed:  # uvloop raises it if the server has just closed the connection
             await connection.disconnect(nowait=True)
             raise ConnectionResetError(str(closed)) from closed
         except BaseException:
