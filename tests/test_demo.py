@@ -19,7 +19,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 sys.path.insert(0, str(DEMO))
 from caller import Mark, Reads  # noqa: E402
-from play import _write  # noqa: E402
 from timeline import Timeline  # noqa: E402
 
 sys.path.remove(str(DEMO))
@@ -99,8 +98,7 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
 
 def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
     """The picture of the README could not be made anew."""
-    scenes = [timeline(Mark("asked", 0, 1), Mark("began", 0, 1), Mark("served", 0, 2)) for _ in range(4)]
-    _write(home / "demo.svg", scenes, [], "2 processes × 3 callers", 0.05, 1)
+    played(home, *SMALL, "--out", "demo.svg")
     assert len(panels_of(ET.parse(home / "demo.svg").getroot())) == 4
 
 
