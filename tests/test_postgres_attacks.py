@@ -97,7 +97,8 @@ def test_no_fence_comes_twice_where_commits_do_not_wait_for_the_disk() -> None:
 
 def test_who_takes_long_to_hear_a_large_value_holds_nobody_up(server: PostgresServer, cache: Cache) -> None:
     """A process that is frozen as it claims would keep everybody from the key: also from invalidating it."""
-    cache.set("k", os.urandom(24_000_000), ttl=LONG)
+    with closing(Cache(f"{server.postgres_url}&timeout=30")) as patient:  # a busy server needs seconds
+        patient.set("k", os.urandom(24_000_000), ttl=LONG)
     ((id,),) = server.ask("SELECT id FROM stampede.entries")
     terms = "$1, $2, 'k', 'token', 9, NULL, 0, NULL, NULL, false, 'h:1', NULL, NULL, false"
     ready = (
