@@ -398,7 +398,7 @@ def test_a_refusal_is_an_answer_that_ends_an_outage() -> None:
     """Of a server that came back full, nothing that it has would be read, for as long as it is asked for others."""
     server = RedisServer()
     try:
-        with Cache(f"{server.url}?socket_timeout=0.2", ttl=60) as cache:
+        with Cache(server.url, ttl=60) as cache:
             cache.set("there", "kept")
             server.cli("CONFIG", "SET", "maxmemory", "1")
             server.freeze()

@@ -328,6 +328,7 @@ def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
     engine.close()
 
 
+@pytest.mark.alone
 def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that was blocked for longer than a server may take would give up its connection, and the value with it."""
     monkeypatch.setattr("stampede.engines.kit.pipe.LOOK", 0.0)  # after the block the look comes before the reply
@@ -584,7 +585,7 @@ def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServ
     """While a server is out of reach its keys would go to others, and two answers be there when it is back."""
     proxy = Proxy(ring[0].port)
     addresses = [at(proxy), *(server.address for server in ring[1:])]
-    engine = MemcachedEngine(*addresses, timeout=0.2, connect_timeout=0.2)
+    engine = MemcachedEngine(*addresses)
     keys = [f"user:{number}" for number in range(30)]
     lost = [key for key in keys if engine._servers.of(items.name_of(key)) is engine._servers.all[0]]
     for key in keys:

@@ -135,7 +135,14 @@ def test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time(
         asked(asked.claims.claim("k", new_id(), Ask(LONG)))
     assert time.monotonic() - began < 1.5
     proxy.let_go()
-    until(lambda: isinstance(asked(asked.claims.claim("k", new_id(), Ask(LONG))), (Granted, Busy)))
+    
+    def answers() -> bool:
+        try:  # a busy machine may need longer than this engine waits
+            return isinstance(asked(asked.claims.claim("k", new_id(), Ask(LONG))), (Granted, Busy))
+        except EngineError:
+            return False
+
+    until(answers)
 
 
 @both
@@ -194,7 +201,7 @@ def test_an_answer_that_has_come_but_for_its_end_is_waited_for_as_any_is(
     """libpq waits for it with the interpreter's lock held: all threads of the process stood still, and none could time
     out. A server that is frozen just then, or a packet that is lost there, was enough."""
     proxy = before(server)
-    with Script(ASKS_TWICE, at(proxy.port, timeout=0.5)) as asks:
+    with Script(ASKS_TWICE, at(proxy.port, timeout=1)) as asks:
         assert asks.stdout.readline() == "ready\n"
         proxy.alter = lambda data: data.removesuffix(b"Z\0\0\0\5I")
         print("now", file=asks.stdin, flush=True)
@@ -267,14 +274,14 @@ def test_what_waits_for_anothers_lock_has_an_end_and_does_nothing_later(
     """A claim whose caller has long gone would be granted when the lock is free, and stand for a lease."""
     import psycopg
 
-    asked = asking(server.postgres_url + "&timeout=0.5", colour)
+    asked = asking(server.postgres_url, colour)
     asked(asked.claims.claim("warm", new_id(), Ask(LONG)))
     with psycopg.connect(server.postgres_url) as other:
         other.execute("LOCK stampede.leases IN ACCESS EXCLUSIVE MODE")
         began = time.monotonic()
         with pytest.raises(EngineError) as late:
             asked(asked.claims.claim("k", new_id(), Ask(LONG)))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 3
         assert late.value.partial  # it is the key that is in trouble, and not the server
     assert isinstance(asked(asked.claims.claim("k", new_id(), Ask(LONG))), Granted)
 

@@ -672,7 +672,7 @@ def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: O
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open, colour: str) -> None:
     """Each call for one of its keys would take as long as an answer may."""
-    engine, hung = open_(cluster.url, socket_timeout=0.3, tracking=False), others_of(cluster)[0]
+    engine, hung = open_(cluster.url, socket_timeout=1.0, tracking=False), others_of(cluster)[0]
     keys, other = [key_of(cluster, hung, number) for number in range(100)], key_of(cluster, home_of(cluster))
     run(engine.blocking.store.set(other, some()))
 
@@ -688,7 +688,7 @@ def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open,
             with pytest.raises(EngineError) as failure:
                 await ask(key)
             assert failure.value.partial
-            waited += time.monotonic() - began >= 0.3
+            waited += time.monotonic() - began >= 1.0
         assert waited <= 1 + time.monotonic() - start
         assert isinstance(await ask(other), Found)
 
@@ -702,7 +702,7 @@ def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open,
 
 def test_what_was_computed_is_stored_after_a_moments_silence(cluster: RedisCluster, open_: Open) -> None:
     """Values of a whole second would be thrown away because one question wasn't answered in time."""
-    engine, hung = open_(cluster.url, socket_timeout=0.2, tracking=False), others_of(cluster)[0]
+    engine, hung = open_(cluster.url, socket_timeout=1.0, tracking=False), others_of(cluster)[0]
     one, two = (key_of(cluster, hung, number) for number in range(2))
     token = new_id()
     assert isinstance(claim(engine, one, token), Granted)

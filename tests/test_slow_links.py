@@ -38,12 +38,12 @@ def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow
     proxy.rate = RATE
     if request.param == "redis":
         server.cli("FLUSHALL")
-        return server.url, f"{proxy.url}?socket_timeout=0.45", proxy
+        return server.url, f"{proxy.url}?socket_timeout=1.0", proxy
     if request.param == "postgres":
-        far = f"postgres://root@127.0.0.1:{proxy.port}/postgres?sslmode=disable&timeout=0.45"
+        far = f"postgres://root@127.0.0.1:{proxy.port}/postgres?sslmode=disable&timeout=1.0"
         return server.postgres_url, far, proxy
     server.empty()
-    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=0.45", proxy
+    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=1.0", proxy
 
 
 @pytest.mark.alone
@@ -53,7 +53,7 @@ def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callabl
     near, far, link = slow
     with Cache(near) as cache:
         cache.set("k", b"x" * 400)
-    slowly = face(far.replace("=0.45", "=0.15"), colour)
+    slowly = face(far.replace("=1.0", "=0.15"), colour)
     slowly.run("set", "other", 1)
     link.rate, link.piece, link.delay = None, 50, 0.05
     began = time.monotonic()
@@ -62,6 +62,7 @@ def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callabl
     assert slowly.cache.stats().engine_downs == 0
 
 
+@pytest.mark.alone
 def test_each_piece_that_is_sent_has_the_time_out() -> None:
     """A large value would have one time-out for all its pieces."""
     ours, theirs = socket.socketpair()

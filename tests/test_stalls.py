@@ -14,7 +14,7 @@ from servers import shared_redis
 
 from stampede import Cache, try_lock
 
-PATIENCE = 0.4
+PATIENCE = 1.0
 """Seconds that a reply, or a connection, may take."""
 
 
