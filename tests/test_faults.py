@@ -31,7 +31,7 @@ from servers import RedisServer, shared_redis
 from stampede import Cache, EngineError, LockLost, events
 from stampede.entry import new_id
 
-BRIEF = 0.5
+BRIEF = 1.0
 """Seconds that a reply may take, where one is to be missed."""
 
 engines = pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
