@@ -274,7 +274,7 @@ def test_what_waits_for_anothers_lock_has_an_end_and_does_nothing_later(
     """A claim whose caller has long gone would be granted when the lock is free, and stand for a lease."""
     import psycopg
 
-    asked = asking(server.postgres_url, colour)
+    asked = asking(server.postgres_url + "&timeout=1", colour)
     asked(asked.claims.claim("warm", new_id(), Ask(LONG)))
     with psycopg.connect(server.postgres_url) as other:
         other.execute("LOCK stampede.leases IN ACCESS EXCLUSIVE MODE")
@@ -305,7 +305,7 @@ def test_a_backend_that_is_cancelled_or_ended_in_the_middle(
     server: PostgresServer, asking: Asking, colour: str
 ) -> None:
     """pg_cancel_backend refuses a question and no more; what pg_terminate_backend ends is asked again."""
-    asked = asking(server.postgres_url, colour)
+    asked = asking(server.postgres_url + "&timeout=1", colour)
     asked(asked.claims.claim("warm", new_id(), Ask(LONG)))
     for how in "cancel", "terminate":
         import psycopg

@@ -41,7 +41,7 @@ class DynamoCell(Cell):
     at_once = 100
     _opening = threading.Lock()  # sessions are not for two threads
 
-    def __init__(self, table: str, create: bool = True, timeout: float = 1.0, **options: Any) -> None:
+    def __init__(self, table: str, create: bool = True, timeout: float = 3.0, **options: Any) -> None:
         self._table, self._create = table, create
         self._made: Any = None
         self._endpoint, self._options = options.pop("endpoint_url", None), options

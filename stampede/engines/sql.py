@@ -81,7 +81,7 @@ class SqlCell(Cell):
     at_once = 500
 
     def __init__(
-        self, database: Where, table: str = TABLE, create: bool = True, timeout: float = 1.0, **options: Any
+        self, database: Where, table: str = TABLE, create: bool = True, timeout: float = 3.0, **options: Any
     ) -> None:
         self._database = Database(database, timeout, options, self._prepare)
         self._engine = self._database.engine

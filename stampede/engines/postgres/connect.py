@@ -59,7 +59,7 @@ class Server:
         name: str,
         conninfo: Mapping[str, Any],
         *,
-        timeout: float = 1.0,
+        timeout: float = 3.0,
         max_connections: int = 16,
         listen: str | None = None,
         bound: bool = True,
