@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 from uuid import uuid4
 
 import marks
 import psycopg
+from disk_world import Script
 from psycopg import sql
 from server_process import PATIENCE, ServerProcess, freeze
 from servers import in_memory, missing, to_empty, wait_until
 
 from stampede.engines.postgres.schema import make, statements
 
-__all__ = ["MovedClock", "PgBouncer", "PostgresServer", "prepared_postgres", "shared_postgres"]
+__all__ = ["MovedClock", "PgBouncer", "PostgresServer", "prepared_postgres", "process", "shared_postgres"]
 
 
 def _program(name: str) -> str:
@@ -414,3 +416,22 @@ def prepared_postgres() -> PostgresServer:
 
 
 _postgres = cache(_Shared)
+
+
+PROGRAM = """
+import os, sys, time
+from stampede import Cache
+cache, end = Cache(sys.argv[1]), time.monotonic() + 10
+cache.get("another")
+while not cache.engine._all.news.listens and time.monotonic() < end:
+    time.sleep(0.005)
+"""
+"""What is granted before a process listens does not end with it."""
+
+
+@contextmanager
+def process(url: str, code: str) -> Iterator[Script]:
+    """Another one, with a `cache`, which says "there" when it is where it should be."""
+    with Script(PROGRAM + dedent(code), url) as other:
+        assert other.stdout.readline() == "there\n"
+        yield other

@@ -135,7 +135,7 @@ def test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time(
         asked(asked.claims.claim("k", new_id(), Ask(LONG)))
     assert time.monotonic() - began < 1.5
     proxy.let_go()
-    
+
     def answers() -> bool:
         try:  # a busy machine may need longer than this engine waits
             return isinstance(asked(asked.claims.claim("k", new_id(), Ask(LONG))), (Granted, Busy))

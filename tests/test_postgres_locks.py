@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
-from textwrap import dedent
 from threading import Thread
 from typing import Any
 
@@ -19,9 +18,8 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
-from disk_world import Script
 from herd import until
-from postgres_server import PgBouncer, PostgresServer, shared_postgres
+from postgres_server import PgBouncer, PostgresServer, process, shared_postgres
 from proxy import Proxy
 
 from stampede import Cache, Lock, LockLost, OptionError
@@ -90,15 +88,6 @@ def inside(lock: Lock, colour: str, work: Callable[[], object]) -> None:
         return
     with lock:
         work()
-
-
-@contextmanager
-def process(url: str, code: str) -> Iterator[Script]:
-    """Another one, with a `cache`, which says "there" when it is where it should be."""
-    head = "import os, sys, time\nfrom stampede import Cache\ncache = Cache(sys.argv[1])\n"
-    with Script(head + dedent(code), url) as other:
-        assert other.stdout.readline() == "there\n"
-        yield other
 
 
 HOLDS = """

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
-from textwrap import dedent
 from threading import Thread
 
 import pytest
 
 pytest.importorskip("psycopg")
 
-from disk_world import Script
 from herd import until
-from postgres_server import PostgresServer, shared_postgres
+from postgres_server import PostgresServer, process, shared_postgres
 
 from stampede import room
 from stampede.colour import run_blocking as run
@@ -46,15 +43,6 @@ def open_(server: PostgresServer, request: pytest.FixtureRequest) -> Open:
         return engine
 
     return opened
-
-
-@contextmanager
-def process(server: PostgresServer, code: str) -> Iterator[Script]:
-    """Another one, with a `cache`, which says "there" when it is where it should be."""
-    head = "import sys\nfrom stampede import Cache\ncache = Cache(sys.argv[1])\n"
-    with Script(head + dedent(code), server.postgres_url) as other:
-        assert other.stdout.readline() == "there\n"
-        yield other
 
 
 @pytest.mark.parametrize("rooms", [[1, 1, 2, 3, inf, inf], [1] * 6], ids=["many", "exclusive"])
@@ -127,7 +115,7 @@ def test_who_is_killed_inside_or_in_the_queue_keeps_nobody_out(server: PostgresS
         with Lock("l", open_(), wait=SOON):
             took.append(time.monotonic())
 
-    with process(server, READS) as doomed:
+    with process(server.postgres_url, READS) as doomed:
         waits = Thread(target=write)
         waits.start()
         until(lambda: server.ask("SELECT count(*) FROM stampede.waiting") == [(1,)])
@@ -138,7 +126,7 @@ def test_who_is_killed_inside_or_in_the_queue_keeps_nobody_out(server: PostgresS
     print(f"taken over after {(took[0] - start) * 1000:.0f} ms")
 
     assert reader.acquire()
-    with process(server, WRITES) as doomed:
+    with process(server.postgres_url, WRITES) as doomed:
         until(lambda: server.ask("SELECT count(*) FROM stampede.waiting") == [(1,)])
         assert not late.acquire(wait=0)
         doomed.kill()
