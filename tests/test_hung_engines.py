@@ -130,7 +130,7 @@ def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
     its = world(engine, colour)
     its.ask(1, lambda _: "warm")
     its.proxy.hold()
-    its.ask(3, lambda n: f"k{n}")
+    its.ask(3, lambda n: f"k{n}", lease=1.0)
     its.proxy.let_go()
     back = time.monotonic()
     with its.direct:
@@ -142,7 +142,8 @@ def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
 
         until(asks)
         assert time.monotonic() - back < 4
-        # The claims of before may have been granted when the engine went on: they were given back.
+        # The claims of before may have been granted when the engine went on: one attempt was made to give each back, and
+        # what stands for all that ends by itself.
         for n in range(3):
             assert took(lambda n=n: its.direct.get_or_compute(f"k{n}", lambda: n)) < MUCH / 4
 
