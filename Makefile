@@ -42,22 +42,22 @@ quick: .venv/.dev
 	$(PY) -m pytest -q -n auto --dist worksteal --max-worker-restart=0 --quick $(ARGS)
 
 promises: servers .venv/.dev .venv/.node
-	$(PY) tests/promises.py $(ARGS)
+	$(PY) tests/support/promises.py $(ARGS)
 
 pairs: servers .venv/.dev
-	STAMPEDE_PAIRS=all $(PY) -m pytest -q -n auto --dist worksteal tests/test_pairs.py $(ARGS)
+	STAMPEDE_PAIRS=all $(PY) -m pytest -q -n auto --dist worksteal tests/engines/test_pairs.py $(ARGS)
 
 oldest: servers .venv/.oldest
 	.venv/oldest/bin/python -m pytest -n auto --dist worksteal --half wide -m libraries $(ARGS)
 
 matrix: servers .venv/.matrix
-	$(PY) tests/matrix.py $(ARGS)
+	$(PY) tests/support/matrix.py $(ARGS)
 
 next: .venv/.dev
-	$(PY) tests/next_pythons.py
+	$(PY) tests/support/next_pythons.py
 
 soak: servers .venv/.dev
-	cd tests && ../$(PY) -m chaos $(ARGS)
+	cd tests/support && ../../$(PY) -m chaos $(ARGS)
 
 lint: .venv/.dev
 	$(PY) -m ruff check
@@ -83,8 +83,8 @@ clean:
 passes = { $(PY) -m pytest --max-worker-restart=0 $(1) $(ARGS) && ran=yes || [ $$? = 5 ]; }
 
 # Each of several processes would rewrite the assertions of all tests for itself: two do so, of one half each.
-.venv/.compiled: $(wildcard tests/*.py) | .venv/.dev
-	@for half in "a-l" "m-z"; do $(PY) -m pytest -q --collect-only tests/test_[$$half]*.py >/dev/null & done; wait
+.venv/.compiled: $(shell find tests -name "*.py") | .venv/.dev
+	@for half in "tests/engines" "tests --ignore=tests/engines"; do $(PY) -m pytest -q --collect-only $$half >/dev/null & done; wait
 	@touch $@
 
 # -- the virtual environment: a stamp per extra, older than pyproject.toml when it is to be made again --------------
@@ -107,10 +107,10 @@ passes = { $(PY) -m pytest --max-worker-restart=0 $(1) $(ARGS) && ran=yes || [ $
 	    install --prefix .venv/node --no-fund --no-audit --loglevel=error dynalite@4.0.0 && touch $@ || [ "$$CI" != true ]
 
 # Beside it, one with the oldest releases that pyproject.toml allows of what users bring.
-.venv/.oldest: pyproject.toml tests/oldest.py .venv/.dev
+.venv/.oldest: pyproject.toml tests/support/oldest.py .venv/.dev
 	@echo "stampede: installing the oldest releases into .venv/oldest (a minute at the first run)"
 	$(PY) -m venv --clear .venv/oldest
-	$(PY) tests/oldest.py >.venv/oldest/constraints.txt
+	$(PY) tests/support/oldest.py >.venv/oldest/constraints.txt
 	.venv/oldest/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
 	    -c .venv/oldest/constraints.txt -e ".[dev]"
 	@touch $@

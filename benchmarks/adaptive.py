@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from math import ceil, exp, inf, log10
 from typing import Protocol
 
-from stampede.adaptive import Adaptive
+from stampede.model.adaptive import Adaptive
 
 MOST = 64
 

@@ -28,11 +28,11 @@ from _measure import machine as described
 from _measure import pin, table
 
 from stampede import Lock
-from stampede.colour import run_blocking
 from stampede.engines import open_engine
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.machine import Limits, Machine, Session
 from stampede.engines.zmq.wire import Word
+from stampede.runtime.colour import run_blocking
 
 CLIENTS = 50
 TURNS = 400

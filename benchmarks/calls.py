@@ -2,7 +2,7 @@
 
     python benchmarks/calls.py            # on servers of its own, if they are installed
 
-tests/test_calls.py keeps these numbers from growing.
+tests/project/test_calls.py keeps these numbers from growing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measured(name: str, url: str) -> Iterator[tuple[str, int, int]]:
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
     from _measure import table
 
     rows: list[tuple[Any, ...]] = [*measured("memory", "memory://")]

@@ -25,7 +25,7 @@ from typing import Any
 
 from _measure import interleaved, machine, table
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 
 from dynamodb_server import MotoServer
 from mariadb_server import MariadbServer

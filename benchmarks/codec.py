@@ -12,8 +12,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from stampede.codec import make_codec
-from stampede.entry import Entry, new_id
+from stampede.codecs import make_codec
+from stampede.model.entry import Entry, new_id
 
 
 @dataclass

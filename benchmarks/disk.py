@@ -19,10 +19,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from stampede.colour import run_blocking
 from stampede.engines.disk import DiskEngine
-from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Busy, Found, Granted
+from stampede.model.entry import Entry, new_id
+from stampede.model.ports import Ask, Busy, Found, Granted
+from stampede.runtime.colour import run_blocking
 
 SPAWN = multiprocessing.get_context("spawn")
 KEY = "k"

@@ -1,7 +1,7 @@
 """Expiries of a hot key, simulated: computations per expiry, blocked readers, how early the refresh comes.
 
 Processes with a local tier each, in front of one engine that grants one lease; callers arrive at random (Poisson),
-spread over the processes; refreshes run in the background. The entries carry what `stampede.early` gives them.
+spread over the processes; refreshes run in the background. The entries carry what `stampede.model.early` gives them.
 Baseline: XFetch with beta 1 and no margin, under the same lease.
 
     python benchmarks/early.py [--quick]
@@ -18,8 +18,8 @@ from math import inf, log
 from time import perf_counter
 from typing import TypeAlias
 
-from stampede import early
-from stampede.entry import Entry
+from stampede.model import early
+from stampede.model.entry import Entry
 
 TTL = 100.0  # in units of the mean cost, as all times here
 SIGMA = 0.5

@@ -20,8 +20,8 @@ from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
-from stampede.entry import Entry, new_id
-from stampede.local import Resident, Tier
+from stampede.local_tier.residents import Resident, Tier
+from stampede.model.entry import Entry, new_id
 
 KEYS = 100_000
 

@@ -174,7 +174,7 @@ def ways(urls: dict[str, str]) -> dict[tuple[str, str], Pair]:
 @contextmanager
 def servers(wanted: Sequence[str], cores: Sequence[int]) -> Iterator[dict[str, str]]:
     """Where the engines are, the tests' own servers among them; those run on these cores."""
-    sys.path.append(str(HERE.parent / "tests"))
+    sys.path.append(str(HERE.parent / "tests" / "support"))
     os.sched_setaffinity(0, cores)
     with ExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory())
@@ -356,7 +356,7 @@ def handed_over(urls: dict[str, str], samples: int, seed: int) -> None:
 
 def waits(pipe: Any, urls: dict[str, str]) -> None:
     """The other process."""
-    sys.path.append(str(HERE.parent / "tests"))
+    sys.path.append(str(HERE.parent / "tests" / "support"))
     made = {NO_LOCK: Pair(pipe.recv, lambda: None), **ways(urls)}
     while (way := pipe.recv()) is not None:
         pipe.send("about to")

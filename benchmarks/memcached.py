@@ -31,10 +31,10 @@ from typing import Any
 from _measure import interleaved, machine, pin, table
 
 from stampede import Cache
-from stampede.colour import run_blocking
 from stampede.engines.memcached import MemcachedEngine
-from stampede.entry import Entry, new_id
-from stampede.ports import Ask
+from stampede.model.entry import Entry, new_id
+from stampede.model.ports import Ask
+from stampede.runtime.colour import run_blocking
 
 COST = 0.2
 PROCESSES, THREADS = 8, 8

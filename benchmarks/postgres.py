@@ -30,16 +30,16 @@ from typing import Any
 import psycopg
 from _measure import interleaved, machine, pin, table
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 
 from postgres_server import PostgresServer
 
 from stampede import Cache
-from stampede.colour import run_blocking
 from stampede.engines.postgres import PostgresEngine
 from stampede.engines.postgres.suspending import MOST
-from stampede.entry import Entry, new_id
-from stampede.ports import Ask
+from stampede.model.entry import Entry, new_id
+from stampede.model.ports import Ask
+from stampede.runtime.colour import run_blocking
 
 COST = 0.2
 PROCESSES, THREADS, TASKS = 8, 8, 64

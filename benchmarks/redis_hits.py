@@ -27,9 +27,9 @@ from _redis import Server, eventually, on_the_wire
 from dogpile.cache import make_region
 
 from stampede import Cache
-from stampede.colour import run_blocking
 from stampede.engines.redis import RedisEngine
-from stampede.ports import Ask
+from stampede.model.ports import Ask
+from stampede.runtime.colour import run_blocking
 
 VALUE = {"id": 1, "name": "bob", "tags": ["a", "b"], "price": 1.5}
 TTL = 600

@@ -7,8 +7,8 @@ import griffe
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)  # up to an empty line
 
-FACES = ["faces", "many_faces"]
-TOLD = ["cached.Cached", "many.Many"]
+FACES = ["api.typing", "api.typing_many"]
+TOLD = ["api.cached.Cached", "api.many.Many"]
 """What stands behind the faces, and says what each verb does."""
 
 

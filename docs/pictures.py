@@ -4,86 +4,58 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "stampede"
+FLAT = "stampede"
+"""What the modules that are in no room are called together, but for those that import nothing of ours."""
 
 
-@dataclass(frozen=True)
-class Room:
-    """Modules that belong together; `engines/` is a folder of them."""
-
-    name: str
-    about: str
-    modules: str
-
-
-ROOMS = [
-    Room("doors", "what is imported, and typed", "__init__ __main__ cli testing contrib"),
-    Room("caches", "from settings to caches by name, and the verbs of a cache", "registry cache origins"),
-    Room(
-        "functions", "a decorated function: its keys, its calls, its verbs, its types",
-        "decorate cached binding method many faces many_faces hot namesakes switch",
-    ),
-    Room("locks", "the user's locks and limits, and times of holding one", "bulkhead crowd lock limiter holding"),
-    Room(
-        "scopes", "behind every face: an engine, a local tier, a Scope for each function; batches",
-        "core generations stored scope batch each loaders front gather status",
-    ),
-    Room(
-        "algorithm", "the six steps of a call, and how long it waits for which",
-        "fill call patience admission land places",
-    ),
-    Room("flights", "of all callers of a key in this process, one leads", "flight outcome"),
-    Room(
-        "trouble", "codecs and guards before an engine, which may be down",
-        "outage coded",
-    ),
-    Room("keeper", "leases renewed and given back", "keeper"),
-    Room("codec", "entries as bytes, and bytes as entries that may be believed", "codec"),
-    Room("engines", "what keeps values and grants leases; the kit that they are built of", "engines"),
-    Room(
-        "names", "settings as frozen values, arguments as exact texts, signatures, the local tier",
-        "settings keys local signatures",
-    ),
-    Room(
-        "ground", "two colours, one lock for decisions, loops, threads, forks, signals, observers",
-        "colour metrics loops watch decisions breaker definitions greenlets threads forks",
-    ),
-    Room(
-        "values", "pure: what is decided takes the time as an argument, and does nothing",
-        "record room window adaptive ports policy early pace events entry errors",
-    ),
-]  # fmt: skip
-"""From top to bottom."""
-
-
-def room_of(module: str) -> str:
-    """Whose it is; "" if nobody has taken it in."""
-    return next((room.name for room in ROOMS if module in room.modules.split()), "")
-
-
-def modules() -> list[str]:
-    """All of the package; a folder is one."""
-    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
-    return sorted(found)
+@cache
+def rooms() -> dict[str, list[str]]:
+    """Return each room's modules and folders, the rooms from top to bottom: each imports only from those below it."""
+    order = [*TopologicalSorter(uses()).static_order()]
+    return {room: _modules(room) for room in reversed(order)}
 
 
 @cache
 def uses() -> dict[str, tuple[str, ...]]:
-    """From which rooms each imports, by the imports as they are."""
-    found: dict[str, set[str]] = {room.name: set() for room in ROOMS}
-    for path in PACKAGE.rglob("*.py"):
-        own = room_of(path.relative_to(PACKAGE).parts[0].removesuffix(".py"))
+    """Return the rooms from which each room imports, by the imports as they are."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        own = _room(path.relative_to(PACKAGE).parts[0].removesuffix(".py"))
         for name in _imported(ast.parse(path.read_text())):
-            other = room_of(name)
-            if own and other and other != own:
-                found[own].add(other)
-    return {own: tuple(room.name for room in ROOMS if room.name in others) for own, others in found.items()}
+            found.setdefault(own, set()).update({_room(name)} - {own})
+        found.setdefault(own, set())
+    return {room: tuple(sorted(others)) for room, others in found.items()}
+
+
+def _room(name: str) -> str:
+    if (PACKAGE / name).is_dir():
+        return name
+    return name if name in ("errors", "events") else FLAT
+
+
+def _modules(room: str) -> list[str]:
+    if room == FLAT:
+        return sorted(path.stem for path in PACKAGE.glob("*.py") if _room(path.stem) == FLAT)
+    if room in ("errors", "events"):
+        return []
+    inside = [path for path in (PACKAGE / room).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    return sorted(path.stem + "/" * path.is_dir() for path in inside if path.stem != "__init__")
+
+
+def about(room: str) -> str:
+    """Return the first sentence of its docstring."""
+    if room == FLAT:
+        return "The names that users import, and `python -m stampede`."
+    path = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -125,31 +97,33 @@ def _text(x: int, y: int, text: str, kind: str = "") -> str:
     return f'<text x="{x}" y="{y}"{f" class={chr(34)}{kind}{chr(34)}" if kind else ""}>{escape(text)}</text>'
 
 
-def rooms() -> str:
-    """One below the other: each imports only from those below it, and says from which."""
+def house() -> str:
+    """Draw the rooms one below the other: each imports only from those below it, and says from which."""
     parts, y = [], EDGE
-    for room in ROOMS:
-        others = uses()[room.name]
+    for room, modules in rooms().items():
+        others = uses()[room]
+        inside = wrap(" ".join(modules), 92)
+        high = (2 + len(inside)) * LINE + 6
         parts += [
-            f'<rect class="box" x="{EDGE}" y="{y}" width="{WIDTH - 2 * EDGE}" height="{4 * LINE}" rx="5"/>',
-            _text(2 * EDGE, y + LINE + 2, room.name, "name"),
-            _text(150, y + LINE + 2, room.about),
-            _text(150, y + 2 * LINE + 1, room.modules, "mono"),
-            _text(150, y + 3 * LINE, f"imports {', '.join(others)}" if others else "imports nobody", "uses"),
+            f'<rect class="box" x="{EDGE}" y="{y}" width="{WIDTH - 2 * EDGE}" height="{high}" rx="5"/>',
+            _text(2 * EDGE, y + LINE + 2, room, "name"),
+            _text(150, y + LINE + 2, about(room)),
+            *(_text(150, y + (2 + number) * LINE + 1, line, "mono") for number, line in enumerate(inside)),
+            _text(150, y + (2 + len(inside)) * LINE, f"imports {', '.join(others) or 'nothing of ours'}", "uses"),
         ]
-        y += 4 * LINE + 8
+        y += high + 8
     return _svg(y + EDGE - 8, "the rooms of the package, each importing only from those below it", parts)
 
 
 STEPS = [
-    ("a call", "cached.py, hot.py", "a hit in the function's own table ends here: a dict and a clock", "hit"),
-    ("a key", "keys/, scope.py", "arguments as text, in today's generation; the local tier", "hit"),
-    ("1 join", "flight.py", "one caller of this process leads, the others wait for its landing", "follow"),
-    ("2 look, claim", "fill.py, engines/", "the engine says: found, granted, busy or failed", "found"),
-    ("3 busy", "fill.py, engines/", "served what is kept, or asleep until woken; then 2 again", "stale"),
-    ("4 compute", "land.py, keeper.py", "the function runs; a thread renews the lease", ""),
-    ("5 fill", "land.py, engines/", "stored if the lease still stands; the herd wakes", "value"),
-    ("6 or abandon", "land.py, engines/", "a verdict, a rest, or what is kept; the herd wakes", "error"),
+    ("a call", "api/cached.py, fast_hit.py", "a hit in the function's own table ends here: a dict and a clock", "hit"),
+    ("a key", "keys/, algorithm/scope.py", "arguments as text, in today's generation; the local tier", "hit"),
+    ("1 join", "algorithm/flight.py", "one caller of this process leads, the others wait for its landing", "follow"),
+    ("2 look, claim", "algorithm/fill.py, engines/", "the engine says: found, granted, busy or failed", "found"),
+    ("3 busy", "algorithm/fill.py, engines/", "served what is kept, or asleep until woken; then 2 again", "stale"),
+    ("4 compute", "finish.py, outages/keeper.py", "the function runs; a thread renews the lease", ""),
+    ("5 fill", "algorithm/finish.py, engines/", "stored if the lease still stands; the herd wakes", "value"),
+    ("6 or abandon", "algorithm/finish.py, engines/", "a verdict, a rest, or what is kept; the herd wakes", "error"),
 ]
 """The step, where it stands, what it does, what the caller may have from there."""
 
@@ -177,7 +151,7 @@ def way() -> str:
     return _svg(y + EDGE - 20, "the way of a call", parts)
 
 
-PICTURES = {"rooms.svg": rooms, "way.svg": way}
+PICTURES = {"rooms.svg": house, "way.svg": way}
 
 if __name__ == "__main__":
     for name, picture in PICTURES.items():

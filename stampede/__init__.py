@@ -1,8 +1,19 @@
 """One computation, however big the herd: a read-through cache that stops stampedes."""
 
-from stampede.cache import Cache
-from stampede.codec import ValueCodec
-from stampede.entry import Entry
+from stampede.api.cache import Cache
+from stampede.api.overrides import bypassed, refreshing
+from stampede.api.registry import (
+    Bulkhead,
+    Limiter,
+    Lock,
+    cache_without_dogpiling,
+    cached,
+    configure,
+    get_cache,
+    limited,
+    try_lock,
+)
+from stampede.codecs import ValueCodec
 from stampede.errors import (
     Absent,
     CodecError,
@@ -22,19 +33,8 @@ from stampede.errors import (
     UnsupportedPatch,
     WaitTimeout,
 )
-from stampede.holding import Holding
-from stampede.registry import (
-    Bulkhead,
-    Limiter,
-    Lock,
-    cache_without_dogpiling,
-    cached,
-    configure,
-    get_cache,
-    limited,
-    try_lock,
-)
-from stampede.switch import bypassed, refreshing
+from stampede.locks.holding import Holding
+from stampede.model.entry import Entry
 
 __version__ = "0.1.0"
 

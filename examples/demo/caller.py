@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from stampede import events
-from stampede.cache import Cache
+from stampede.api.cache import Cache
 
 __all__ = ["Mark", "Reads", "Task", "run"]
 

@@ -19,7 +19,7 @@ from page import page
 from picture import Panel, draw
 from timeline import Timeline
 
-from stampede.cache import Cache
+from stampede.api.cache import Cache
 from stampede.cli.show import say, table
 from stampede.errors import StampedeError
 

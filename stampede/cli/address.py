@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from stampede import events
-from stampede.cache import Cache
-from stampede.cached import Cached
-from stampede.colour import BLOCKING, run_blocking
+from stampede.algorithm.scope import ScopeSide
+from stampede.api.cache import Cache
+from stampede.api.cached import Cached
+from stampede.api.method import Method
+from stampede.api.registry import Registry, configure
+from stampede.api.status import Holder, status
 from stampede.engines import open_engine, safe_url
-from stampede.entry import Entry
 from stampede.errors import OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
-from stampede.method import Method
-from stampede.ports import Engine
-from stampede.registry import Registry, configure
-from stampede.scope import ScopeSide
+from stampede.model.entry import Entry
+from stampede.model.ports import Engine
+from stampede.runtime.colour import BLOCKING, run_blocking
 from stampede.settings import CacheSettings, Settings, discover, load
-from stampede.status import Holder, status
 
 __all__ = [
     "NOTHING",

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from stampede.cache import Cache
+from stampede.api.cache import Cache
+from stampede.api.registry import Registry
 from stampede.cli.address import settings_of
 from stampede.cli.show import say
 from stampede.engines import safe_url
 from stampede.errors import OptionError, StampedeError
-from stampede.registry import Registry
 from stampede.settings import CacheSettings, Settings
 
 __all__ = ["check"]

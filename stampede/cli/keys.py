@@ -9,11 +9,11 @@ from argparse import Namespace
 from math import inf
 from typing import Any
 
+from stampede.api.status import Holder
 from stampede.cli.address import Unreadable, chosen, find, holder, invalidate, listed
 from stampede.cli.show import long, say
-from stampede.entry import Entry
 from stampede.errors import OptionError
-from stampede.status import Holder
+from stampede.model.entry import Entry
 
 __all__ = ["forget", "get", "keys"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from stampede.cli.address import addresses, ask, urls_of_limits
 from stampede.cli.show import long, say, shown, table
-from stampede.colour import run_blocking
 from stampede.errors import OptionError
-from stampede.ports import Engine, Rate, Usage
+from stampede.model.ports import Engine, Rate, Usage
+from stampede.runtime.colour import run_blocking
 
 __all__ = ["limits"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from stampede.cli.address import Answer, addresses, ask, engine_at, urls_of_locks
 from stampede.cli.show import long, say, shown, table
-from stampede.colour import run_blocking
 from stampede.errors import OptionError
-from stampede.holding import holds_of
-from stampede.ports import Engine, Held, Released, Reports
+from stampede.locks.holding import holds_of
+from stampede.model.ports import Engine, Held, Released, Reports
+from stampede.runtime.colour import run_blocking
 
 __all__ = ["locks"]
 

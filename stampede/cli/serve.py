@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stampede.cli.show import long, say
-from stampede.engines.url import addresses_of
+from stampede.engines.kit.url import addresses_of
 from stampede.engines.zmq.curve import make_keys
 from stampede.engines.zmq.machine import Limits
 from stampede.engines.zmq.server import PORT, Broker

@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from stampede.engines.postgres.locks import lock_id
 from stampede.errors import LockLost, OptionError
-from stampede.holding import Release
+from stampede.locks.holding import Release
 
 __all__ = ["on_commit"]
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.collections import InstrumentedDict, InstrumentedList, InstrumentedSet
 from sqlalchemy.orm.state import InstanceState
 
-from stampede.codec.mapped import facts_of, plain, several
+from stampede.codecs.sqlalchemy import facts_of, plain, several
 
 __all__ = ["detach", "detached", "merge"]
 

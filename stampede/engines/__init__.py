@@ -1,4 +1,8 @@
-"""Engines by the scheme of their URL, imported when they are first asked for."""
+"""Engines: what stores entries and grants leases, by the scheme of their URL, each imported when it is first used.
+
+A file or a folder for each engine; `kit` has what several of them are made of. What a claim or a lock decides is said
+in `model`, and done here. Begin with `cells/protocol.py`, the shortest way to an engine, then `memory/__init__.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from importlib import import_module
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from stampede.engines.url import safe_url, scheme_of
+from stampede.engines.kit.url import safe_url, scheme_of
 from stampede.errors import MissingExtra, OptionError
-from stampede.policy import nearest
-from stampede.ports import Engine
+from stampede.model.policy import nearest
+from stampede.model.ports import Engine
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

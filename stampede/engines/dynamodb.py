@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
-from stampede.engines.url import Kind, flag, number, options_of, parts_of, safe_url, text
+from stampede.engines.kit.url import Kind, flag, number, options_of, parts_of, safe_url, text
 from stampede.errors import EngineError, OptionError
 
 __all__ = ["DynamoCell", "check_url", "from_url"]

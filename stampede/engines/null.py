@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from stampede.engines.url import options_of
-from stampede.entry import Entry
-from stampede.ports import Ask, Booked, Busy, Engine, Granted, Held, Reply, Side, Usage
+from stampede.engines.kit.url import options_of
+from stampede.model.entry import Entry
+from stampede.model.ports import Ask, Booked, Busy, Engine, Granted, Held, Reply, Side, Usage
 
 __all__ = ["NullEngine", "from_url"]
 

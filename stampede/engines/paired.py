@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stampede import forks, record
-from stampede.engines.ending import Ending
-from stampede.engines.story import heard, told
-from stampede.entry import GRACE, Entry, Verdict, new_id
+from stampede.engines.kit.expiring import Ending
+from stampede.engines.kit.failures import heard, told
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Side, Store
-from stampede.record import Kept, Past, Record
+from stampede.model import record
+from stampede.model.entry import GRACE, Entry, Verdict, new_id
+from stampede.model.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Side, Store
+from stampede.model.record import Kept, Past, Record
+from stampede.runtime import forks
 
 __all__ = ["Paired"]
 

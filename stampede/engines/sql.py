@@ -16,8 +16,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
-from stampede.engines.kit.overdue import Overdue
-from stampede.engines.url import Kind, flag, integer, number, safe_url, text
+from stampede.engines.kit.hang_up import Overdue
+from stampede.engines.kit.url import Kind, flag, integer, number, safe_url, text
 from stampede.errors import EngineError, MissingExtra, OptionError
 
 __all__ = ["SqlCell", "check_url", "from_url", "of_client", "schema"]

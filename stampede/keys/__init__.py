@@ -1,4 +1,8 @@
-"""Keys: exact, readable, and the same in every process, run and Python version."""
+"""Keys: exact, readable, and the same in every process, run and Python version.
+
+Here is how a call's arguments become a text, and how a function gets its name. What a key is used for is unknown here.
+Begin with `maker.py`, then `canonical.py`.
+"""
 
 from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace, quoted, scope_name

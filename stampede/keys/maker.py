@@ -12,13 +12,13 @@ from string import Formatter
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
-from stampede.definitions import signature_of
 from stampede.errors import KeyingError, OptionError
 from stampede.keys.canonical import canonical, name_of, remedies
 from stampede.keys.compose import quoted
 from stampede.keys.models import is_frozen
 from stampede.keys.parameters import Kind, Parameter, Parameters, fields_in, names_in
-from stampede.policy import nearest
+from stampede.model.policy import nearest
+from stampede.runtime.definitions import signature_of
 
 __all__ = ["arguments_named", "in_namespace_of", "key_maker", "ttl_of_call"]
 

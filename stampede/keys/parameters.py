@@ -9,9 +9,9 @@ from string import Formatter
 from types import BuiltinFunctionType, NoneType
 from typing import Any
 
-from stampede.definitions import signature_of
 from stampede.errors import OptionError
-from stampede.policy import nearest
+from stampede.model.policy import nearest
+from stampede.runtime.definitions import signature_of
 
 Kind = inspect.Parameter
 """Whose attributes are the kinds of parameters."""

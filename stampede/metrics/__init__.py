@@ -1,4 +1,8 @@
-"""Observers: who hears of events, and what is made of them."""
+"""Observers of events: statistics, log lines, Prometheus and OpenTelemetry.
+
+Here is what is made of an event. The events themselves are in `events.py`, and the code that something happens to sends
+them. Begin with `table.py`, which has every metric.
+"""
 
 from stampede.metrics.counters import Counters, Stats
 from stampede.metrics.log import log_events

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from logging import DEBUG
 from typing import Any, TypeAlias
 
-from stampede import decisions, events
+from stampede import events
 from stampede.metrics.log import DAILY, log
 from stampede.metrics.table import BOUNDS, COST, WAIT, Metric, listeners
+from stampede.runtime import process_lock
 
 __all__ = ["Counters", "Stats"]
 
@@ -81,7 +82,7 @@ class Counters:
         add = _ADD.get(kind)
         if add is None:
             return
-        with decisions.lock:
+        with process_lock.lock:
             tally = self._tallies.get(scope)
             if tally is None:
                 tally = self._tallies[scope] = defaultdict(int)
@@ -96,17 +97,17 @@ class Counters:
 
     def of(self, scope: str) -> Stats:
         """The counts of one scope; of one that nothing happened in, zeros."""
-        with decisions.lock:
+        with process_lock.lock:
             return _stats([self._tallies.get(scope, defaultdict(int))])
 
     def total(self) -> Stats:
         """The counts of all scopes together."""
-        with decisions.lock:
+        with process_lock.lock:
             return _stats(self._tallies.values())
 
     def scopes(self) -> list[str]:
         """Where anything happened."""
-        with decisions.lock:
+        with process_lock.lock:
             return sorted(self._tallies)
 
 

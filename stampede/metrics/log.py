@@ -7,8 +7,9 @@ from logging import DEBUG, ERROR, WARNING
 from math import inf
 from time import monotonic
 
-from stampede import decisions, events
+from stampede import events
 from stampede.errors import EngineError
+from stampede.runtime import process_lock
 
 __all__ = ["DAILY", "log", "log_events"]
 
@@ -37,7 +38,7 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
             text = f"{text} (more like this in the next {_pause(event):.0f} s are not written)"
         if named and not isinstance(event, (events.EngineDown, events.EngineUp)):  # their engine's name has it
             text, arguments = f"cache %r: {text}", [cache, *arguments]
-        names = {"stampede.event": type(event).__name__, "stampede.scope": event.scope}
+        names = {"stampede.event": type(event).__name__, "stampede.algorithm.scope": event.scope}
         log.log(level, text, *arguments, extra=names | ({"stampede.key": event.key} if keys else {}))
 
 
@@ -61,7 +62,7 @@ def _is_due(event: events.Event, cache: str) -> bool:
     """What goes wrong for one function many times in a second is one line in ten; all others are written at DEBUG."""
     kind = cache, event.scope, type(event.error if isinstance(event, events.Failed) else event).__qualname__
     now = monotonic()
-    with decisions.lock:
+    with process_lock.lock:
         due = _due.get(kind, -inf)
         if now < due or (len(_due) >= MOST and due == -inf):
             return False

@@ -13,11 +13,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from stampede import forks
 from stampede.errors import MissingExtra
 from stampede.metrics.observers import Collector
 from stampede.metrics.table import BOUNDS, METRICS, UP, Cell, Metric, reading
-from stampede.threads import begun
+from stampede.runtime import forks
+from stampede.runtime.threads import begun
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, TypeAlias
 from weakref import ReferenceType, WeakSet, ref
 
-from stampede import decisions
+from stampede.runtime import process_lock
 
 __all__ = ["BOUNDS", "METRICS", "Cell", "add", "gauges", "histogram", "listeners", "reading", "watch"]
 
@@ -117,7 +117,7 @@ listeners: list[Callable[[Metric, float, tuple[str, ...]], object]] = []
 
 def add(metric: Metric, *labels: str, amount: float = 1.0) -> None:
     """Count something that belongs to no cache."""
-    with decisions.lock:
+    with process_lock.lock:
         _counted[metric, labels, None] += amount
 
 
@@ -163,13 +163,13 @@ _last: dict[ReferenceType[Any], dict[Cell, float]] = {}  # what was read of each
 
 def watch(cache: Any) -> None:
     """Let the metrics of this cache be read for as long as it lives."""
-    with decisions.lock:
+    with process_lock.lock:
         _caches.add(cache)
 
 
 def reading() -> dict[Cell, float]:
     """All metrics of this process. No counter falls: what was read of a cache is remembered when that is gone."""
-    with decisions.lock:
+    with process_lock.lock:
         caches = list(_caches)
     for cache in caches:  # outside the lock, as a local tier may be large
         _last[ref(cache)] = {
@@ -177,7 +177,7 @@ def reading() -> dict[Cell, float]:
             for metric, labels, value in _values(cache)
             for bound, each in (value if isinstance(value, dict) else {None: value}).items()
         }
-    with decisions.lock:
+    with process_lock.lock:
         for refer in [each for each in _last if each() is None]:
             for cell, value in _last.pop(refer).items():
                 _counted[cell] += value if cell[0].kind != "gauge" else 0.0

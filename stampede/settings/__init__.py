@@ -1,5 +1,8 @@
 """Settings: a TOML file, or a mapping of the same shape, as frozen dataclasses.
 
+Here is how settings are found, read and checked. Which caches are made of them is decided in `api/registry.py`. Begin
+with `model.py`.
+
 [caches.default]
 url = "redis://:${REDIS_PASSWORD}@localhost/0"
 ttl = "10m"

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
-from stampede.policy import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
+from stampede.model.policy import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
 from stampede.settings.model import LocalSettings, Rate, safe_url
 
 __all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "observers"]

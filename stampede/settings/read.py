@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede.errors import OptionError, SettingsError
-from stampede.policy import DEFAULT, nearest
+from stampede.model.policy import DEFAULT, nearest
 from stampede.settings.checks import CACHE, ORIGIN, POLICY, Check, checked, observers
 from stampede.settings.model import CacheSettings, OriginSettings, Settings
 

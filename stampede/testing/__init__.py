@@ -1,4 +1,8 @@
-"""For tests of code that caches: caches of its own for a block, none at all, a clock; and the suites for engines."""
+"""For tests of applications and of engines: `isolated()`, `disabled()`, a clock that is set by hand, and the suites.
+
+Here is what users import in their tests. Our own tests and their servers are in `tests/`, outside of the package. Begin
+with `clock.py`, then `conformance/suite.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stampede.registry import isolated
-from stampede.switch import disabled
+from stampede.api.overrides import disabled
+from stampede.api.registry import isolated
 from stampede.testing.clock import FakeClock
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from stampede import Cache, Entry, Holding, Lock, ValueCodec, cache_without_dogpiling, cached, try_lock
-from stampede.faces import Decorate
+from stampede.api.status import Status
+from stampede.api.typing import Decorate
 from stampede.metrics import Stats
-from stampede.status import Status
 
 
 class Report:

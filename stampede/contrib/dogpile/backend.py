@@ -20,16 +20,16 @@ from dogpile.cache.api import (
     Serializer,
 )
 
-from stampede.cache import Cache
-from stampede.codec.choose import body_of
-from stampede.codec.remedies import ANNOTATION
+from stampede.api.cache import Cache
+from stampede.codecs.choose import body_of
+from stampede.codecs.remedies import ANNOTATION
 from stampede.contrib.dogpile.mutex import Mutex, Mutexes
 from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
-from stampede.lock import Lock
-from stampede.outcome import LeftOut
-from stampede.policy import nearest, seconds
-from stampede.ports import Engine
+from stampede.locks.lock import Lock
+from stampede.model.policy import nearest, seconds
+from stampede.model.ports import Engine
+from stampede.model.result import LeftOut
 
 __all__ = ["StampedeBackend"]
 

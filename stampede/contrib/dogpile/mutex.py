@@ -9,10 +9,10 @@ from typing import Any
 
 from dogpile.cache.api import CacheMutex
 
-from stampede import forks
 from stampede.errors import EngineClosed, EngineError, LockLost, RecursiveComputation
-from stampede.holding import Holding
-from stampede.lock import Lock
+from stampede.locks.holding import Holding
+from stampede.locks.lock import Lock
+from stampede.runtime import forks
 
 __all__ = ["Mutex", "Mutexes"]
 

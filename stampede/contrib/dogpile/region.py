@@ -21,9 +21,9 @@ from dogpile.cache.proxy import ProxyBackend
 from dogpile.cache.region import CacheRegion as _CacheRegion
 from dogpile.cache.region import RegionInvalidationStrategy
 
-from stampede import forks
 from stampede.contrib.dogpile.translate import translated
 from stampede.errors import RecursiveComputation
+from stampede.runtime import forks
 
 __all__ = ["CacheRegion", "make_region"]
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from stampede.colour import BLOCKING, run_blocking
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.protocol import Faster, Seen, Version
 from stampede.engines.cells.records import Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.kit.errands import here
-from stampede.engines.kit.together import Wanted, side_by_side, together
+from stampede.engines.kit.many_at_once import Wanted, side_by_side, together
+from stampede.engines.kit.worker_threads import here
 from stampede.errors import EngineError
-from stampede.ports import Asked, Many
+from stampede.model.ports import Asked, Many
+from stampede.runtime.colour import BLOCKING, run_blocking
 
 __all__ = ["Together"]
 

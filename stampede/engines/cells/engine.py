@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells.batch import Together
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.limits import CellLimits
@@ -14,9 +12,11 @@ from stampede.engines.cells.locks import CellLocks
 from stampede.engines.cells.protocol import Cell, Version
 from stampede.engines.cells.records import OpenCell, Records
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.kit.errands import Errands, here
-from stampede.ports import Engine, Side
-from stampede.window import Window
+from stampede.engines.kit.worker_threads import Errands, here
+from stampede.model.ports import Engine, Side
+from stampede.model.window import Window
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING
 
 __all__ = ["CellEngine"]
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from stampede.engines.cells.ages import Known
 from stampede.engines.cells.protocol import Faster
 from stampede.engines.cells.records import TRIES, Records
-from stampede.engines.cells.sightings import Known
-from stampede.engines.generations import MOST, NOTED, Beliefs, names_of, new_generation
-from stampede.engines.naming import name_of
+from stampede.engines.kit.generations import MOST, NOTED, Beliefs, names_of, new_generation
+from stampede.engines.kit.naming import name_of
 from stampede.errors import EngineError
 
 __all__ = ["Generations"]

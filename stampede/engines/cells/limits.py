@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from stampede.engines.cells.protocol import Faster, Version
 from stampede.engines.cells.records import TRIES, Records
-from stampede.engines.limits import T, WindowLimits
-from stampede.engines.naming import name_of
+from stampede.engines.kit.limits import T, WindowLimits
+from stampede.engines.kit.naming import name_of
 from stampede.errors import EngineError
-from stampede.window import SECOND, Window, bytes_of, ends, window_of
+from stampede.model.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["CellLimits"]
 

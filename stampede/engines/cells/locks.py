@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from stampede import record
 from stampede.engines.cells.records import Records, Written
-from stampede.engines.naming import name_of
-from stampede.engines.whereabouts import here
-from stampede.ports import Ask, Busy, Granted
-from stampede.record import Change, Lease, Record
+from stampede.engines.kit.naming import name_of
+from stampede.engines.kit.whereabouts import here
+from stampede.model import record
+from stampede.model.ports import Ask, Busy, Granted
+from stampede.model.record import Change, Lease, Record
 
 __all__ = ["CellLocks"]
 

@@ -10,18 +10,18 @@ from math import inf
 from random import random, uniform
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from stampede import record
-from stampede.colour import Bell, Colour
 from stampede.engines.cells import wire
+from stampede.engines.cells.ages import Known, Sightings, age_of
 from stampede.engines.cells.protocol import Cell, Faster, Seen, Version, WatchingCell
-from stampede.engines.cells.sightings import Known, Sightings, age_of
-from stampede.engines.ending import Ending
-from stampede.engines.kit.errands import Run, here
-from stampede.engines.looking import Costs, pause
+from stampede.engines.kit.expiring import Ending
+from stampede.engines.kit.polling import Costs, pause
+from stampede.engines.kit.worker_threads import Run, here
 from stampede.errors import EngineClosed, EngineError, StampedeError, TooLarge
-from stampede.pace import Pace
-from stampede.ports import Busy
-from stampede.record import NOTHING, Change, Record
+from stampede.model import record
+from stampede.model.backoff import Pace
+from stampede.model.ports import Busy
+from stampede.model.record import NOTHING, Change, Record
+from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["OpenCell", "Records", "Written"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stampede import record
 from stampede.engines.cells.generations import Generations
 from stampede.engines.cells.records import OFTEN, Records, Written
-from stampede.engines.naming import name_of
-from stampede.engines.whereabouts import here
-from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown
-from stampede.record import NOTHING
+from stampede.engines.kit.naming import name_of
+from stampede.engines.kit.whereabouts import here
+from stampede.model import record
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown
+from stampede.model.record import NOTHING
 
 __all__ = ["CellKeys"]
 

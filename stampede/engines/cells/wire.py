@@ -23,9 +23,9 @@ from math import inf
 from struct import Struct, error
 from zlib import crc32
 
-from stampede.engines.story import heard, told
-from stampede.entry import UNREADABLE, Entry
-from stampede.record import Kept, Lease, Record
+from stampede.engines.kit.failures import heard, told
+from stampede.model.entry import UNREADABLE, Entry
+from stampede.model.record import Kept, Lease, Record
 
 __all__ = ["ROOM", "body_of", "leased", "opened", "record_of", "sealed"]
 

@@ -8,20 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stampede import forks, record
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking
-from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked
 from stampede.engines.disk.limits import DiskLimits
 from stampede.engines.disk.locks import DiskLocks
 from stampede.engines.disk.rows import Port, Rows, bell_of, key_number
-from stampede.engines.flock import dead
-from stampede.engines.kit.errands import Errands, here
-from stampede.engines.url import integer, number, options_of, path_of, safe_url
-from stampede.entry import Verdict
+from stampede.engines.kit.boot_clock import clock
+from stampede.engines.kit.flock import dead
+from stampede.engines.kit.url import integer, number, options_of, path_of, safe_url
+from stampede.engines.kit.worker_threads import Errands, here
 from stampede.errors import OptionError
-from stampede.ports import Ask, Busy, Engine, Found, Reply, Side
-from stampede.record import Change
+from stampede.model import record
+from stampede.model.entry import Verdict
+from stampede.model.ports import Ask, Busy, Engine, Found, Reply, Side
+from stampede.model.record import Change
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING, run_blocking
 
 __all__ = ["DiskEngine", "from_url"]
 

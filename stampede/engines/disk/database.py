@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from stampede.colour import running_loop
-from stampede.engines.disk import boot
 from stampede.engines.disk.opened import LOOK, Link, Opened, Row
 from stampede.engines.disk.stamps import GENERATIONS, MARK, WRITER, Stamps, Unreadable
+from stampede.engines.kit import boot_clock
 from stampede.errors import EngineClosed, EngineError
+from stampede.runtime.colour import running_loop
 
 __all__ = ["Database", "Locked", "Write"]
 
@@ -101,7 +101,7 @@ class Database:
             if now is not None and abs(now - opened.looked) < LOOK:
                 return opened
             if opened.current:
-                opened.looked = boot.clock()
+                opened.looked = boot_clock.clock()
                 return opened
         if self._closed:
             raise EngineClosed(f"disk://{self.directory}")
@@ -167,9 +167,9 @@ class Database:
         """After a reboot, before anything is read: move the ends to this boot's clock."""
         with opened.link(patiently=True) as link:
             then = link.sql.execute("SELECT boot FROM clock").fetchone()
-            if then is None or then[0] != boot.boot:
+            if then is None or then[0] != boot_clock.boot:
                 self._begin_write(link.sql, opened, time.monotonic() + self._timeout)
-                boot.carry_over(link.sql, boot.boot, boot.clock(), time.time())
+                boot_clock.carry_over(link.sql, boot_clock.boot, boot_clock.clock(), time.time())
                 link.sql.execute("COMMIT")
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[tuple[Opened, sqlite3.Connection]]:
         """Several statements that see one state. `Locked`: not at this moment."""
-        opened = self.opened(boot.clock())
+        opened = self.opened(boot_clock.clock())
         try:
             with opened.link() as link:
                 link.sql.execute("BEGIN")
@@ -375,7 +375,7 @@ def _create(file: Path) -> None:
             connection.execute(statement)
         connection.execute("INSERT INTO generations VALUES ('', ?)", (os.urandom(4).hex(),))
         connection.execute("INSERT INTO fences VALUES (0, ?)", (int(time.time() * 1000),))
-        boot.note(connection, boot.boot, boot.clock(), time.time())
+        boot_clock.note(connection, boot_clock.boot, boot_clock.clock(), time.time())
         connection.execute("COMMIT")
     finally:
         connection.close()

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from random import random
 
-from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database
-from stampede.engines.kit.errands import Run
-from stampede.engines.limits import T, WindowLimits, usage
-from stampede.ports import Usage
-from stampede.window import SECOND, Window, bytes_of, ends, window_of
+from stampede.engines.kit.boot_clock import clock
+from stampede.engines.kit.limits import T, WindowLimits, usage
+from stampede.engines.kit.worker_threads import Run
+from stampede.model.ports import Usage
+from stampede.model.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["DiskLimits"]
 

@@ -1,4 +1,4 @@
-"""Locks in the directory's database: a row for each that is held, with the state that `stampede.room` decides about."""
+"""Locks in the directory's database: a row for each held lock, with the state that `model/room.py` decides about."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stampede import room
-from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Locked, Write
 from stampede.engines.disk.rows import Awaited, Port, bell_of, lock_number
-from stampede.engines.flock import dead, pid_here, process
-from stampede.engines.wake import SINGLE
-from stampede.engines.whereabouts import here, parts_of
-from stampede.ports import Busy, Granted, Held
-from stampede.room import EMPTY, SAFETY, Change, Inside, Queued, Room
+from stampede.engines.kit.boot_clock import clock
+from stampede.engines.kit.flock import dead, pid_here, process
+from stampede.engines.kit.wake import SINGLE
+from stampede.engines.kit.whereabouts import here, parts_of
+from stampede.model import room
+from stampede.model.ports import Busy, Granted, Held
+from stampede.model.room import EMPTY, SAFETY, Change, Inside, Queued, Room
 
 __all__ = ["DiskLocks"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from stampede.engines.disk import boot
 from stampede.engines.disk.stamps import Stamps
-from stampede.ports import Pulse
+from stampede.engines.kit import boot_clock
+from stampede.model.ports import Pulse
 
 __all__ = ["LOOK", "Link", "Opened", "Row"]
 
@@ -59,7 +59,7 @@ class Opened:
     def __init__(self, stamps: Stamps, file: Path, timeout: float) -> None:
         self.stamps = stamps
         self.file = file
-        self.looked = boot.clock()
+        self.looked = boot_clock.clock()
         self.pulse = Pulse(self._still)  # of the tickets for local tiers
         self._file_name = str(file)
         self._timeout = timeout

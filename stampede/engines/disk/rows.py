@@ -9,22 +9,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from stampede import forks, record
-from stampede.colour import Colour
-from stampede.engines.disk.boot import clock
 from stampede.engines.disk.database import Database, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, HAND, MARK, SLOTS
-from stampede.engines.flock import dead, pid_here, process
-from stampede.engines.kit.errands import Run
-from stampede.engines.story import heard, told
-from stampede.engines.wake import LOOK, Post
-from stampede.engines.whereabouts import here
-from stampede.entry import Entry
+from stampede.engines.kit.boot_clock import clock
+from stampede.engines.kit.failures import heard, told
+from stampede.engines.kit.flock import dead, pid_here, process
+from stampede.engines.kit.wake import LOOK, Post
+from stampede.engines.kit.whereabouts import here
+from stampede.engines.kit.worker_threads import Run
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
-from stampede.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
-from stampede.room import SAFETY
+from stampede.model import record
+from stampede.model.entry import Entry
+from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
+from stampede.model.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
+from stampede.model.room import SAFETY
+from stampede.runtime import forks
+from stampede.runtime.colour import Colour
 
 __all__ = ["Awaited", "Port", "Rows", "bell_of", "key_number", "lock_number"]
 

@@ -26,7 +26,7 @@ CREATE TABLE leases (
     fence  INTEGER NOT NULL
 );
 
--- A lock, as `stampede.room` writes it down.
+-- A lock, as `stampede.model.room` writes it down.
 CREATE TABLE rooms (
     number INTEGER PRIMARY KEY,
     name   BLOB NOT NULL,

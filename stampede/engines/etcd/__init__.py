@@ -1,10 +1,10 @@
 """The etcd engine: locks by a recipe of our own over transactions, leases and watches, and a store of small values.
 
 gateway.py   questions to the members of a cluster, over HTTP
-hub.py       watches
+watches.py   watches of keys
 leases.py    the server's leases, which one lock leaves to the next
 names.py     keys, and what stands in those of locks
-queue.py     a lock's queue as waiters know it;  desk.py   the steps of a lock, and Locks in both colours
+queue.py     a lock's queue as waiters know it;  lock_steps.py   the steps of a lock, and Locks in both colours
 cell.py      values
 """
 
@@ -16,17 +16,17 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells import CellEngine
 from stampede.engines.etcd.cell import EtcdCell
-from stampede.engines.etcd.desk import Desk, EtcdLocks
 from stampede.engines.etcd.gateway import Gateway
-from stampede.engines.etcd.hub import Hub
 from stampede.engines.etcd.leases import Leases
+from stampede.engines.etcd.lock_steps import Desk, EtcdLocks
 from stampede.engines.etcd.names import Names
-from stampede.engines.kit.errands import Errands, here
-from stampede.engines.url import Address, Kind, addresses_of, duration, flag, options_of, parts_of, safe_url, text
+from stampede.engines.etcd.watches import Hub
+from stampede.engines.kit.url import Address, Kind, addresses_of, duration, flag, options_of, parts_of, safe_url, text
+from stampede.engines.kit.worker_threads import Errands, here
 from stampede.errors import OptionError
+from stampede.runtime.colour import BLOCKING, SUSPENDING
 
 __all__ = ["EtcdEngine", "check_url", "from_url"]
 

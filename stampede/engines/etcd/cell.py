@@ -7,9 +7,9 @@ from typing import Any
 
 from stampede.engines.cells import Faster, Seen, Version, WatchingCell
 from stampede.engines.etcd.gateway import Gateway, Gone, b64, unb64
-from stampede.engines.etcd.hub import Hub
 from stampede.engines.etcd.leases import Leases
 from stampede.engines.etcd.names import Names
+from stampede.engines.etcd.watches import Hub
 
 __all__ = ["EtcdCell"]
 

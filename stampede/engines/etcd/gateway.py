@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
-from stampede.engines.kit.turns import AT_ONCE, Turns
-from stampede.engines.url import Address
+from stampede.engines.kit.concurrency import AT_ONCE, Turns
+from stampede.engines.kit.url import Address
 from stampede.errors import EngineClosed, EngineError
 
 __all__ = ["MOST", "Gateway", "Gone", "Stream", "b64", "unb64"]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from stampede.engines.etcd.gateway import b64, unb64
-from stampede.engines.etcd.hub import Span
-from stampede.engines.whereabouts import here
+from stampede.engines.etcd.watches import Span
+from stampede.engines.kit.whereabouts import here
 
 __all__ = ["Names", "Place", "place_of", "value_of"]
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from stampede.colour import Bell
-from stampede.engines.etcd.hub import Hub, Span, Watch
 from stampede.engines.etcd.names import Place, place_of
-from stampede.room import admitted
-from stampede.watch import watch
+from stampede.engines.etcd.watches import Hub, Span, Watch
+from stampede.model.room import admitted
+from stampede.runtime.colour import Bell
+from stampede.runtime.watch import watch
 
 __all__ = ["Queue", "inside"]
 

@@ -1,1 +1,4 @@
-"""What engines are built of, once for all of them. Nothing in here knows an engine."""
+"""What engines are made of: connections, pools, news from servers, polling. Nothing in here knows an engine.
+
+Begin with `pool.py` for blocking callers, and with `pipe.py` for event loops.
+"""

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, Protocol, TypeAlias
 
-from stampede import decisions
-from stampede.colour import Bell
 from stampede.engines.kit.stamps import Stamps
-from stampede.ports import Pulse, Ticket
-from stampede.threads import begun
+from stampede.model.ports import Pulse, Ticket
+from stampede.runtime import process_lock
+from stampede.runtime.colour import Bell
+from stampede.runtime.threads import begun
 
 __all__ = ["Channel", "Ear", "Feed", "Mute", "Source"]
 
@@ -252,7 +252,7 @@ class Feed(ABC):
         their order, each by itself. The ticket begins with the first news of the slot. If those are about an older
         change, the news about this value end it. News about a later change always do.
         """
-        with decisions.lock:
+        with process_lock.lock:
             told = self.stamps[slot] - stamp
             if told == 0:
                 self.stamps.void(slot)  # what was read meanwhile may be older than the value

@@ -15,11 +15,11 @@ from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
-from stampede import forks
+from stampede.engines.kit.hangs import NOT_TO_OTHERS, Vigil
 from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
-from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.engines.kit.wire import INTERRUPTED, Question, Wire
-from stampede.loops import Loop, PerLoop, nobodys
+from stampede.runtime import forks
+from stampede.runtime.event_loops import Loop, PerLoop, nobodys
 
 __all__ = ["Pipe", "Pipes", "Timer"]
 

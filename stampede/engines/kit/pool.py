@@ -10,8 +10,8 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
+from stampede.engines.kit.hangs import NOT_TO_OTHERS, Vigil
 from stampede.engines.kit.replies import ODD, out_of_step
-from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
 from stampede.errors import EngineError
 
 __all__ = ["Once", "Pool", "Pooled", "is_once"]

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
+from stampede.engines.kit.hangs import Vigil
 from stampede.engines.kit.replies import OutOfStep
-from stampede.engines.kit.vigil import Vigil
 
 __all__ = ["Sock", "cut_all"]
 

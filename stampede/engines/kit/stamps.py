@@ -8,7 +8,7 @@ from array import array
 from math import inf
 from typing import Any
 
-from stampede import decisions
+from stampede.runtime import process_lock
 
 __all__ = ["Stamps"]
 
@@ -32,7 +32,7 @@ class Stamps(array):  # type: ignore[type-arg]
     def void(self, slot: int, step: int = 2) -> None:
         """A key of the slot has changed: the slot's tickets end. The server's news take a step of 1. A change by this
         process takes a step of 2, which also passes by a ticket that begins with the next news."""
-        with decisions.lock:
+        with process_lock.lock:
             self[slot] += step
             if self._before is not None:
                 self._before[slot] += step
@@ -40,7 +40,7 @@ class Stamps(array):  # type: ignore[type-arg]
     def void_all(self) -> None:
         """No ticket holds any more."""
         epoch = next(self._epochs) << 32  # no slot has had so many news by itself
-        with decisions.lock:
+        with process_lock.lock:
             self[:] = array("Q", [epoch]) * len(self)
 
     def lose(self) -> None:

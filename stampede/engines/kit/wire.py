@@ -6,16 +6,14 @@ import asyncio
 import select
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from stampede.engines.kit.hangs import Vigil
 from stampede.engines.kit.replies import MORE, ODD, Parser, out_of_step
 from stampede.engines.kit.transport import disown, shut
-
-if TYPE_CHECKING:
-    from stampede.engines.kit.pipe import Pipe
 
 __all__ = ["INTERRUPTED", "Question", "Wire", "until_the_end"]
 
@@ -57,6 +55,22 @@ class Question:
                 self.future.set_exception(error)
 
 
+class Owner(Protocol):
+    """What a connection needs of the pipe that made it (`pipe.py`)."""
+
+    wire: Wire | None
+    vigil: Vigil
+
+    @property
+    def known(self) -> tuple[type[Exception], ...]: ...
+
+    def written(self, wire: Wire, questions: Sequence[Question]) -> bytes: ...
+    def heard(self, wire: Wire, reply: Any) -> None: ...
+    def broken(self, wire: Wire, error: Exception) -> None: ...
+    def left(self, wire: Wire, *, ours: bool) -> None: ...
+    def close(self) -> object: ...
+
+
 class Wire(asyncio.BufferedProtocol):
     """A connection, with its bytes read and written by us."""
 
@@ -64,7 +78,7 @@ class Wire(asyncio.BufferedProtocol):
     kept: Any = None
     """What a client library has of it, and would close."""
 
-    def __init__(self, pipe: Pipe, parser: Parser) -> None:
+    def __init__(self, pipe: Owner, parser: Parser) -> None:
         self.pipe = pipe
         self.parser = parser
         self.flying: deque[Question] = deque()  # questions that were sent, in the order of their replies

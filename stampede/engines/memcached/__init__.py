@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING, run_blocking
-from stampede.engines.ending import Ending
-from stampede.engines.looking import Costs
+from stampede.engines.kit.expiring import Ending
+from stampede.engines.kit.polling import Costs
+from stampede.engines.kit.url import anything, flag, number, options_of, parts_of, safe_url
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.limits import MemcachedLimits, Seen
@@ -18,9 +17,10 @@ from stampede.engines.memcached.locks import MemcachedLocks
 from stampede.engines.memcached.servers import Server, Servers
 from stampede.engines.memcached.suspending import SuspendingLine
 from stampede.engines.memcached.verbs import Keys, Numbers, Together
-from stampede.engines.url import anything, flag, number, options_of, parts_of, safe_url
 from stampede.errors import OptionError
-from stampede.ports import Engine, Side
+from stampede.model.ports import Engine, Side
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING, run_blocking
 
 __all__ = ["MemcachedEngine", "from_url"]
 

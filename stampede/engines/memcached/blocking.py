@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import TypeAlias
 
+from stampede.engines.kit.hangs import hang_up
 from stampede.engines.kit.pool import Pool
 from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
-from stampede.engines.kit.vigil import hang_up
 from stampede.engines.memcached.meta import OTHER, Parser, Reply, check
 from stampede.engines.memcached.servers import Server, Servers, accepted, checked, trouble
 from stampede.errors import EngineError

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from math import ceil
 from typing import TypeAlias
 
-from stampede.engines.generations import MOST, NOTED, Beliefs, hard_part, names_of, new_generation
+from stampede.engines.kit.generations import MOST, NOTED, Beliefs, hard_part, names_of, new_generation
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.servers import TRIES, Line, Server
 from stampede.errors import EngineError
-from stampede.ports import Store
+from stampede.model.ports import Store
 
 __all__ = ["Generations", "KnownGenerations"]
 

@@ -11,14 +11,14 @@ from math import ceil, inf, isfinite
 from struct import Struct, error
 from typing import NamedTuple
 
-from stampede import record
+from stampede.engines.kit.failures import heard, told
+from stampede.engines.kit.naming import name_of
+from stampede.engines.kit.whereabouts import here
 from stampede.engines.memcached.meta import MONTH, Reply
-from stampede.engines.naming import name_of
-from stampede.engines.story import heard, told
-from stampede.engines.whereabouts import here
-from stampede.entry import GRACE, UNREADABLE, Entry
-from stampede.ports import Ask, Busy, Failed, Found
-from stampede.record import NOTHING, Kept, Lease, Past, Record
+from stampede.model import record
+from stampede.model.entry import GRACE, UNREADABLE, Entry
+from stampede.model.ports import Ask, Busy, Failed, Found
+from stampede.model.record import NOTHING, Kept, Lease, Past, Record
 
 __all__ = [
     "PLAIN",

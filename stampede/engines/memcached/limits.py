@@ -11,13 +11,13 @@ from collections.abc import Callable
 from random import random
 from typing import TypeAlias
 
-from stampede.colour import Bell, Colour
-from stampede.engines.limits import T, WindowLimits
+from stampede.engines.kit.limits import T, WindowLimits
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.meta import Reply
 from stampede.engines.memcached.servers import TRIES, Line, Server
 from stampede.errors import EngineError
-from stampede.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
+from stampede.model.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
+from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["MemcachedLimits", "Seen"]
 

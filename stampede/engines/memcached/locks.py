@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from random import random
 
-from stampede import record
-from stampede.colour import Bell, Colour
-from stampede.engines.looking import pause
+from stampede.engines.kit.polling import pause
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.servers import TRIES, Line
 from stampede.engines.memcached.verbs import Number, Numbers, changed
 from stampede.errors import EngineError
-from stampede.ports import Busy, Granted
+from stampede.model import record
+from stampede.model.ports import Busy, Granted
+from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["MemcachedLocks"]
 

@@ -10,10 +10,10 @@ from hashlib import blake2b
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stampede.breaker import Breaker
-from stampede.engines.kit.vigil import Vigil
+from stampede.engines.kit.hangs import Vigil
 from stampede.engines.memcached.meta import Reply
 from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.model.breaker import Breaker
 
 if TYPE_CHECKING:
     from pymemcache.client.base import Client

@@ -14,21 +14,21 @@ from copy import copy
 from random import random
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from stampede import record
-from stampede.colour import Bell, Colour
-from stampede.engines.ending import Ending
-from stampede.engines.kit.together import Wanted, together
-from stampede.engines.looking import Costs, pause
+from stampede.engines.kit.expiring import Ending
+from stampede.engines.kit.many_at_once import Wanted, together
+from stampede.engines.kit.polling import Costs, pause
+from stampede.engines.kit.whereabouts import here
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.generations import Generations, KnownGenerations
 from stampede.engines.memcached.items import PLAIN
 from stampede.engines.memcached.servers import TRIES, Line, NoRoom, Server, Servers, accepted
-from stampede.engines.whereabouts import here
-from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown
-from stampede.record import Change, Lease, Record
+from stampede.model import record
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown
+from stampede.model.record import Change, Lease, Record
+from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["Keys", "Number", "Numbers", "Together", "changed"]
 

@@ -18,10 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
-from stampede.engines.generations import Generations
 from stampede.engines.kit.feed import MEANS
+from stampede.engines.kit.generations import Generations
 from stampede.engines.postgres.blocking import Blocking
 from stampede.engines.postgres.connect import Server, of_pool, of_url
 from stampede.engines.postgres.limits import PostgresLimits
@@ -33,7 +31,9 @@ from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import Keys
-from stampede.ports import Engine, Hears, Side
+from stampede.model.ports import Engine, Hears, Side
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 
 __all__ = ["PostgresEngine", "check_url", "from_url", "of_client"]
 

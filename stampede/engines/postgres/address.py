@@ -14,9 +14,9 @@ from psycopg import Error
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
-from stampede.engines.url import Kind, flag, integer, number, safe_url, text
+from stampede.engines.kit.url import Kind, flag, integer, number, safe_url, text
 from stampede.errors import OptionError
-from stampede.policy import nearest, seconds
+from stampede.model.policy import nearest, seconds
 
 __all__ = ["OURS", "checked", "libpqs", "read", "without_secrets", "written"]
 

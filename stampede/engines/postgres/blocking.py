@@ -9,14 +9,14 @@ from math import inf
 
 from psycopg import Error
 
-from stampede import forks
+from stampede.engines.kit.hangs import NOT_TO_OTHERS
 from stampede.engines.kit.pool import Pool, is_once
 from stampede.engines.kit.replies import MORE
 from stampede.engines.kit.transport import disown_number
-from stampede.engines.kit.vigil import NOT_TO_OTHERS
 from stampede.engines.postgres.connect import LOOK, READ, WRITE, Server, until_ready
 from stampede.engines.postgres.line import Line, check_refusal
 from stampede.engines.postgres.talk import Answer, Command, Talk, encoded
+from stampede.runtime import forks
 
 __all__ = ["Blocking"]
 

@@ -15,13 +15,13 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
 from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
-from stampede.engines.kit.overdue import Overdue
+from stampede.engines.kit.hang_up import Overdue
+from stampede.engines.kit.hangs import NOT_TO_OTHERS, Vigil
 from stampede.engines.kit.replies import MORE
-from stampede.engines.kit.vigil import NOT_TO_OTHERS, Vigil
+from stampede.engines.kit.url import safe_url
 from stampede.engines.postgres import address
 from stampede.engines.postgres.schema import check_version
 from stampede.engines.postgres.talk import Command, Row, Talk, encoded
-from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, OptionError
 
 __all__ = ["LOOK", "READ", "WRITE", "Server", "of_pool", "of_url", "until_ready"]

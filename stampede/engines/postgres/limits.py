@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stampede.engines.limits import usage
+from stampede.engines.kit.limits import usage
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.talk import Row
 from stampede.engines.postgres.wire import key_of, names
-from stampede.ports import Booked, Rate, Usage
-from stampede.window import SECOND, WIDTH, Booking, Window, checked, ends, micros, slack
+from stampede.model.ports import Booked, Rate, Usage
+from stampede.model.window import SECOND, WIDTH, Booking, Window, checked, ends, micros, slack
 
 __all__ = ["PostgresLimits", "window_of_row"]
 

@@ -19,16 +19,16 @@ from pathlib import PurePath
 from random import uniform
 from time import monotonic
 
-from stampede import forks
-from stampede.colour import Colour
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import LOOK, SAFETY
 from stampede.engines.postgres.wire import names
-from stampede.pace import FARTHEST, look_again
-from stampede.ports import Busy, Granted, Held, Problem, Records, Released, Reports
+from stampede.model.backoff import FARTHEST, look_again
+from stampede.model.ports import Busy, Granted, Held, Problem, Records, Released, Reports
+from stampede.runtime import forks
+from stampede.runtime.colour import Colour
 
 __all__ = ["History", "PostgresLocks", "PostgresReports", "lock_id"]
 

@@ -19,10 +19,10 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from stampede.colour import Colour
 from stampede.engines.kit.feed import TICK, Channel, Feed, Mute
 from stampede.engines.kit.stamps import Stamps
 from stampede.engines.kit.transport import disown_number
+from stampede.runtime.colour import Colour
 
 __all__ = ["GENERATIONS", "Bumps", "News"]
 

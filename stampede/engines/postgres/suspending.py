@@ -9,10 +9,10 @@ from typing import Any
 
 from psycopg import Error
 
-from stampede.engines.kit.errands import Errands
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
+from stampede.engines.kit.worker_threads import Errands
 from stampede.engines.postgres.connect import Server
 from stampede.engines.postgres.line import Line, check_refusal
 from stampede.engines.postgres.talk import Answer, Command, Encoded, Talk, encoded

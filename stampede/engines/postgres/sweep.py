@@ -11,7 +11,7 @@ from math import inf
 
 from stampede.engines.postgres.talk import Command, Row
 from stampede.errors import EngineError
-from stampede.threads import Crew
+from stampede.runtime.threads import Crew
 
 __all__ = ["Sweeper"]
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from stampede.colour import running_loop
 from stampede.engines.postgres.talk import Command
 from stampede.errors import EngineError
-from stampede.threads import Crew
+from stampede.runtime.colour import running_loop
+from stampede.runtime.threads import Crew
 
 __all__ = ["LONGEST", "Teller"]
 

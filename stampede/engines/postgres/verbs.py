@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from random import uniform
 from typing import Any
 
-from stampede.colour import Colour, run_blocking
-from stampede.engines.generations import MOST, NOTED, Generations, names_of, new_generation
+from stampede.engines.kit.generations import MOST, NOTED, Generations, names_of, new_generation
 from stampede.engines.kit.pool import Once
+from stampede.engines.kit.whereabouts import here
 from stampede.engines.postgres.line import Line
 from stampede.engines.postgres.news import News
 from stampede.engines.postgres.sweep import Sweeper
@@ -28,11 +28,11 @@ from stampede.engines.postgres.wire import (
     row_of,
     verdict_string,
 )
-from stampede.engines.whereabouts import here
-from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError
-from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
-from stampede.record import VERDICT
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
+from stampede.model.record import VERDICT
+from stampede.runtime.colour import Colour, run_blocking
 
 __all__ = ["LOOK", "SAFETY", "Keys"]
 

@@ -10,9 +10,9 @@ from struct import Struct, error
 from typing import Any, NamedTuple
 
 from stampede.engines.postgres.talk import Row
-from stampede.entry import GRACE, Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Busy, Failed, Found, Granted, Reply, Ticket
+from stampede.model.entry import GRACE, Entry, Verdict
+from stampede.model.ports import Busy, Failed, Found, Granted, Reply, Ticket
 
 __all__ = [
     "SMALL",

@@ -19,17 +19,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from stampede import forks
-from stampede.colour import run_blocking
+from stampede.engines.kit.url import flag, parts_of, scheme_of
 from stampede.engines.redis import clients
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
 from stampede.engines.redis.shard import Shard
-from stampede.engines.url import flag, parts_of, scheme_of
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Engine, Side
+from stampede.model.ports import Engine, Side
+from stampede.runtime import forks
+from stampede.runtime.colour import run_blocking
 
 __all__ = ["RedisEngine", "from_url", "of_client"]
 

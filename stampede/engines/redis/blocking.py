@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
+from stampede.engines.kit.hangs import hang_up
 from stampede.engines.kit.pool import Once, Pool
 from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
-from stampede.engines.kit.vigil import hang_up
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.inside import packer, parser, refusal, socket_of
 from stampede.engines.redis.line import ServerLine

@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from stampede.engines.kit.vigil import Vigil
+from stampede.engines.kit.hangs import Vigil
+from stampede.engines.kit.url import flag, parts_of, safe_url
 from stampede.engines.redis.scripts import is_damage
-from stampede.engines.url import flag, parts_of, safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
 
 __all__ = [

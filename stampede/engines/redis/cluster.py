@@ -20,17 +20,17 @@ from random import shuffle
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from stampede import forks
-from stampede.breaker import Breaker
-from stampede.colour import BLOCKING, SUSPENDING, Bell, Colour
+from stampede.engines.kit.url import safe_url
 from stampede.engines.redis.clients import Address, Server, made_with, several
 from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedPorts, Verb, reason
 from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.redis.shard import Ports, Shard
-from stampede.engines.url import safe_url
 from stampede.errors import EngineClosed, EngineError, OptionError
-from stampede.ports import Pulse, Recalls
-from stampede.threads import begun
+from stampede.model.breaker import Breaker
+from stampede.model.ports import Pulse, Recalls
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
+from stampede.runtime.threads import begun
 
 __all__ = ["Cluster", "of_cluster_client", "of_cluster_url"]
 

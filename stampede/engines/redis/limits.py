@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stampede.engines.limits import usage
+from stampede.engines.kit.limits import usage
 from stampede.engines.redis.locks import listed, tag_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.verbs import Line
-from stampede.ports import Booked, Rate, Usage
-from stampede.window import SECOND, WIDTH, checked, micros, slack, window_of
+from stampede.model.ports import Booked, Rate, Usage
+from stampede.model.window import SECOND, WIDTH, checked, micros, slack, window_of
 
 __all__ = ["RedisLimits"]
 

@@ -18,16 +18,16 @@ from random import uniform
 from time import monotonic
 from typing import NamedTuple
 
-from stampede import decisions
-from stampede.colour import Colour
-from stampede.engines.naming import shown
+from stampede.engines.kit.naming import shown
+from stampede.engines.kit.whereabouts import here, parts_of
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, Line
 from stampede.engines.redis.wire import ms
-from stampede.engines.whereabouts import here, parts_of
-from stampede.pace import FARTHEST, look_again
-from stampede.ports import Busy, Granted, Held
+from stampede.model.backoff import FARTHEST, look_again
+from stampede.model.ports import Busy, Granted, Held
+from stampede.runtime import process_lock
+from stampede.runtime.colour import Colour
 
 __all__ = ["RedisLocks", "listed", "tag_of"]
 
@@ -97,7 +97,7 @@ class RedisLocks:
         command = self._scripts.acquire(its[:3], *terms, b"%d" % self._scripts.fence)
         taken, what, *place = await self._line.ask(command)
         if taken:
-            with decisions.lock:
+            with process_lock.lock:
                 self._scripts.fence = max(self._scripts.fence, what)
             return Granted(fence=what)
         left, ahead = place

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from stampede.colour import Colour, run_blocking, settled
 from stampede.engines.redis.clients import Address
 from stampede.engines.redis.locks import tag_of
 from stampede.engines.redis.shard import Ports
 from stampede.engines.redis.verbs import Keys
 from stampede.engines.redis.wire import names
-from stampede.entry import Entry
 from stampede.errors import EngineError
-from stampede.ports import Asked, Held, Usage
-
-if TYPE_CHECKING:
-    from stampede.engines.redis.cluster import Cluster
+from stampede.model.entry import Entry
+from stampede.model.ports import Asked, Held, Usage
+from stampede.runtime.colour import Colour, run_blocking, settled
 
 __all__ = ["GENERATIONS", "SLOTS", "RoutedPorts", "Verb", "reason", "slot_of"]
 
@@ -61,10 +58,18 @@ def _where_generations_are(verb: str) -> Any:
     return asked
 
 
+class Ways(Protocol):
+    """The way to each shard of a cluster (`cluster.py`)."""
+
+    async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
+    async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
+    async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]: ...
+
+
 class _Routed:
     """Locks, or limits, of one colour."""
 
-    def __init__(self, ways: Cluster, colour: Colour) -> None:
+    def __init__(self, ways: Ways, colour: Colour) -> None:
         self._ways = ways
         self._colour = colour
 
@@ -207,7 +212,7 @@ class RoutedKeys(_Routed):
 class RoutedPorts:
     """The ports of a cluster in one colour."""
 
-    def __init__(self, ways: Cluster, colour: Colour) -> None:
+    def __init__(self, ways: Ways, colour: Colour) -> None:
         self.keys, self.locks, self.limits = (
             RoutedKeys(ways, colour),
             RoutedLocks(ways, colour),

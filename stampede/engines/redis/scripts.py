@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from stampede.engines.kit.replies import OutOfStep
-from stampede.ports import Hears
+from stampede.model.ports import Hears
 
 __all__ = ["OF_COMMANDS", "Command", "Script", "Scripts", "is_damage", "is_passing"]
 

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from weakref import WeakSet
 
-from stampede.engines.kit.errands import Errands
 from stampede.engines.kit.replies import ODD
+from stampede.engines.kit.url import flag, safe_url
+from stampede.engines.kit.worker_threads import Errands
 from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
-from stampede.engines.url import flag, safe_url
 from stampede.errors import OptionError
 
 __all__ = ["Service", "of_sentinel_client", "of_sentinel_url"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING, Colour
-from stampede.engines.generations import Generations
+from stampede.engines.kit.generations import Generations
 from stampede.engines.redis.blocking import Blocking
 from stampede.engines.redis.clients import Server
 from stampede.engines.redis.limits import RedisLimits
@@ -17,6 +15,8 @@ from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import Suspending
 from stampede.engines.redis.verbs import Keys, Line
 from stampede.errors import EngineError
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour
 
 __all__ = ["Ports", "Shard"]
 

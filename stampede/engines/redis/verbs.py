@@ -10,10 +10,9 @@ from math import inf
 from random import uniform
 from typing import Any, NamedTuple, Protocol
 
-from stampede.colour import Colour, run_blocking, settled
-from stampede.engines.generations import KNOWN, MOST, Generations, new_generation
+from stampede.engines.kit.generations import KNOWN, MOST, Generations, new_generation
+from stampede.engines.kit.many_at_once import Wanted, together
 from stampede.engines.kit.pool import Once
-from stampede.engines.kit.together import Wanted, together
 from stampede.engines.redis.clients import is_about_rights, is_silence
 from stampede.engines.redis.news import News
 from stampede.engines.redis.scripts import Command, Scripts
@@ -36,9 +35,10 @@ from stampede.engines.redis.wire import (
     token_of,
     verdict_string,
 )
-from stampede.entry import Entry, Verdict
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
+from stampede.runtime.colour import Colour, run_blocking, settled
 
 __all__ = ["Keys", "Line"]
 

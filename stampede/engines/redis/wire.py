@@ -11,10 +11,10 @@ from struct import Struct, error
 from typing import Any, NamedTuple
 
 from stampede.engines.kit.replies import ODD
-from stampede.engines.whereabouts import here
-from stampede.entry import GRACE, UNREADABLE, Entry, Verdict
+from stampede.engines.kit.whereabouts import here
 from stampede.errors import EngineError, TooLarge
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
+from stampede.model.entry import GRACE, UNREADABLE, Entry, Verdict
+from stampede.model.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown, Ticket
 
 __all__ = [
     "HEAD",

@@ -1,8 +1,8 @@
 """The ZeroMQ engine: locks on brokers of our own, `stampede serve`, for who wants no other server.
 
-machine.py   what a broker decides of locks, and counts.py of limits;  server.py   how it talks to its clients
+machine.py   what a broker decides of locks, and limits.py of limits;  server.py   how it talks to its clients
 wire.py      what both say
-link.py      a process' connection to a broker;  locks.py   the ports over it
+client.py    a process' connection to a broker;  locks.py   the ports over it
 curve.py     keys;  peers.py   other brokers
 """
 
@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stampede import forks
-from stampede.colour import BLOCKING, SUSPENDING, Colour, run_blocking
-from stampede.engines.url import Address, Kind, addresses_of, duration, options_of, parts_of, safe_url, text
+from stampede.engines.kit.url import Address, Kind, addresses_of, duration, options_of, parts_of, safe_url, text
+from stampede.engines.zmq.client import Link
 from stampede.engines.zmq.curve import client_keys
-from stampede.engines.zmq.link import Link
 from stampede.engines.zmq.locks import Links, ZmqLimits, ZmqLocks
 from stampede.engines.zmq.server import PORT
 from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Engine, Side
+from stampede.model.ports import Engine, Side
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour, run_blocking
 
 __all__ = ["ZmqEngine", "check_url", "from_url"]
 

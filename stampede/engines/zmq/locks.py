@@ -13,14 +13,14 @@ from hashlib import blake2b
 from time import monotonic
 from typing import Any
 
-from stampede.colour import Bell, Colour
-from stampede.engines.ending import Ending
-from stampede.engines.naming import shown
-from stampede.engines.whereabouts import parts_of
+from stampede.engines.kit.expiring import Ending
+from stampede.engines.kit.naming import shown
+from stampede.engines.kit.whereabouts import parts_of
 from stampede.engines.zmq import wire
-from stampede.engines.zmq.link import Link
+from stampede.engines.zmq.client import Link
 from stampede.engines.zmq.wire import Word
-from stampede.ports import Booked, Busy, Granted, Held, Rate, Usage
+from stampede.model.ports import Booked, Busy, Granted, Held, Rate, Usage
+from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["Links", "ZmqLimits", "ZmqLocks"]
 

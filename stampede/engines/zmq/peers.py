@@ -13,7 +13,7 @@ import zmq
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import client_keys, client_socket
 from stampede.engines.zmq.wire import Word
-from stampede.ports import Rate
+from stampede.model.ports import Rate
 
 __all__ = ["Peers"]
 

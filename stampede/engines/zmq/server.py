@@ -23,13 +23,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stampede.engines.zmq import wire
-from stampede.engines.zmq.counts import Counts
 from stampede.engines.zmq.curve import Doorman, pair_of
+from stampede.engines.zmq.limits import Counts
 from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
 from stampede.engines.zmq.peers import Peers
 from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError, OptionError
-from stampede.ports import Rate, Usage
+from stampede.model.ports import Rate, Usage
 
 __all__ = ["PORT", "Broker"]
 

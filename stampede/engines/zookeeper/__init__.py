@@ -1,7 +1,7 @@
 """The ZooKeeper engine: locks by a recipe of our own over ephemeral sequential nodes, and a store of small values.
 
 session.py   sessions of kazoo's, of which a lost one is never used again;  line.py   what is said and heard on its line
-queue.py     what a lock's queue of nodes says;  desk.py   the steps of a lock, and Locks in both colours
+queue.py     what a lock's queue of nodes says;  lock_steps.py   the steps of a lock, and Locks in both colours
 cell.py      values
 """
 
@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from stampede.colour import BLOCKING, SUSPENDING
 from stampede.engines.cells import CellEngine
-from stampede.engines.kit.errands import Errands, here
-from stampede.engines.url import Kind, addresses_of, duration, flag, number, options_of, parts_of, safe_url, text
+from stampede.engines.kit.url import Kind, addresses_of, duration, flag, number, options_of, parts_of, safe_url, text
+from stampede.engines.kit.worker_threads import Errands, here
 from stampede.engines.zookeeper.cell import ZooKeeperCell
-from stampede.engines.zookeeper.desk import Desk, ZooKeeperLocks
+from stampede.engines.zookeeper.lock_steps import Desk, ZooKeeperLocks
 from stampede.engines.zookeeper.session import Sessions
 from stampede.errors import OptionError
+from stampede.runtime.colour import BLOCKING, SUSPENDING
 
 __all__ = ["ZooKeeperEngine", "check_url", "from_url"]
 

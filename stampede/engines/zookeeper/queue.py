@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from stampede.room import admitted
+from stampede.model.room import admitted
 
 __all__ = ["Place", "beginning", "inside", "places", "quoted", "unquoted"]
 

@@ -16,10 +16,10 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
-from stampede import forks
 from stampede.engines.zookeeper.line import MARGIN, RELAY, TAKEN_ON, Line
 from stampede.errors import EngineClosed, EngineError
-from stampede.threads import begun, signals_blocked
+from stampede.runtime import forks
+from stampede.runtime.threads import begun, signals_blocked
 
 __all__ = ["Session", "Sessions"]
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from math import inf
 
-from stampede.engines.whereabouts import here
-from stampede.entry import GRACE, Verdict, new_id
-from stampede.ports import Ask, Busy, Failed, Found, Granted, Shown
+from stampede.engines.kit.whereabouts import here
+from stampede.model.entry import GRACE, Verdict, new_id
+from stampede.model.ports import Ask, Busy, Failed, Found, Granted, Shown
 from stampede.testing.conformance.suite import (
     HERD,
     KEYS,

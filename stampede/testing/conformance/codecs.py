@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
 from typing import Any
 
-from stampede.codec import ValueCodec, make_codec
-from stampede.codec.alike import alike
-from stampede.entry import Entry, new_id
+from stampede.codecs import ValueCodec, make_codec
+from stampede.codecs.equality import alike
 from stampede.errors import CodecError
+from stampede.model.entry import Entry, new_id
 
 __all__ = ["CodecSuite"]
 

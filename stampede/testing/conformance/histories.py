@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar
 
-from stampede.colour import run_blocking
+from stampede.runtime.colour import run_blocking
 from stampede.testing.conformance.suite import KeyedSuite
 
 __all__ = ["HistoriesSuite"]

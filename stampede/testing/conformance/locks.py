@@ -6,10 +6,10 @@ import unittest
 from math import inf
 from time import monotonic
 
-from stampede.entry import new_id
 from stampede.errors import LockLost
-from stampede.lock import Lock
-from stampede.ports import Busy, Granted, Hands, Holds, Locks
+from stampede.locks.lock import Lock
+from stampede.model.entry import new_id
+from stampede.model.ports import Busy, Granted, Hands, Holds, Locks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, is_granted, soon, there
 
 __all__ = ["LocksSuite"]

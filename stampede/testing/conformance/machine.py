@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from stampede import record
-from stampede.entry import Entry, Verdict
-from stampede.ports import Ask, Busy, Failed, Found, Granted
-from stampede.record import Record
+from stampede.model import record
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ask, Busy, Failed, Found, Granted
+from stampede.model.record import Record
 
 __all__ = ["run_histories"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import cast
 
-from stampede.entry import new_id
-from stampede.ports import Ask, Asked, Found, Looks
+from stampede.model.entry import new_id
+from stampede.model.ports import Ask, Asked, Found, Looks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, some, surely, there
 
 __all__ = ["StoreSuite"]

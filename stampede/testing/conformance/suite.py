@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-from stampede.colour import run_blocking
-from stampede.entry import Entry, new_id
-from stampede.ports import Ask, Busy, Claims, Engine, Found, Granted, Shows, Side, Store
+from stampede.model.entry import Entry, new_id
+from stampede.model.ports import Ask, Busy, Claims, Engine, Found, Granted, Shows, Side, Store
+from stampede.runtime.colour import run_blocking
 from stampede.testing.clock import FakeClock
 
 __all__ = [

@@ -1,0 +1,221 @@
+"""How a computation ends: its value is stored, or it was given up, or never begun; the lease goes back, once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from random import random
+from typing import Any
+
+from stampede import events
+from stampede.algorithm.call import Call
+from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComputation
+from stampede.model import early
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ticket
+from stampede.model.result import Landing, LeftOut, Nothing, comes_back, parts_of
+from stampede.outages.keeper import Hold
+
+__all__ = ["covered", "land", "quietly", "release", "served"]
+
+CROWDED = 0.2
+"""Seconds for which what is kept is served, when its origin was full."""
+
+ARGS = "let its __init__ hand all of its arguments to super().__init__"
+
+
+async def land(
+    call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
+) -> Landing:
+    """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
+    why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
+    try:
+        if error is not None and hold.foreign:
+            return Landing(error=error)
+        if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
+            return await left_out(call, error)
+        if isinstance(error, OriginFull):
+            return await turned_away(call, error, kept)
+        if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
+            return await give_up(call, hold, error, kept, why, cost)
+        entry = entry_of(call, kept, value, error, cost)
+        if error is not None and entry.ttl <= 0 and kept is not None:
+            return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
+        return await store(call, hold, entry, error, why, cost, kept)
+    except GeneratorExit:
+        raise
+    except BaseException as failure:  # a ttl function's or a codec's own
+        return await give_up(call, hold, failure, kept, why, cost)
+
+
+def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
+    """Return the entry to be stored. An exception of `raises` is an answer; one whose ttl is 0 is only for those that
+    wait for it now. The id is the lease's token, by which those that waited for that lease know the entry."""
+    ttl = call.policy.ttl_of(value if error is None else error)
+    if call.policy.jitter and ttl != inf:
+        ttl *= 1 - call.policy.jitter * random()
+    if error is not None:
+        value = parts_of(error)
+    typical, margin = early.observe(kept, cost)
+    stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
+    return Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
+
+
+async def store(
+    call: Call,
+    hold: Hold,
+    entry: Entry[Any],
+    error: BaseException | None,
+    why: str,
+    cost: float,
+    kept: Entry[Any] | None,
+) -> Landing:
+    """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
+    if hold.foreign:
+        return Landing(entry, error)
+    if error is not None and not comes_back(entry, error, call.policy.raises):
+        return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds: {ARGS}")
+    if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
+        return await unkept(call, entry, error, "cache_if refused it")
+    at = call.resources.clock()
+    try:
+        trial = call.resources.trial
+        if trial is not None and call.policy.strict:
+            trial(call.key, entry)
+        stored = await call.resources.colour.shielded(call.resources.port.fill(call.key, call.token, entry))
+    except CodecError as refusal:
+        landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
+        return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
+    except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
+        await release(call)
+        return Landing(error=trouble, as_of=call.resources.clock())
+    call.resources.note(events.Computed, call.resources.scope, call.label, why, cost, bool(stored))
+    if stored is None:
+        return Landing(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
+    if not stored:
+        longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
+        late = cost > longest
+        overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
+        call.tell(events.LeaseLost, longest if late else None, overruled)
+        return Landing(entry, error, as_of=-inf)  # and not kept here either
+    return Landing(entry, error, stored if isinstance(stored, Ticket) else None, stored=True, at=at, as_of=at)
+
+
+async def unkept(
+    call: Call, entry: Entry[Any], error: BaseException | None, why: str, *, strict: bool = False
+) -> Landing:
+    """The value goes to this flight; other processes are told not to wait for it."""
+    as_of = await stood(call)
+    await release(call, Verdict("unkept", message=why))
+    call.tell(events.Unkept, why, strict)
+    return Landing(entry, error, as_of=as_of)
+
+
+async def left_out(call: Call, error: LeftOut) -> Landing:
+    """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
+
+    Unless it is the same function: then all are told."""
+    error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
+    as_of = await stood(call)
+    if isinstance(error, Nothing):
+        await release(call, Verdict("absent", message=str(error)))
+    else:
+        await release(call, Verdict("unkept", message="the function of many keys has left it out"))
+    return Landing(error=error, as_of=as_of)
+
+
+async def give_up(
+    call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
+) -> Landing:
+    """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
+    if hold.foreign:
+        return Landing(error=error)
+    if is_own(error):
+        await release(call)
+        return Landing(error=error)
+    may_serve = covered(call, kept, error)
+    rest = max(call.policy.retry_after, cost if may_serve else 0.0)
+    verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
+    as_of = await stood(call)
+    await release(call, verdict, rest)
+    call.tell(events.Failed, why, cost, error)
+    if kept and may_serve:
+        return served(call, kept, "failed", until=rest, as_of=as_of)
+    return Landing(error=error, as_of=as_of)
+
+
+async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Landing:
+    """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
+    as_of = await stood(call)
+    if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
+        await release(call, None, CROWDED)
+        return served(call, kept, "full", until=CROWDED, as_of=as_of)
+    if error.may_be_covered:
+        await release(call)
+        return Landing(error=error)  # he has waited: others may have more patience
+    await release(call, Verdict("full", message=message_of(error)))
+    return Landing(error=error, as_of=as_of)
+
+
+TIME_LIMITS = frozenset({
+    ("billiard.exceptions", "SoftTimeLimitExceeded"),  # Celery
+    ("rq.timeouts", "BaseTimeoutException"),
+    ("huey.exceptions", "TaskTimeout"),
+    ("stopit.utils", "TimeoutException"),
+})  # fmt: skip
+"""Ordinary exceptions by which a worker's time limit ends one task. (That of dramatiq is no `Exception`.)"""
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether the error is the caller's own business, and says nothing of the origin: a cancellation, an
+    interruption, an exit, or a worker's time limit."""
+    return not isinstance(error, Exception) or any(
+        (kind.__module__, kind.__qualname__) in TIME_LIMITS for kind in type(error).__mro__
+    )
+
+
+async def stood(call: Call) -> float:
+    """The moment as of which our lease is known to have stood: what came of it is good for those who began before."""
+    if not call.followed:
+        return call.asked
+    at = call.resources.clock()
+    try:
+        return at if await call.resources.port.renew(call.key, call.token, call.policy.lease) else -inf
+    except EngineError:
+        return call.asked
+
+
+def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
+    """A caller whose computation failed like this is given what is kept."""
+    if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
+        return False
+    return not is_own(error)
+
+
+def served(
+    call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, as_of: float = -inf
+) -> Landing:
+    """Without `as_of`, only this caller has seen it: it may have been invalidated before its followers came."""
+    call.tell(events.Served, why)
+    return Landing(entry, until=until, meanwhile=why == "computing", as_of=as_of)
+
+
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
+        return f"(its message can't be had: {type(failure).__name__})"
+
+
+async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
+    """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
+    await call.resources.colour.shielded(quietly(call.resources.port.abandon, call.key, call.token, verdict, rest))
+    call.owes = False
+
+
+async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:
+    """Giving back is best effort: a lease that can't be given back ends by itself."""
+    try:
+        await verb(*what)
+    except EngineError:
+        pass

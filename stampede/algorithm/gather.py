@@ -1,0 +1,53 @@
+"""Many questions in one round trip, for blocking callers: the verbs of the engine are put aside until every coroutine
+waits for one, and are then asked at once. In an event loop, what is asked in one of its turns goes out together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from stampede.engines.kit.many_at_once import Wanted, together
+from stampede.model.entry import Entry, Verdict
+from stampede.model.ports import Ask, Asked, Busy, Claims, Found, Looks, Reply
+
+__all__ = ["Gathering", "run_together"]
+
+T = TypeVar("T")
+
+
+class Gathering(Claims, Looks):
+    """`Claims` whose verbs wait to be asked by `run_together`."""
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        reply: Reply = await Wanted(Asked("claim", (key, token, ask)))
+        return reply
+
+    async def look(self, key: str) -> Found | None:
+        found: Found | None = await Wanted(Asked("look", (key,)))
+        return found
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        stored: bool = await Wanted(Asked("fill", (key, token, entry)))
+        return stored
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        stood: bool = await Wanted(Asked("abandon", (key, token, verdict, rest)))
+        return stood
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        return None  # who asks for many waits for none of them
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        renewed: bool = await Wanted(Asked("renew", (key, token, lease)))
+        return renewed
+
+
+def run_together(
+    work: Sequence[Coroutine[Any, Any, T]], ask: Callable[[Sequence[Asked]], list[Any]]
+) -> list[T | BaseException]:
+    """What each coroutine returned or raised. `ask` answers questions, each with a result or an error."""
+
+    def answered(questions: dict[int, Asked]) -> dict[int, Any]:
+        return dict(zip(questions, ask([*questions.values()]), strict=True))
+
+    return together(work, answered, BaseException)

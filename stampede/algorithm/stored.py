@@ -1,0 +1,319 @@
+"""What is kept under a scope's keys: read, listed and changed, in the generation of today."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from stampede import events
+from stampede.algorithm.call import Resources
+from stampede.algorithm.core import Core
+from stampede.algorithm.encoded import CodedStore
+from stampede.algorithm.flight import Flight
+from stampede.algorithm.generations import Generations
+from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.model.entry import Entry, new_id
+from stampede.model.policy import Policy
+from stampede.model.ports import Asked, Changes, Lists, Shown, Side, Store
+from stampede.runtime.colour import Colour, lasting, settled
+
+__all__ = ["STAY", "Page", "Stored"]
+
+Page: TypeAlias = tuple[str, Any]
+"""The generation of a page of keys, and by what the engine is asked for the next one."""
+
+
+STAY = object()
+"""What is made of a value that is to stay as it is."""
+
+TRIES = 1000
+"""How often a value is made anew because another writer was faster."""
+
+
+class Stored:
+    """The verbs of one function's part of a cache that are no computation, for callers of one colour."""
+
+    core: Core
+    colour: Colour
+    generations: Generations
+    policy: Policy
+    resources: Resources
+    store: Store
+    called: str  # by whom its events are told
+    _coded: CodedStore | None  # the blocking one, of both colours
+
+    @property
+    def prefix(self) -> str:
+        return self.generations.prefix
+
+    def label(self, physical: str) -> str:
+        return physical.removeprefix(self.prefix)
+
+    def open_store(self) -> Store:
+        """Return the store; EngineClosed if the cache was closed: its engine will be, once the leases are returned."""
+        outage = self.core.outage
+        if outage is not None and outage.closed:
+            raise EngineClosed(outage.engine)
+        return self.store
+
+    async def learn(self) -> str:
+        """Ask for today's generation, as far as the engine can be asked, and return the prefix of each key."""
+        return await self.generations.learn(self.open_store())
+
+    async def today(self) -> str:
+        """The prefix of every key, as `learn` tells it."""
+        return self.generations.recall() or await self.learn()
+
+    async def learn_surely(self) -> tuple[str, list[str]]:
+        return await self.generations.learn_surely(self.open_store())
+
+    @property
+    def _engine_side(self) -> Side:
+        return self.core.engine.side(self.colour)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is fresh of each key."""
+        found = await self._read(keys)
+        return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
+
+    async def peek(self, key: str) -> Entry[Any] | None:
+        """What is kept, stale or fresh."""
+        return (await self._read([key]))[0]
+
+    async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return [self.resources.told(entry) for entry in await self._found(keys)]
+
+    async def _found(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
+        outage, prefix = self.core.outage, await self.learn()
+        physical = [prefix + key for key in keys]
+        if outage is None:
+            return await self.open_store().get(physical)
+        if not outage.down:  # or to ask for its generation has just been the try
+            try:
+                return await self.open_store().get(physical)
+            except EngineClosed:
+                raise
+            except EngineError as error:
+                outage.failed(error)
+        if outage.strict:
+            raise outage.trouble()
+        store = outage.refuge.side(self.colour).store
+        assert store is not None
+        return await store.get(physical) if outage.used else [None] * len(physical)
+
+    async def show(self, key: str) -> tuple[Shown, Flight | None]:
+        """What is kept of the key, and which lease stands; and the flight of this process. Nothing is touched."""
+        outage, physical = self.core.outage, await self.learn() + key
+        port = self._engine_side.shows
+        if port is None or self.core.is_down():
+            (entry,) = await self._read([key])
+            return Shown(entry), self.core.flights.get(physical)
+        try:
+            shown = await port.show(physical)
+        except EngineClosed:
+            raise
+        except EngineError as error:
+            if outage is None:
+                raise
+            outage.failed(error)
+            return await self.show(key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
+        if self._coded is not None:
+            shown.entry = self._coded.decoded(physical, shown.entry)
+        self.resources.told(shown.entry)
+        return shown, self.core.flights.get(physical)
+
+    def lists(self) -> Lists:
+        """OptionError, if the engine can't say which keys it has."""
+        engine = self.core.engine
+        port = self._engine_side.lists
+        if port is None:
+            raise OptionError(f"{engine.scheme}:// can't say which keys it has")
+        return port
+
+    async def page(self, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
+        """Some of the keys that are kept and begin with this, and by what the next ones are asked for. In the middle of
+        it a new generation may begin, of which all are told then, from its first page on."""
+        today, _ = await self.learn_surely()
+        at = None if cursor is None or cursor[0] != today else cursor[1]
+        found, after = await self.lists().page(today + prefix, at)
+        return [key.removeprefix(today) for key in found], None if after is None else (today, after)
+
+    async def put(self, key: str, value: Any, policy: Policy | None = None) -> None:
+        entry = self.entry_for(key, value, policy or self.policy)
+        await self._change(key, "set", entry)
+
+    async def put_many(self, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]) -> None:
+        """All of them in one round trip, where the engine can."""
+        entries = {
+            key: self.entry_for(key, value, policy(key) if callable(policy) else policy)
+            for key, value in values.items()
+        }
+        await self._change_many("set", {key: (entry,) for key, entry in entries.items()})
+
+    def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
+        ttl = policy.ttl_of(lasting(value))
+        known = self.core.front.known(self.generations.at_hand() + key)
+        cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
+        entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
+        if self.resources.trial is not None and policy.strict:
+            self.resources.trial(key, entry)
+        return entry
+
+    async def exchange(self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy) -> Entry[Any] | None:
+        """Store a value made of the one that is kept, and lose no change: read, make, and write if what was read is
+        still kept. None: the value is to stay as it is."""
+        for _ in range(TRIES):
+            seen = await self._kept(key)
+            value = make(seen)
+            if value is STAY:
+                return None
+            entry = self.entry_for(key, value, policy)
+            if await self._replaced(key, seen, entry):
+                return entry
+        raise EngineError(f"others change {key!r} faster than it can be read and written")
+
+    async def _replaced(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
+        if await self._change(key, "replace", seen.id if seen is not None else None, entry):
+            return True
+        store = self.open_store()
+        damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, CodedStore) else None
+        return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
+
+    async def _kept(self, key: str) -> Entry[Any] | None:
+        """What the engine itself keeps, in the generation of today."""
+        today, _ = await self.learn_surely()
+        return self.resources.told((await self.open_store().get([today + key]))[0])
+
+    async def expire(self, key: str) -> bool:
+        return bool(await self._change(key, "expire"))
+
+    async def invalidate(self, key: str) -> bool:
+        return bool(await self._change(key, "invalidate"))
+
+    async def invalidate_many(self, keys: Iterable[str]) -> int:
+        """How many there were; all in one round trip, where the engine can."""
+        return sum(map(bool, await self._change_many("invalidate", dict.fromkeys(keys, ()))))
+
+    async def expire_many(self, keys: Iterable[str]) -> int:
+        """How many were fresh; all in one round trip, where the engine can."""
+        return sum(map(bool, await self._change_many("expire", dict.fromkeys(keys, ()))))
+
+    async def _change(self, key: str, verb: str, *args: Any) -> Any:
+        (done,) = await self._change_many(verb, {key: args})
+        return done
+
+    async def _change_many(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> list[Any]:
+        """What the engine said of each in today's generation, or the first error."""
+        core, hard, was_down = self.core, verb != "expire", self.core.is_down()
+        known = physical = self.generations.prefix
+        for key in changes:
+            core.forget(known + key, hard=hard)  # before, so that it is gone here even if the engine can't be asked
+        try:
+            physical, done = await self._change_today(verb, changes)
+            core.answered(was_down)
+            return done
+        finally:
+            # Whoever begins a new generation, another thread perhaps, may not have got to these keys' residents yet.
+            older = self.generations.older
+            before = {known, *older.copy()} - {physical} if older or known != physical else ()
+            for key in changes:
+                core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
+                for prefix in before:
+                    core.bury(prefix + key)
+                core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
+
+    async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
+        """Return today's prefix, and what was said there.
+
+        Another process may have begun a new generation, and its keys are the ones to change. A third may not have
+        heard of that, and would find in the older generation what is older than this change.
+        """
+        its, done, epoch = self.generations, None, self.core.epoch
+        believed, guess = its.known, its.at_hand() if self.core.engine.changes else ""
+        if guess == believed[1] and its.is_of_engine(believed):
+            done, generations = await self._changed(verb, guess, changes, its.scopes)
+            today, ended = its.told(epoch, generations)
+            ended = [each for each in ended if each != guess]
+            if its.known[2:] != believed[2:]:  # perhaps the mark alone is another one
+                if verb == "replace" and today == guess and all(done):
+                    # It is done, but stale under the new mark: write it again, in place of the first writing.
+                    changes = {key: (entry.id, entry) for key, (_, entry) in changes.items()}
+                    await self._changed(verb, today, changes)
+                else:
+                    done = None
+        else:
+            today, ended = await self.learn_surely()
+        if done is None:
+            done, _ = await self._changed(verb, today, changes)
+        for older in {*ended} - {today}:
+            await self._changed(verb, older, changes)
+        return today, done
+
+    async def _changed(
+        self, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
+    ) -> tuple[list[Any], Sequence[Sequence[str]]]:
+        """What was said of each under this prefix; and behind it, where an engine `changes`, today's generations."""
+        store, many = self.open_store(), self.core.engine.many
+        for args in changes.values():
+            for each in args:
+                if isinstance(each, Entry):
+                    each.id = self.resources.id_of(each.id)
+        together = self.core.engine.changes or (len(changes) > 1 and (self.colour.suspending or many is not None))
+        if not together:
+            return [await getattr(store, verb)(prefix + key, *args) for key, args in changes.items()], ()
+        asked = [Asked(verb, (prefix + key, *args)) for key, args in changes.items()]
+        if self.core.engine.changes:
+            return await cast("Changes", store).change(asked, scopes)
+        if self.colour.suspending or many is None:
+            done = await settled([getattr(store, verb)(*each.args) for each in asked])
+        else:
+            coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
+            done = many.ask_many(coded.sealed(asked) if coded is not None else asked)
+        try:
+            for each in done:
+                if isinstance(each, BaseException):
+                    raise each
+            return done, ()
+        finally:
+            del done  # an error in it refers to this frame
+
+    async def bump(self) -> None:
+        """A new generation of this scope: everything older is gone."""
+        before = self.generations.at_hand()
+        forget = partial(self.core.forget_all, f"{before}{self.generations.name}:", self.generations.name)
+        await self._change_all(lambda: self.open_store().bump(self.generations.name), forget, "invalidate_all")
+
+    async def expire_all(self, scope: str | None = None) -> None:
+        """All that was kept of this scope, or of another (the namespace), is stale from now on."""
+        port = self._engine_side.softens
+        if port is None:
+            scheme = self.core.engine.scheme
+            raise OptionError(f"{scheme}:// can't make all stale at once: expire the keys one by one")
+        forget = partial(self.core.soften_all, self.called if scope is None else None)
+        await self._change_all(
+            lambda: port.soften(self.generations.name if scope is None else scope), forget, "expire_all", scope
+        )
+
+    async def clear(self) -> None:
+        """A new generation of the whole namespace."""
+        bump = lambda: self.open_store().bump(self.generations.namespace)  # noqa: E731
+        await self._change_all(bump, self.core.forget_all, "clear", self.generations.namespace)
+
+    async def _change_all(
+        self,
+        change: Callable[[], Awaitable[None]],
+        forget: Callable[[], object],
+        verb: str,
+        scope: str | None = None,
+    ) -> None:
+        """What is known here goes, whatever comes of the change."""
+        was_down = self.core.is_down()
+        try:
+            await change()
+            self.core.answered(was_down)
+        finally:
+            forget()
+            self.core.note(events.Invalidated, self.called if scope is None else scope, "", verb)
+        await self.learn()

@@ -1,0 +1,240 @@
+"""A decorated function's place in a cache: its identity, its options, and the cache that its first call finds."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from stampede.algorithm.scope import Scope, ScopeSide
+from stampede.api.duplicate_names import Namesakes, told_apart
+from stampede.api.fast_hit import Hot
+from stampede.api.overrides import enrolled
+from stampede.codecs import make_codec, returns_of
+from stampede.errors import OptionError
+from stampede.keys import (
+    BY_CODE,
+    Identity,
+    Parameters,
+    arguments_named,
+    identity_of,
+    in_namespace,
+    in_namespace_of,
+    key_maker,
+    quoted,
+    scope_name,
+    ttl_of_call,
+)
+from stampede.model.policy import DEFAULT, OPTIONS, Policy, nearest
+from stampede.runtime import forks
+from stampede.runtime.colour import BLOCKING, SUSPENDING
+from stampede.runtime.definitions import signature_of
+from stampede.settings.checks import CACHE, checked
+
+__all__ = ["Binding", "Home"]
+
+_log = logging.getLogger("stampede")
+
+KEYING = ("key", "version", "namespace", "ignore")
+CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
+
+CAPTURED = """%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says that all \
+are alike, or tells them apart"""
+TOLD = "whose state is part of its keys: a process in which it differs shares no values with this one"
+UNTOLD = "which nothing in its keys can tell: a process that has captured another one is served the same values"
+
+
+class Home(Protocol):
+    """The cache in which a function keeps its values."""
+
+    namespace: str
+    policy: Policy
+    namesakes: Namesakes
+
+    @property
+    def shared(self) -> bool: ...
+    def scope(
+        self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
+    ) -> Scope: ...
+    def stats_of(self, scope: str) -> Any: ...
+
+
+class Binding:
+    """One decorated function, and the cache in which it keeps its values."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        find: Callable[[], Home],
+        options: Mapping[str, Any],
+        *,
+        bound: bool = False,
+        written: Callable[..., Any] | None = None,
+    ) -> None:
+        self.check(options)
+        key = options.get("key")
+        self.function = self.origin = function  # `origin`: by which its values are computed
+        self.options = dict(options)
+        self._written = written or function  # by which it is told from others
+        self.bound = bound
+        self.suspending = inspect.iscoroutinefunction(function)
+        self._of_class = bound and next(iter(signature_of(function).parameters), None) == "cls"
+        self.colour = SUSPENDING if self.suspending else BLOCKING
+        self.parameters = Parameters(function, options.get("ignore", ()))
+        self._ttl, self._ttl_asks = ttl_of_call(options.get("ttl"), self.parameters)
+        namespace = options.get("namespace")
+        # Such a function may look at more than the arguments: a tenant in a context, the day of the week.
+        pure = not callable(key) and not callable(namespace)
+        self.hot = Hot(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
+        self._find = find
+        self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
+        self._home: Home | None = None
+        self._identity = self._told_by()
+        self._scope: ScopeSide | None = None
+        self._make_key: Callable[..., str] | None = None
+        # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
+        absent = self.parameters.absent(key)
+        if callable(namespace):
+            absent = absent.difference(arguments_named("namespace", namespace, self.parameters))
+        self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
+        if key is not None:
+            self._key_maker("")  # a field that the signature can't fill is an error of this line
+        enrolled.add(self)
+        forks.in_child(self._start_again)
+
+    def _start_again(self) -> None:
+        self._lock = threading.RLock()  # a thread that was binding is not here to open it
+
+    def join(self, namesakes: Namesakes) -> None:
+        """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
+        if self.options.get("key") is None and self._identity.complete:
+            namesakes.add(self._name(self._namespace("")), self._identity)
+
+    def _told_by(self) -> Identity:
+        objects = self.options.get("version") in (None, BY_CODE)
+        return told_apart(identity_of(self._written, self.options.get("ignore", ()), objects=objects))
+
+    def _returns(self) -> Any:
+        """The type of its values, as far as its annotation says."""
+        return returns_of(self._written)
+
+    def _policy(self, policy: Policy) -> Policy:
+        """Its cache's policy, as its own options change it."""
+        own = _among(self.options, OPTIONS)
+        if self._ttl is not None:
+            del own["ttl"]
+        return policy.with_options(**own)
+
+    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+        """How long this call's values are fresh, where that depends on its arguments."""
+        return None if self._ttl is None else self._ttl(*args, **kwargs)
+
+    def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+        """The same of a value that is set, of whose call only that is known which is part of the key."""
+        unknown = self._absent.intersection(self._ttl_asks)
+        if unknown:
+            raise OptionError(
+                f"how long a value of {self.function.__qualname__} is fresh depends on {', '.join(sorted(unknown))}, "
+                "which is no part of its key: give set() a ttl="
+            )
+        return self.ttl_of(args, kwargs)
+
+    def _namespace(self, default: str) -> str:
+        """That of all its keys: one that depends on the arguments stands in each, behind its cache's."""
+        namespace = self.options.get("namespace", default)
+        return default if callable(namespace) else str(namespace)
+
+    def _name(self, namespace: str) -> str:
+        return scope_name(namespace, self._identity, self.options.get("version"))
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Refuse at decoration what can be known to be wrong then."""
+        known = [*KEYING, *CODING, *OPTIONS]
+        for name in options:
+            if name not in known:
+                raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
+        DEFAULT.with_options(
+            **{name: each for name, each in _among(options, OPTIONS).items() if not _of_call(name, each)}
+        )
+        coding = checked(_among(options, CODING), CACHE)
+        if coding.get("codec", "pickle") != "pickle":
+            make_codec(coding["codec"])  # or its package is missing, or it is no codec
+        for name, function in (("version", ""), ("namespace", ", or a function of the arguments")):
+            value = options.get(name, "")
+            if not isinstance(value, (str, int)) and not (function and callable(value)):
+                raise OptionError(f"{name} is {value!r}: give a string or a number{function}")
+        key = options.get("key")
+        if key is not None and not isinstance(key, str) and not callable(key):
+            raise OptionError(f"key is {key!r}: give a function of the arguments, or a format string")
+
+    def _key_maker(self, prefix: str) -> Callable[..., str]:
+        ignore, key, namespace = self.options.get("ignore", ()), self.options.get("key"), self.options.get("namespace")
+        if not callable(namespace):
+            return key_maker(self.function, prefix=prefix, ignore=ignore, key=key, bound=self.bound)
+        make = key_maker(self.function, prefix="", ignore=ignore, key=key, bound=self.bound)
+        return in_namespace_of(namespace, self.parameters, prefix, make)
+
+    # -- binding: the cache is found at the first call, and again after `configure` -------------------------------
+
+    @property
+    def home(self) -> Home:
+        self.scope  # noqa: B018  binds
+        assert self._home is not None
+        return self._home
+
+    @property
+    def scope(self) -> ScopeSide:
+        scope = self._scope
+        return scope if scope is not None else self._bind()
+
+    def _bind(self) -> ScopeSide:
+        home = self._find()
+        with self._lock:
+            if self._scope is None or self._home is not home:
+                if not (self._identity.named or self._identity.complete):
+                    self._identity = self._told_by()  # what was missing when it was decorated is there now
+                namespace = self._namespace(home.namespace)
+                name = called = self._name(namespace)
+                if self.options.get("key") is None:
+                    home.namesakes.add(name, self._identity)
+                    self._warn_of_captured(home)
+                    prefix = f"{name}:"
+                else:
+                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # a cache's own key
+                policy = self._policy(home.policy)
+                coding = checked(_among(self.options, CODING), CACHE)
+                self._make_key = self._key_maker(prefix)
+                scope = home.scope(name, policy, self._returns(), called=called, **coding).side(self.colour)
+                self._scope, self._home = scope, home
+            return self._scope
+
+    def _warn_of_captured(self, home: Home) -> None:
+        identity = self._identity
+        if identity.named or not home.shared:
+            return
+        told = [name for name, _ in identity.captured if name not in identity.untold]
+        for names, what_then in ((identity.untold, UNTOLD), (told, TOLD)):
+            if names:
+                _log.warning(CAPTURED, identity.name, " and ".join(dict.fromkeys(names)), what_then)
+
+    def unbind(self) -> None:
+        """Forget the cache: the next call finds it again."""
+        with self._lock:
+            self._home = self._scope = None
+            self.hot.fast.clear()
+
+    def forget_fast(self) -> None:
+        """What is kept is found by asking the cache, until it has come home again."""
+        self.hot.fast.clear()
+
+
+def _of_call(name: str, option: Any) -> bool:
+    """It may ask for more than the value: that is seen when the function is known."""
+    return name == "ttl" and callable(option)
+
+
+def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}

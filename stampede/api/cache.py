@@ -1,0 +1,748 @@
+"""The cache: an engine behind a local tier, with plain verbs and an `a`-twin of each that does I/O."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
+
+from stampede import events
+from stampede.algorithm.batch import value_of_each
+from stampede.algorithm.core import Core
+from stampede.algorithm.loaders import Together
+from stampede.algorithm.scope import Scope, ScopeSide
+from stampede.algorithm.stored import STAY
+from stampede.api.decorator import decorate
+from stampede.api.duplicate_names import Namesakes
+from stampede.api.overrides import Block, around, bypassed, refreshing, switch
+from stampede.api.status import Status, status
+from stampede.api.typing import (
+    BulkheadOptions,
+    CacheOptions,
+    LimitOptions,
+    LockOptions,
+    Options,
+    Origins,
+    PolicyOptions,
+)
+from stampede.api.typing_many import CachedHere, ManyOptions
+from stampede.codecs import make_codec
+from stampede.engines import engine_of, open_engine, safe_url
+from stampede.engines.kit.worker_threads import Errands
+from stampede.engines.memory import MemoryEngine
+from stampede.engines.paired import Paired
+from stampede.errors import KeyingError, OptionError
+from stampede.keys import in_namespace, quoted
+from stampede.limits import origins as caps
+from stampede.limits.limiter import Limiter
+from stampede.local_tier.residents import Resident, Tier
+from stampede.local_tier.tier import Front
+from stampede.locks.bulkhead import Bulkhead
+from stampede.locks.lock import Lock
+from stampede.metrics import Counters, Observers, Stats, log_events, watch
+from stampede.model.entry import Entry
+from stampede.model.policy import DEFAULT, OPTIONS, Policy, Seconds
+from stampede.model.ports import Engine
+from stampede.model.result import landed
+from stampede.outages.keeper import keeper
+from stampede.outages.outage import Outage
+from stampede.runtime.colour import BLOCKING, SUSPENDING, called, run_blocking, running_loop
+from stampede.runtime.signatures import showing, with_twins
+from stampede.runtime.threads import begun
+from stampede.settings import CacheSettings, cache_settings, from_mapping
+
+__all__ = ["Cache"]
+
+CLOSING = 1.0
+"""Seconds for which a cache that is closed waits until its leases are given back. Beyond, they end by themselves."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@with_twins
+class Cache:
+    """Values by key, computed once however many ask: `cache.get_or_compute("k", fn, ttl=60)`.
+
+    `url` names the engine, or is a client object that leads to it (redis-py's); `engine` hands over one that exists
+    already. The other arguments are those of a settings file's `[caches.NAME]` table.
+
+    >>> cache = Cache(ttl="10m", stale="1h")  # or Cache("redis://localhost"), Cache("disk:///var/cache/shop") ...
+    >>> cache.get_or_compute("answer", lambda: 42)
+    42
+    """
+
+    @showing(CacheOptions)
+    def __init__(
+        self,
+        url: str | object = "memory://",
+        *,
+        engine: Engine | None = None,
+        locks: str | Engine | None = None,
+        observers: Iterable[events.Observer] = (),
+        origins: Origins | None = None,
+        **options: Unpack[CacheOptions],
+    ) -> None:
+        if not isinstance(url, str):
+            url, engine = "memory://", engine_of(url)
+        table: dict[str, Any] = {"url": url, **options}
+        if isinstance(locks, str):
+            table["locks"] = locks
+        settings = cache_settings(table, "Cache():")
+        settings = replace(settings, origins=from_mapping({"origins": origins or {}}, "Cache()").origins)
+        self._set_up(settings, engine, None if isinstance(locks, str) else locks, tuple(observers))
+
+    @classmethod
+    def of(
+        cls,
+        settings: CacheSettings,
+        engine: Engine | None = None,
+        observers: Iterable[events.Observer] = (),
+    ) -> Cache:
+        """The cache that a settings file describes; on another engine than its own, if one is given."""
+        cache = cls.__new__(cls)
+        cache._set_up(settings, engine, None, tuple(observers))
+        return cache
+
+    def _set_up(
+        self,
+        settings: CacheSettings,
+        engine: Engine | None,
+        locks: Engine | None,
+        observers: tuple[events.Observer, ...],
+    ) -> None:
+        self.settings = settings
+        self.policy = settings.policy
+        self.namespace = settings.namespace
+        self.name = safe_url(settings.url) if engine is None else engine.url or engine.scheme
+        self.label = settings.name or self.name  # in metrics
+        self.counters = Counters(self.label)
+        logs = partial(log_events, cache=settings.name or f"{self.name} {self.namespace}", named=bool(settings.name))
+        self.observers = Observers([self.counters, logs, *observers])
+        self.engine = engine or open_engine(settings.url)
+        if isinstance(self.engine, MemoryEngine) and settings.codec == "sealed" and self.engine.codec is not None:
+            self.settings = replace(settings, codec=self.engine.codec)
+        if settings.locks is not None:
+            locks = open_engine(settings.locks)
+        if locks is not None:
+            self.engine = Paired(self.engine, locks)
+        self.counters.all_are_heard = len(self.observers) > 2
+        self._core = Core(
+            self.engine,
+            self._front(settings),
+            self._outage(settings),
+            partial(self.counters.note, self.observers.emit),
+            caps.Origins(settings.origins, self.engine),
+        )
+        self.trusted = tuple(_imported(name) for name in settings.trust)  # classes and modules
+        root = self.scope(quoted(self.namespace), self.policy)
+        self._root, self._aroot = root.side(BLOCKING), root.side(SUSPENDING)
+        self._root_prefix = in_namespace(self.namespace, "")
+        self.namesakes = Namesakes()
+        self._errands = Errands(2)
+        watch(self)
+
+    def _front(self, settings: CacheSettings) -> Front:
+        """The memory engine's own tier, or the one asked for in front of a shared engine."""
+        if not self.engine.shared:
+            return Front(self.engine.tier, shared=False)
+        if not settings.local:
+            return Front(None, shared=True)
+        self.engine.follow()
+        ttl, engine = settings.local.ttl, self.engine
+
+        def believed() -> float | None:
+            return ttl or (None if engine.coherent else 1.0)
+
+        return Front(Tier(settings.local.entries), shared=True, believed=believed)
+
+    def _outage(self, settings: CacheSettings) -> Outage | None:
+        if not self.engine.shared:
+            return None
+        strict = settings.on_engine_error == "raise"
+        called = f"{self.name} (cache {settings.name!r})" if settings.name else self.name
+
+        def give_back(key: str, token: bytes) -> None:
+            claims = self.engine.blocking.claims
+            assert claims is not None
+            keeper.give_back(claims, key, token, claims.abandon)
+
+        return Outage(called, MemoryEngine(), self.observers.emit, give_back, strict=strict)
+
+    def scope(
+        self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
+    ) -> Scope:
+        """One function's part of this cache; its values are encoded for its return annotation."""
+        settings = self.settings
+        coder = make_codec(
+            codec.get("codec", settings.codec),
+            returns=returns,
+            trust=(*self.trusted, *map(_imported, codec.get("trust", ()))),
+            signing_key=codec.get("signing_key", settings.signing_key) or None,
+            compress=codec.get("compress", settings.compress),
+            max_bytes=codec.get("max_bytes", settings.max_bytes),
+        )
+        return Scope(self._core, self.namespace, name, policy, coder, called)
+
+    # -- one key --------------------------------------------------------------------------------------------------
+
+    @showing(PolicyOptions)
+    def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
+        """The key's value; `function` computes it if it is missing, in one caller of all that ask.
+
+        >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
+        'hello'
+        """
+        found = None if switch.thrown else self._at_hand(key, options)
+        if found is None:
+            return cast(T, run_blocking(self._computed(self._root, key, function, options)))
+        value: T = found.value
+        return value
+
+    @overload  # an async function is a function too: the narrower comes first
+    async def aget_or_compute(
+        self, key: str, function: Callable[[], Awaitable[T]], **options: Unpack[PolicyOptions]
+    ) -> T: ...
+    @overload
+    async def aget_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T: ...
+
+    @showing(PolicyOptions)
+    async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
+        """The same for async callers; `function` may be a plain one.
+
+        >>> async def greet():
+        ...     return "hello"
+        >>> asyncio.run(cache.aget_or_compute("greeting", greet, ttl=60))
+        'hello'
+        """
+        found = None if switch.thrown else self._at_hand(key, options)
+        return await self._computed(self._aroot, key, function, options) if found is None else found.value
+
+    def _at_hand(
+        self, key: str, options: Mapping[str, Any], block: Block | None = None
+    ) -> Resident | Entry[Any] | None:
+        for name in options:  # a set's own comparison would make a set of them
+            if name not in _NAMES:
+                DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
+        key = self._root_prefix + key if type(key) is str else self._key(key)  # a call less in every hit
+        return self._root.at_hand(key) if block is None else self._root.at_hand_of(block, key)
+
+    async def _computed(
+        self, root: ScopeSide, key: str, function: Callable[[], Any], options: Mapping[str, Any]
+    ) -> Any:
+        """The value of what is not at hand; or of what may have to go another way."""
+        block = around(lambda: self)
+        if block is not None and block.straight:
+            return await root.colour.call(function)
+        found = self._at_hand(key, options, block) if switch.thrown else None
+        if found is not None:
+            return found.value
+        if not callable(function):
+            raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
+        policy = self.policy.with_options(**options)
+        landing = await root.fetch(self._key(key), function, policy, once=block)
+        return called(partial(landed, landing, policy))  # which may end in the function's own StopIteration
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value if it is fresh, else `default`. Nobody computes.
+
+        >>> cache.set("k", None)
+        >>> cache.get("k", "nothing"), cache.get("other", "nothing")
+        (None, 'nothing')
+        """
+        resident = self._root.hit(self._key(key))
+        if resident is not None:
+            return resident.value
+        return run_blocking(self._get(self._root, [key])).get(key, default)
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        resident = self._root.hit(self._key(key))
+        return resident.value if resident is not None else (await self._get(self._aroot, [key])).get(key, default)
+
+    @showing(PolicyOptions)
+    def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
+        """Store this value; a computation under way will not replace it.
+
+        >>> cache.set("rate", 1.09, ttl="1h", stale="1d")
+        """
+        run_blocking(self._root.put(self._key(key), value, self.policy.with_options(**options)))
+
+    @showing(PolicyOptions)
+    async def aset(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
+        await self._aroot.put(self._key(key), value, self.policy.with_options(**options))
+
+    @showing(PolicyOptions)
+    def add(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
+        """Store this value if nothing fresh is there. False: there is.
+
+        >>> cache.add("job 5", "mine", ttl=60), cache.add("job 5", "mine, too", ttl=60)
+        (True, False)
+        """
+        return run_blocking(self._add(self._root, key, value, options))
+
+    @showing(PolicyOptions)
+    async def aadd(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
+        return await self._add(self._aroot, key, value, options)
+
+    async def _add(self, root: ScopeSide, key: str, value: Any, options: Mapping[str, Any]) -> bool:
+        def make(seen: Entry[Any] | None) -> Any:
+            return value if seen is None or seen.fresh <= 0 or seen.raised else STAY
+
+        return await root.exchange(self._key(key), make, self.policy.with_options(**options)) is not None
+
+    @showing(PolicyOptions)
+    def update(
+        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+    ) -> T:
+        """Store what `function` makes of the fresh value (of `default`, where there is none), and return it. No other
+        change is lost: the function is called again if there was one meanwhile.
+
+        >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
+        [1, 2, 3]
+        """
+        return cast(T, run_blocking(self._update(self._root, key, function, default, options)))
+
+    @showing(PolicyOptions)
+    async def aupdate(
+        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+    ) -> T:
+        return cast(T, await self._update(self._aroot, key, function, default, options))
+
+    async def _update(
+        self, root: ScopeSide, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
+    ) -> Any:
+        def make(seen: Entry[Any] | None) -> Any:
+            return function(default if seen is None or seen.fresh <= 0 or seen.raised else seen.value)
+
+        entry = await root.exchange(self._key(key), make, self.policy.with_options(**options))
+        return None if entry is None else entry.value
+
+    @showing(PolicyOptions)
+    def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
+        """Give the value that is kept a new end, from now on: `ttl=` and `stale=`, or else the cache's own, whatever
+        it was set with. False: nothing is kept.
+
+        >>> cache.set("session 7", {"user": 5}, ttl=60)
+        >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")
+        (True, False)
+        """
+        return run_blocking(self._touch(self._root, key, options))
+
+    @showing(PolicyOptions)
+    async def atouch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
+        return await self._touch(self._aroot, key, options)
+
+    async def _touch(self, root: ScopeSide, key: str, options: Mapping[str, Any]) -> bool:
+        def make(seen: Entry[Any] | None) -> Any:
+            return STAY if seen is None or seen.raised else seen.value
+
+        return await root.exchange(self._key(key), make, self.policy.with_options(**options)) is not None
+
+    def peek(self, key: str) -> Entry[Any] | None:
+        """The entry that is kept, fresh or stale.
+
+        >>> cache.set("k", 1, ttl=60)
+        >>> entry = cache.peek("k")
+        >>> entry.value, 59 < entry.fresh <= 60, cache.peek("other")
+        (1, True, None)
+        """
+        return run_blocking(self._root.peek(self._key(key)))
+
+    async def apeek(self, key: str) -> Entry[Any] | None:
+        return await self._aroot.peek(self._key(key))
+
+    def status(self, key: str) -> Status[Any]:
+        """What is kept, since when and for how long, and who computes it; nothing is touched.
+
+        >>> cache.status("greeting").holder
+        """
+        return run_blocking(self._status(self._root, key))
+
+    async def astatus(self, key: str) -> Status[Any]:
+        return await self._status(self._aroot, key)
+
+    async def _status(self, root: ScopeSide, key: str) -> Status[Any]:
+        return replace(await status(root, self._key(key)), key=key)
+
+    def expire(self, key: str) -> bool:
+        """Stale from now on, and served while one caller computes. True: it was fresh.
+
+        >>> cache.set("k", 1, stale=60)
+        >>> cache.expire("k"), cache.get("k"), cache.peek("k").value
+        (True, None, 1)
+        """
+        return run_blocking(self._root.expire(self._key(key)))
+
+    async def aexpire(self, key: str) -> bool:
+        return await self._aroot.expire(self._key(key))
+
+    def invalidate(self, key: str) -> bool:
+        """Gone, also what is being computed. True: there was a value. An engine that can't be asked raises.
+
+        >>> cache.set("k", 1)
+        >>> cache.invalidate("k"), cache.invalidate("k")
+        (True, False)
+        """
+        return run_blocking(self._root.invalidate(self._key(key)))
+
+    async def ainvalidate(self, key: str) -> bool:
+        return await self._aroot.invalidate(self._key(key))
+
+    # -- many keys ------------------------------------------------------------------------------------------------
+
+    @showing(PolicyOptions)
+    def get_or_compute_many(
+        self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Unpack[PolicyOptions]
+    ) -> dict[str, T]:
+        """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out.
+
+        >>> def lengths(words):  # only those that are missing
+        ...     return {word: len(word) for word in words}
+        >>> cache.get_or_compute_many(["tea", "coffee"], lengths, ttl=60)
+        {'tea': 3, 'coffee': 6}
+        """
+        return run_blocking(self._many(self._root, keys, function, options))
+
+    @showing(PolicyOptions)
+    async def aget_or_compute_many(
+        self,
+        keys: Iterable[str],
+        function: Callable[[list[str]], Awaitable[Mapping[str, T]] | Mapping[str, T]],
+        **options: Unpack[PolicyOptions],
+    ) -> dict[str, T]:
+        return await self._many(self._aroot, keys, function, options)
+
+    async def _many(
+        self, root: ScopeSide, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        block = around(lambda: self)
+        if block is not None and block.straight:
+            return dict(await root.colour.call(lambda: function(list(keys))))
+        policy = self.policy.with_options(**options)
+        wanted = {self._key(key): key for key in keys}
+        found = await value_of_each(root, wanted, Together(root.colour, function, wanted), policy, block)
+        return {outer: found[key] for key, outer in wanted.items() if key in found}
+
+    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
+        """What is fresh, by key; the others are left out.
+
+        >>> cache.set("tea", 3)
+        >>> cache.get_many(["tea", "coffee"])
+        {'tea': 3}
+        """
+        return run_blocking(self._get(self._root, list(keys)))
+
+    async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
+        return await self._get(self._aroot, list(keys))
+
+    @showing(PolicyOptions)
+    def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
+        """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were.
+
+        >>> cache.set_many({"tea": 3, "coffee": 6}, ttl=60)
+        """
+        run_blocking(self._set_many(self._root, values, options))
+
+    @showing(PolicyOptions)
+    async def aset_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
+        await self._set_many(self._aroot, values, options)
+
+    async def _set_many(self, root: ScopeSide, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        keyed = {self._key(key): value for key, value in values.items()}
+        await root.put_many(keyed, self.policy.with_options(**options))
+
+    def invalidate_many(self, keys: Iterable[str]) -> int:
+        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
+
+        >>> cache.set_many({"tea": 3, "coffee": 6})
+        >>> cache.invalidate_many(["tea", "coffee", "milk"])
+        2
+        """
+        return run_blocking(self._root.invalidate_many([self._key(key) for key in keys]))
+
+    async def ainvalidate_many(self, keys: Iterable[str]) -> int:
+        return await self._aroot.invalidate_many([self._key(key) for key in keys])
+
+    def expire_many(self, keys: Iterable[str]) -> int:
+        """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh.
+
+        >>> cache.set_many({"user:1": "bob", "user:2": "eve"})
+        >>> cache.expire_many(cache.keys("user:"))
+        2
+        """
+        return run_blocking(self._root.expire_many([self._key(key) for key in keys]))
+
+    async def aexpire_many(self, keys: Iterable[str]) -> int:
+        return await self._aroot.expire_many([self._key(key) for key in keys])
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """The keys that are kept, fresh or stale, and begin with this; asked for in pages, as they are taken. An engine
+        that can't say (memcached) is an OptionError. Functions' keys aren't among them, but for those given by `key=`.
+
+        >>> for key in cache.keys("user:"):
+        ...     print(key)
+        """
+        self._root.lists()
+        return self._keys(self._key(prefix))
+
+    def akeys(self, prefix: str = "") -> AsyncIterator[str]:
+        self._aroot.lists()
+        return self._akeys(self._key(prefix))
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        found, after = run_blocking(self._root.page(prefix))
+        yield from map(self._outer, found)
+        while after is not None:
+            found, after = run_blocking(self._root.page(prefix, after))
+            yield from map(self._outer, found)
+
+    async def _akeys(self, prefix: str) -> AsyncIterator[str]:
+        found, after = await self._aroot.page(prefix)
+        for key in found:
+            yield self._outer(key)
+        while after is not None:
+            found, after = await self._aroot.page(prefix, after)
+            for key in found:
+                yield self._outer(key)
+
+    async def _get(self, root: ScopeSide, keys: Sequence[str]) -> dict[str, Any]:
+        """What is fresh."""
+        entries = await root.get([self._key(key) for key in keys])
+        found = zip(keys, entries, strict=True)
+        return {key: entry.value for key, entry in found if entry is not None and not entry.raised}
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def refreshing(self) -> AbstractContextManager[None]:
+        """`stampede.refreshing`, of this cache's functions and keys only.
+
+        >>> with cache.refreshing():  # whatever is kept
+        ...     cache.get_or_compute("answer", lambda: 43)
+        43
+        """
+        return refreshing(self)
+
+    def bypassed(self) -> AbstractContextManager[None]:
+        """`stampede.bypassed`, of this cache's functions and keys only.
+
+        >>> with cache.bypassed():  # whatever is kept, and nothing is stored
+        ...     cache.get_or_compute("answer", lambda: 44)
+        44
+        """
+        return bypassed(self)
+
+    # -- all of it ------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Everything of this namespace is gone, in every process.
+
+        >>> cache.set("k", 1)
+        >>> cache.clear()
+        >>> cache.get("k")
+        """
+        run_blocking(self._root.clear())
+
+    async def aclear(self) -> None:
+        await self._aroot.clear()
+
+    def expire_all(self) -> None:
+        """Everything of this namespace is stale from now on, in every process, and served while one caller computes.
+
+        >>> cache.set("greeting", "hello", stale=60)
+        >>> cache.expire_all()
+        >>> cache.get("greeting")
+        """
+        run_blocking(self._root.expire_all(quoted(self.namespace)))
+
+    async def aexpire_all(self) -> None:
+        await self._aroot.expire_all(quoted(self.namespace))
+
+    def stats(self) -> Stats:
+        """Counts since the cache was made, of this process.
+
+        >>> cache.get_or_compute("k", lambda: 1) + cache.get_or_compute("k", lambda: 1)
+        2
+        >>> stats = cache.stats()
+        >>> stats.computations, stats.hits, stats.ratio
+        (1, 1, 0.5)
+        """
+        hits, saved = self._served()
+        return self._completed(self.counters.total(), sum(hits.values()), sum(saved.values()))
+
+    def stats_of(self, scope: str) -> Stats:
+        """The same for one function."""
+        hits, saved = self._served()
+        return self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
+
+    def stats_by_function(self) -> dict[str, Stats]:
+        """The same for each function that was called here; "" is for the cache's own keys.
+
+        >>> cache.get_or_compute("k", lambda: 1)
+        1
+        >>> cache.stats_by_function()[""].computations
+        1
+        """
+        hits, saved = self._served()
+        return {
+            scope: self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
+            for scope in {"", *hits, *self.counters.scopes()}
+        }
+
+    def _served(self) -> tuple[dict[str, int], dict[str, float]]:
+        tier = self._core.front.tier
+        return ({}, {}) if tier is None else tier.served()
+
+    def _completed(self, counted: Stats, hits: int, saved: float) -> Stats:
+        """What events have counted, with what the local tier and the engine's health add to it."""
+        its, outage = self.counters.of(""), self._core.outage
+        down = 0.0 if outage is None else outage.lasts
+        return replace(
+            counted,
+            hits=hits,
+            saved_seconds=counted.saved_seconds + saved,
+            engine_downs=its.engine_downs,
+            engine_down_seconds=its.engine_down_seconds + down,
+        )
+
+    def ping(self) -> float:
+        """Ask the engine for a sign of life, and return the seconds that it took: for a health check.
+
+        It asks also while the engine counts as down. EngineError if there is no answer within the engine's time-out.
+
+        >>> 0 <= cache.ping() < 1
+        True
+        """
+        return self.engine.ping()
+
+    async def aping(self) -> float:
+        return await self._errands.run(self.engine.ping)
+
+    def close(self) -> None:
+        """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.
+
+        Whoever waits, for a value or a lock, gets EngineError at once, and so does every verb from then on, whatever
+        `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored; their
+        leases are given back, within a second, so that others needn't wait for them: in a running loop that second
+        passes beside it. Locks that are held end with their time: what is done under them goes on.
+
+        >>> cache = Cache()
+        >>> cache.close()
+        >>> cache.get("k")
+        Traceback (most recent call last):
+        stampede.errors.EngineClosed: memory: the engine was closed: open another Cache, or call configure() again, ...
+        """
+        give_back = self._core.close()
+        giving = None if give_back is None else begun("stampede-closing", self._end, give_back)
+        if giving is None:
+            self._end()
+        elif running_loop() is None:
+            giving.join(CLOSING)
+
+    def _end(self, give_back: Callable[[], object] = lambda: None) -> None:
+        give_back()
+        self.engine.close()
+        if self._core.front.tier is not None:
+            self._core.front.tier.clear()
+
+    async def aclose(self) -> None:
+        await self._errands.run(self.close)
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.name}>"
+
+    @property
+    def shared(self) -> bool:
+        """Do other processes have the same values?"""
+        return self.engine.shared
+
+    @property
+    def down(self) -> bool:
+        """Does the engine count as down in this process? Calls go on without it meanwhile."""
+        return self._core.is_down()
+
+    # -- other faces ----------------------------------------------------------------------------------------------
+
+    @property
+    def cached(self) -> CachedHere:
+        """`stampede.cached`, and `stampede.cached.many`, in this cache."""
+        return _CachedIn(self)
+
+    @showing(LockOptions)
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+        """`stampede.Lock` of this name, on this cache's engine.
+
+        >>> with cache.lock("nightly", lease=60, wait=5):
+        ...     pass  # nobody else is inside
+        """
+        return Lock(name, self.engine, **options)
+
+    @showing(LimitOptions)
+    def limiter(self, name: str, *, max: int, per: Seconds, **options: Unpack[LimitOptions]) -> Limiter:
+        """`stampede.Limiter` of this name, on this cache's engine.
+
+        >>> with cache.limiter("github", max=5, per=0.8):
+        ...     pass  # at most five such blocks begin in any 0.8 s
+        """
+        return Limiter(name, self.engine, max=max, per=per, **options)
+
+    @showing(BulkheadOptions)
+    def bulkhead(self, name: str, **options: Unpack[BulkheadOptions]) -> Bulkhead:
+        """`stampede.Bulkhead` of this name, on this cache's engine.
+
+        >>> with cache.bulkhead("reports", concurrency=8):
+        ...     pass  # no more than eight are inside
+        """
+        return Bulkhead(name, self.engine, **options)
+
+    def _outer(self, key: str) -> str:
+        """The key as it was given."""
+        return key.removeprefix(self._root_prefix)
+
+    def _key(self, key: str) -> str:
+        if not isinstance(key, str):
+            raise KeyingError(f"the key {key!r} is of type {type(key).__name__}: give a str")
+        return self._root_prefix + key
+
+
+class _CachedIn:
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    @showing(Options)
+    def __call__(self, function: Any = None, /, **options: Any) -> Any:
+        return decorate(function, lambda: self._cache, options, self._cache.namesakes)
+
+    @showing(ManyOptions)
+    def many(self, function: Any = None, /, **options: Any) -> Any:
+        return decorate(function, lambda: self._cache, options, self._cache.namesakes, many=True)
+
+
+_NAMES = frozenset(OPTIONS)
+
+
+def _imported(name: str | type | ModuleType) -> type | ModuleType:
+    """A class, or a module, by its dotted name."""
+    found = imported("trust", name) if isinstance(name, str) else name
+    if not isinstance(found, (type, ModuleType)):
+        raise OptionError(f"trust names {name!r}, which is no class and no module")
+    return found
+
+
+def imported(setting: str, name: str) -> Any:
+    """What a dotted name leads to; the last dot may be a colon."""
+    module, _, path = name.replace(":", ".").rpartition(".")
+    try:
+        within = importlib.import_module(module)
+        return getattr(within, path) if hasattr(within, path) else importlib.import_module(f"{module}.{path}")
+    except (ImportError, ValueError) as exc:
+        raise OptionError(f"{setting} names {name!r}, which can't be imported: {exc}") from exc

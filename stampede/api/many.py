@@ -1,0 +1,356 @@
+"""`@cached.many`: a function of many ids, called once for those that are missing; each id is a key of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
+from math import inf
+from typing import Any, ClassVar
+
+from stampede.algorithm.batch import value_of_each
+from stampede.algorithm.loaders import Together, mapped
+from stampede.algorithm.scope import ScopeSide
+from stampede.api.binding import Home
+from stampede.api.cached import VERBS, Arguments, Cached, LateCache
+from stampede.api.duplicate_names import Namesakes
+from stampede.api.method import Bound, Method
+from stampede.api.overrides import Block, around
+from stampede.codecs import values_of
+from stampede.errors import Absent, OptionError
+from stampede.keys import Parameters
+from stampede.model.policy import Policy, seconds
+from stampede.model.result import Nothing
+from stampede.runtime.colour import run_blocking
+from stampede.runtime.definitions import signature_of
+
+__all__ = ["Many", "ManyMethod"]
+
+OWN = ("chunk", "absent")
+PLURAL = ("set_many", "invalidate_many", "expire_many")
+EACH = [verb for verb in VERBS if verb not in ("many", *PLURAL)]
+"""The verbs of one id."""
+
+
+class Many:
+    """One function of many ids."""
+
+    def __init__(
+        self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
+    ) -> None:
+        self.check(options)
+        self.function = function
+        self.bound = bound
+        self.suspending = inspect.iscoroutinefunction(function)
+        self._place = _Position(function, options, bound=bound)
+        self._chunk = options.get("chunk")
+        of_one = {name: value for name, value in options.items() if name not in OWN}
+        absent = seconds("absent", options.get("absent", 0))
+        self.one = One(function, find, of_one, self._place, absent, bound=self.bound)
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Refuse at decoration what can be known to be wrong then."""
+        Cached.check({name: value for name, value in options.items() if name not in OWN})
+        seconds("absent", options.get("absent", 0))
+        chunk = options.get("chunk")
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise OptionError(f"chunk is {chunk!r}: give the number of ids for one call, 1 or more")
+
+    def join(self, namesakes: Namesakes) -> None:
+        self.one.join(namesakes)
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What there is of these ids, by id, in the order asked for."""
+        return self.one._run(self._values(args, kwargs))
+
+    async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+        ids, call = self._place.among(args, kwargs)
+        wanted = ids_of(ids)
+        block = around(lambda: self.one.home)
+        if block is not None and block.straight:
+            return await self._straight(wanted, call)
+        return await self.one.in_open_cache(lambda scope: self._kept(scope, wanted, call, block))
+
+    async def _kept(
+        self, scope: ScopeSide, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
+    ) -> dict[Any, Any]:
+        keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
+        names = {key: id for id, key in keys.items()}  # of those that are the same to its key=, one
+        loader = Together(
+            self.one.colour,
+            lambda some: call(some).of(self.function)(),
+            names,
+            chunk=self._chunk,
+            nothing=lambda id: Nothing(_nothing_for(self.function, id)),
+        )
+        ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
+        found = await value_of_each(scope, names, loader, scope.policy, block, ttl_of)
+        return {id: found[key] for id, key in keys.items() if key in found}
+
+    async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
+        values: dict[Any, Any] = {}
+        size = self._chunk or len(ids) or 1
+        for start in range(0, len(ids), size):
+            some = ids[start : start + size]
+            given = mapped(await self.one.colour.call(call([*some]).of(self.function)), some)
+            values |= {id: given[id] for id in some if id in given}
+        return values
+
+    def _keys(self, ids: Iterable[Any], call: Callable[[Any], Arguments], key: Callable[..., str]) -> dict[str, Any]:
+        """The ids by their keys."""
+        return {call(id).of(key)(): id for id in ids}
+
+    # -- the verbs of many ids ------------------------------------------------------------------------------------
+
+    def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Store these values, by id, in one round trip where the engine can. `ttl=` and `stale=` are as of `set`.
+
+        >>> @cached.many
+        ... def lengths(words: list[str]) -> dict[str, int]:
+        ...     return {word: len(word) for word in words}
+        >>> lengths.set_many({"tea": 5}, ttl=60)
+        >>> lengths(["tea", "coffee"])
+        {'tea': 5, 'coffee': 6}
+        """
+        return self.one._run(self._set_many(values, args, kwargs))
+
+    async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        scope, terms, beside = self.one.scope, self.one.terms(kwargs), self._place.beside(args, kwargs)
+        keys = self._keys(values, beside, self.one.key)
+
+        def policy_of(key: str) -> Policy:
+            call = beside(keys[key])
+            return self.one.policy_of(terms, *self.one.completed(call.args, dict(call.kwargs)))
+
+        await scope.put_many({key: values[id] for key, id in keys.items()}, policy_of)
+
+    def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
+
+        >>> @cached.many
+        ... def lengths(words: list[str]) -> dict[str, int]:
+        ...     return {word: len(word) for word in words}
+        >>> lengths(["tea", "coffee"])
+        {'tea': 3, 'coffee': 6}
+        >>> lengths.invalidate_many(["tea", "milk"])
+        1
+        """
+        return self.one._run(self._of_each("invalidate_many", ids_of(ids), args, kwargs))
+
+    def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh."""
+        return self.one._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
+
+    async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        keys = self._keys(ids, self._place.beside(args, kwargs), self.one.key)
+        return await getattr(self.one.scope, verb)(keys)
+
+    # -- the face -------------------------------------------------------------------------------------------------
+
+    def plain(self) -> Any:
+        """A function like the decorated one, with the verbs of one id, and those of many, as its attributes."""
+        face: Any
+        if self.suspending:
+
+            async def suspending(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+                return await self._values(args, kwargs)
+
+            face = suspending
+        else:
+
+            def blocking(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+                return run_blocking(self._values(args, kwargs))
+
+            face = blocking
+        functools.update_wrapper(face, self.function)
+        for verb in EACH:
+            setattr(face, verb, getattr(self.one, verb))
+        for verb in PLURAL:
+            setattr(face, verb, getattr(self, verb))
+        face.cache = LateCache(self.one)
+        face.one = self.one.plain()
+        face.one.__qualname__ = f"{self.function.__qualname__}.one"  # by which it is pickled
+        return face
+
+
+class One(Cached):
+    """The same function, of one id: what its verbs stand on, and who asks for one alone."""
+
+    def __init__(
+        self,
+        many: Callable[..., Any],
+        find: Callable[[], Home],
+        options: Mapping[str, Any],
+        place: _Position,
+        absent: float,
+        *,
+        bound: bool,
+    ) -> None:
+        self._absent_for = absent
+        super().__init__(_for_people(many, place), find, options, bound=bound, written=many)
+        self.origin = _of_one(many, place, Nothing)
+
+    def _returns(self) -> Any:
+        return values_of(super()._returns())
+
+    def _policy(self, policy: Policy) -> Policy:
+        policy = super()._policy(policy)
+        if not self._absent_for:
+            return policy
+        return policy.with_options(ttl=self._unless_absent(policy.ttl_of), raises=(*policy.raises, Nothing))
+
+    def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+        ttl = super().ttl_of(args, kwargs)
+        return self._unless_absent(ttl) if ttl is not None and self._absent_for else ttl
+
+    def _unless_absent(self, ttl_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        absent = self._absent_for
+
+        def ttl(value: Any) -> Any:
+            seconds = absent if isinstance(value, Nothing) else ttl_of(value)
+            return None if seconds == inf else seconds
+
+        return ttl
+
+
+class _Position:
+    """Where the list of ids, or one of them, stands among the arguments of a call."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], *, bound: bool) -> None:
+        self._signature = signature_of(function)
+        parameters = list(self._signature.parameters.values())
+        absent = Parameters(function, options.get("ignore", ())).absent(options.get("key"))
+        found = next((each for each in parameters[bound:] if each.name not in absent), None)
+        if found is None or found.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            raise OptionError(
+                f"{function.__qualname__} takes no list of ids: the first parameter that is part of the key is it, as "
+                "in def users(ids: list[int]) -> dict[int, User]"
+            )
+        self._at = parameters.index(found)
+        self._name = found.name
+        self._after = bound  # of the arguments that are part of the key, or the object
+
+    def among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Arguments]]:
+        """What stands there, and the arguments with something else in its place."""
+        at, name = self._at, self._name
+        if len(args) > at:
+            before, after = args[:at], args[at + 1 :]
+            return args[at], lambda it: Arguments((*before, it, *after), kwargs)
+        if name not in kwargs:
+            self._signature.bind(*args, **kwargs)  # raises what the function itself would
+        return kwargs[name], lambda it: Arguments(args, {**kwargs, name: it})
+
+    def beside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Arguments]:
+        """The arguments of one id, of those that are a part of the key; `args` are the others."""
+        at = self._after
+        return lambda it: Arguments((*args[:at], it, *args[at:]), kwargs)
+
+    @property
+    def of_one(self) -> inspect.Signature:
+        """The signature of a function of one id."""
+        parts = self._signature.parameters
+        id = parts[self._name].replace(annotation=Parameter.empty, default=Parameter.empty)
+        return self._signature.replace(
+            parameters=[*(parts | {self._name: id}).values()], return_annotation=Parameter.empty
+        )
+
+
+def _of_one(many: Callable[..., Any], place: _Position, missing: type[Exception]) -> Callable[..., Any]:
+    """A function of one id that calls the one of many, and raises this error if it is left out."""
+
+    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
+        id, call = place.among(args, kwargs)
+        return id, call([id]).of(many)
+
+    def had(values: Any, id: Any) -> Any:
+        values = mapped(values, [id])
+        if id not in values:
+            raise missing(_nothing_for(many, id))
+        return values[id]
+
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        id, call = of(args, kwargs)
+        return had(call(), id)
+
+    async def suspending(*args: Any, **kwargs: Any) -> Any:
+        id, call = of(args, kwargs)
+        return had(await call(), id)
+
+    return suspending if inspect.iscoroutinefunction(many) else blocking
+
+
+def _for_people(many: Callable[..., Any], place: _Position) -> Callable[..., Any]:
+    """The same under its name: what is left out is Absent."""
+    face: Any = functools.update_wrapper(_of_one(many, place, Absent), many)
+    face.__signature__ = place.of_one
+    return face  # type: ignore[no-any-return]
+
+
+def _nothing_for(many: Callable[..., Any], id: Any) -> str:
+    return f"{many.__qualname__} has nothing for {id!r}"
+
+
+def ids_of(ids: Any) -> list[Any]:
+    """Each once, in their order."""
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+        raise OptionError(f"a function of many ids was given {ids!r}: give a list of them")
+    return list(dict.fromkeys(ids))
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+class ManyMethod(Method):
+    """What stands in a class body: it binds the call and the verbs to the object, or to the class."""
+
+    def __init__(self, many: Many, *, by_class: bool = False) -> None:
+        self.cached = many.one
+        self._by_class = by_class
+        self._direct = True
+        self.one = Method(many.one)
+        self.one._direct = True
+        self.one._bound.__reduce__ = lambda bound: (_one_of, (bound.__self__, bound.__name__))
+        for verb in PLURAL:
+            setattr(self, verb, getattr(many, verb))
+        self._many = many
+        self._stand_for(many.function, BoundMany, _many=many, _bind_one=self.one.__get__)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """`C.users(obj, [1, 2])`, and what a decorator around this one calls."""
+        return self._many.call(*args, **kwargs)
+
+
+def _one_of(obj: Any, name: str) -> Any:
+    return getattr(obj, name).one
+
+
+class BoundMany(Bound):
+    """`obj.users`: the call, and the verbs, for one object."""
+
+    __slots__ = ()
+    _many: ClassVar[Many]
+    _bind_one: Any
+
+    @property
+    def __func__(self) -> Any:
+        return self._many.function
+
+    @property
+    def one(self) -> Any:
+        return self._bind_one(self.__self__)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.call(self.__self__, *args, **kwargs)
+
+    def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.set_many(values, self.__self__, *args, **kwargs)
+
+    def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.invalidate_many(ids, self.__self__, *args, **kwargs)
+
+    def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._many.expire_many(ids, self.__self__, *args, **kwargs)

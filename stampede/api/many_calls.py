@@ -1,0 +1,125 @@
+"""Many calls of one function: what is there is read together, and the rest are calls as any others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from stampede.algorithm.call import Once
+from stampede.algorithm.scope import ScopeSide
+from stampede.model.policy import Policy
+from stampede.model.result import Landing, all_landed
+from stampede.runtime.colour import run_blocking
+from stampede.runtime.threads import begun, with_signals_of_caller
+
+__all__ = ["value_by_key"]
+
+
+async def value_by_key(
+    scope: ScopeSide,
+    origins: Mapping[str, Callable[[], Any]],
+    policy_of: Callable[[str], Policy],
+    *,
+    workers: int = 1,
+    once: Once | None = None,
+) -> dict[str, Any]:
+    """The value of each key. What is missing is computed all at once, where the colour can; or in turn, by so many
+    threads. The first failure ends it."""
+    at_hand = scope.at_hand if once is None else partial(scope.at_hand_of, once)
+    values = {key: found.value for key in origins if (found := at_hand(key)) is not None}
+    missing = [key for key in origins if key not in values]
+    landings = {} if once is not None else await scope.seen(missing, policy_of)
+    calls = _Calls(scope, origins, policy_of, once, [key for key in missing if key not in landings])
+    if scope.colour.suspending:
+        await calls.all_at_once()
+    else:
+        calls.in_turn(workers)
+    landings |= calls.landings
+    calls.landings.clear()  # the errors in them refer to this frame
+    order = sorted((key for key in missing if key in landings), key=lambda key: not landings[key].is_interruption)
+    return values | all_landed({key: landings[key] for key in order}, scope.policy)
+
+
+class _Failed(Exception):
+    """One of the calls has failed: its landing has the error."""
+
+
+class _Calls:
+    """Calls of one function, until one fails."""
+
+    def __init__(
+        self,
+        scope: ScopeSide,
+        origins: Mapping[str, Callable[[], Any]],
+        policy_of: Callable[[str], Policy],
+        once: Once | None,
+        keys: list[str],
+    ) -> None:
+        self.landings: dict[str, Landing] = {}
+        self._scope = scope
+        self._origins = origins
+        self._policy_of = policy_of
+        self._once = once
+        self._left = deque(keys)
+        self._began = monotonic()
+        self._over = False
+
+    async def all_at_once(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for key in self._left:
+                    tasks.create_task(self._call(key))
+        except* _Failed:
+            pass
+
+    async def _call(self, key: str) -> None:
+        if await self._fetch(key, 0.0):
+            raise _Failed
+
+    def in_turn(self, workers: int) -> None:
+        """By threads, of which the caller's is one. They begin the calls in their order, so that the first failure is
+        the one that there would be without threads."""
+        number, some = min(workers, len(self._left)) - 1, partial(self._some, copy_context())
+        helping = with_signals_of_caller(some)
+        threads = [thread for _ in range(number) if (thread := begun("stampede-many", helping)) is not None]
+        try:
+            some()
+            _join(threads)
+        except BaseException:
+            self._over = True
+            _join(threads)  # nobody is left behind, unless we are interrupted once more
+            raise
+
+    def _some(self, context: Context) -> None:
+        """Make calls, each in a copy of the caller's context. One `wait` is for all that this thread waits for."""
+        waited = 0.0
+        while not self._over:
+            try:
+                key = self._left.popleft()
+            except IndexError:
+                return
+            began = monotonic()
+            self._over = context.copy().run(run_blocking, self._fetch(key, waited)) or self._over
+            landing = self.landings.get(key)
+            waited += 0.0 if landing is None or landing.stored else monotonic() - began
+
+    async def _fetch(self, key: str, waited: float) -> bool:
+        """Make one call. Return whether it has failed."""
+        policy = self._policy_of(key).after(waited, monotonic() - self._began)
+        try:
+            landing = await self._scope.fetch(key, self._origins[key], policy, once=self._once)
+        except Exception as error:  # of the wait, or of the engine
+            landing = Landing(error=error)
+        self.landings[key] = landing
+        return landing.error is not None
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()

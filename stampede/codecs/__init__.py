@@ -1,0 +1,12 @@
+"""Entries as bytes, and bytes as entries, without ever running code that the bytes name.
+
+Here is how each type of value is written and read back, and the envelope around it. Where the bytes are stored is
+unknown here. Begin with `envelope.py`, then `sealed.py`.
+"""
+
+from stampede.codecs.annotations import returns_of, values_of
+from stampede.codecs.choose import ValueCodec, make_codec
+from stampede.codecs.envelope import HEADER, Codec
+from stampede.errors import TooLarge
+
+__all__ = ["HEADER", "Codec", "TooLarge", "ValueCodec", "make_codec", "returns_of", "values_of"]

@@ -1,0 +1,360 @@
+"""The memory engine: values and leases of this process, each verb decided in one step under one lock."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from sys import modules
+from typing import Any, TypeVar
+
+from stampede.engines.kit.expiring import Ending
+from stampede.engines.kit.limits import NamedLimits
+from stampede.engines.kit.url import anything, integer, options_of, text
+from stampede.engines.kit.whereabouts import here
+from stampede.engines.memory.locks import LockTable, MemoryLocks
+from stampede.errors import EngineClosed, OptionError, TooLarge
+from stampede.local_tier.residents import Resident, Tier
+from stampede.model import record
+from stampede.model.entry import Entry, Verdict
+from stampede.model.policy import nearest
+from stampede.model.ports import Ask, Busy, Engine, Found, Reply, Shown, Side
+from stampede.model.record import NOTHING, Change, Keeps, Record
+from stampede.runtime import forks, process_lock
+from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
+
+__all__ = ["MemoryEngine", "check_url", "from_url"]
+
+T = TypeVar("T")
+
+
+class MemoryEngine(Engine):
+    """Keeps at most `entries` values of this process; shared by its threads and event loops, dropped with it.
+
+    `tier` is where the values are, for hits that need no claim. A resident comes in with `end = 0.0`: the cache
+    draws the early moment. `store` puts a cachetools cache in its place: its policy evicts, every look takes a
+    lock, and its `getsizeof` is given the values.
+    """
+
+    scheme = "memory"
+    pushes = True
+    fair = True
+    rooms = True
+    codec: str | None = None
+    """The one its URL names, by which a cache encodes that names none itself."""
+
+    def __init__(
+        self,
+        entries: int = 10_000,
+        *,
+        store: Any = None,
+        sealed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shared = sealed  # values are bytes then, as they would be in production
+        self.prompt = not sealed
+        shelf = Tier(entries) if store is None else _Locked(store)
+        self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
+        keys, locks = _Keys(shelf, clock), LockTable(clock)
+        limits = NamedLimits(clock)
+        self.recalls = verbs = _Verbs(keys, BLOCKING)
+        self.blocking = _side(verbs, MemoryLocks(locks, BLOCKING), limits)
+        self.suspending = _side(_Verbs(keys, SUSPENDING), MemoryLocks(locks, SUSPENDING), limits)
+        self._parts = keys, locks, limits
+        forks.in_child(self._start_again)
+
+    def ping(self) -> float:
+        start = time.perf_counter()
+        self._parts[0].check()
+        self._parts[0].kept("", self._parts[0].clock())
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Let every waiter go, and every value. What is closed stays so: its verbs raise EngineClosed."""
+        for part in self._parts:
+            part.let_go()
+
+    def _start_again(self) -> None:
+        forks.each(part.start_again for part in self._parts)
+
+
+def _side(verbs: _Verbs, locks: MemoryLocks, limits: NamedLimits) -> Side:
+    return Side(verbs, verbs, locks, limits, lists=verbs, softens=verbs, shows=verbs, holds=locks, hands=locks)
+
+
+def from_url(url: str, **options: Any) -> MemoryEngine:
+    """`memory://?entries=10000`; with a codec (`memory://?codec=sealed`) it holds bytes, as production would."""
+    given = options_of(url, options, _KINDS)
+    codec = given.pop("codec", None)
+    engine = MemoryEngine(**given, sealed=codec is not None)
+    engine.codec = codec
+    return engine
+
+
+def check_url(url: str) -> None:
+    options_of(url, {}, _KINDS)
+
+
+def _codec(name: str, value: Any) -> str:
+    if text(name, value) not in _CODECS:
+        raise OptionError(f"{name} is {value!r}: {nearest(value, _CODECS)}")
+    return str(value)
+
+
+_CODECS = ("sealed", "msgpack", "json", "pickle")
+_KINDS = {"entries": integer, "codec": _codec, "store": anything, "clock": anything}
+
+
+# -- where values are ---------------------------------------------------------------------------------------------
+
+
+class _Locked:
+    """A cachetools cache as a shelf. A look moves things there, so every one takes the lock."""
+
+    def __init__(self, cache: Any) -> None:
+        cachetools = modules.get("cachetools")  # who has a cache of it has imported it
+        if cachetools is None or not isinstance(cache, cachetools.Cache):
+            raise OptionError(f"store is {type(cache).__name__!r}: give a cache of cachetools, such as LFUCache(1000)")
+        if hasattr(cache, "ttu"):
+            raise OptionError("a TLRUCache's ttu would be given entries of ours: give an LRUCache, and ttl= a function")
+        cache.getsizeof = _of_value(cache.getsizeof)
+        self._cache = cache
+
+    def get(self, key: str) -> Resident | None:
+        with process_lock.lock:
+            found = self._cache.get(key)
+        return found if isinstance(found, Resident) else None
+
+    def put(self, resident: Resident) -> None:
+        with process_lock.lock:
+            self._cache.pop(resident.key, None)  # the older one goes also where the new one has no room
+            try:
+                self._cache[resident.key] = resident
+            except ValueError as error:
+                raise TooLarge(f"the value of {resident.key!r} is larger than the whole store") from error
+
+    def drop(self, key: str) -> Resident | None:
+        with process_lock.lock:
+            found = self._cache.pop(key, None)
+        return found if isinstance(found, Resident) else None
+
+    def clear(self) -> None:
+        with process_lock.lock:
+            self._cache.clear()
+
+    def residents(self) -> list[Resident]:
+        from cachetools import Cache
+
+        with process_lock.lock:  # by the class above all policies: theirs would take it for a use
+            return [Cache.__getitem__(self._cache, key) for key in self._cache]
+
+
+def _of_value(size: Callable[[Any], float]) -> Callable[[Any], float]:
+    """The same, of the value that a resident holds: people measure what they have stored."""
+    return lambda it: size(it.value if isinstance(it, Resident) else it)
+
+
+# -- what is decided under one lock -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A bell for those that wait for the lease with this token."""
+
+    end: float
+    bell: Bell
+
+
+class _Keys:
+    """The values, leases and failures of keys. Everything is decided under the one lock; bells are rung outside it."""
+
+    def __init__(self, shelf: Tier | _Locked, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.shelf = shelf
+        self.bumps, self.softer = Counter[str](), Counter[str]()  # of each scope, and of all by ""
+        self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
+        self.fading: deque[tuple[float, str]] = deque()
+        self.closed = False
+        self.start_again()
+
+    def start_again(self) -> None:
+        """In a forked child: the leases are the parent's."""
+        self.records: Ending[str, Record] = Ending()  # without what is kept, which is on the shelf
+        self.awaited: Ending[bytes, _Awaited] = Ending()  # by the token of the lease
+
+    def check(self) -> None:
+        """Raise EngineClosed if the engine is closed."""
+        if self.closed:
+            raise EngineClosed("memory")
+
+    def let_go(self) -> None:
+        """Close for good: waiters are woken, and refused."""
+        self.closed = True
+        self.clear()
+
+    def count(self, changes: Counter[str], scope: str) -> None:
+        """One more change of a scope."""
+        with process_lock.lock:
+            self.check()
+            changes[scope] += 1
+            self.generations = {}
+
+    def clear(self) -> None:
+        """Forget all keys, and wake all waiters."""
+        with process_lock.lock:
+            awaited = self.awaited
+            self.start_again()
+            self.shelf.clear()
+        for each in awaited.values():
+            each.bell.ring()
+
+    def change(self, key: str, question: Callable[..., Change[T]], *asked: Any) -> T:
+        """The answer, as `record` has it. By then what was made of the key is there, and who waited is woken."""
+        with process_lock.lock:
+            now = self.clock()
+            kept, noted = self.shelf.get(key), self.records.get(key, NOTHING)
+            was = noted if kept is None else Record(kept, noted.lease, noted.past)
+            after, answer, fallen = question(was, *asked, now)
+            if after is not was:
+                if self.closed:  # a fill whose lease ended with the cache changes nothing, and is no error
+                    self.check()
+                if after.kept is not kept:
+                    self._keep(key, after.kept, kept, now)
+                    if self.records.get(key, NOTHING) is not noted:
+                        # Some value's finalizer has changed the key in the middle of our put: all is decided anew.
+                        self.shelf.drop(key)
+                        return self.change(key, question, *asked)
+                if after.lease is None and after.past is None:
+                    self.records.pop(key, None)
+                else:
+                    lasting = after if after.kept is None else Record(None, after.lease, after.past)
+                    self.records.put(key, lasting, now)
+            awaited = self.awaited.pop(fallen, None) if fallen is not None else None
+        if awaited is not None:
+            awaited.bell.ring()
+        return answer  # what was there lives until now: its value's finalizer may be anything
+
+    async def wait(self, key: str, busy: Busy, timeout: float, colour: Colour) -> None:
+        """Wait until the lease that `busy` names falls or ends."""
+        with process_lock.lock:
+            now, lease = self.clock(), self.records.get(key, NOTHING).lease
+            if lease is None or not record.standing(lease, busy.token, now):
+                return
+            awaited = self.awaited.get(busy.token) or _Awaited(lease.end, Bell())
+            awaited.end = lease.end
+            self.awaited.put(busy.token, awaited, now)
+        await colour.park(awaited.bell, min(timeout, lease.end - now))
+
+    def _keep(self, key: str, kept: Keeps | None, older: Resident | None, now: float) -> None:
+        if kept is None:
+            self.shelf.drop(key)
+            return
+        scope = older.scope if older is not None and older.entry is kept.entry else ""
+        self.shelf.put(Resident(key, scope, kept.entry, 0.0, kept.fresh, kept.keep))
+        while self.fading and self.fading[0][0] <= now:
+            self._fade(self.fading.popleft()[1], now)
+        if kept.keep <= now:
+            self.fading.append((kept.gone, key))
+
+    def _fade(self, key: str, now: float) -> None:
+        """Drop what was stored for those who were waiting, and for nobody else (ttl 0), when they have had it."""
+        resident = self.shelf.get(key)
+        if resident is not None and resident.gone <= now:
+            self.shelf.drop(key)
+
+    def kept(self, key: str, now: float) -> Entry[Any] | None:
+        return record.served(self.shelf.get(key), now)
+
+
+# -- the ports ----------------------------------------------------------------------------------------------------
+
+
+class _Verbs:
+    """Claims and Store. Only `wait` has a colour."""
+
+    def __init__(self, keys: _Keys, colour: Colour) -> None:
+        self._keys = keys
+        self._colour = colour
+
+    async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
+        keys = self._keys
+        resident = keys.shelf.get(key) if key not in keys.records else None
+        if resident is not None:  # for most claims that is all: they need no record
+            with process_lock.lock:
+                found = record.hit(resident, ask, keys.clock())
+            if found is not None:
+                return found
+        return keys.change(key, record.claim, token, ask)
+
+    async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
+        return self._keys.change(key, record.fill, token, entry)
+
+    async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
+        return self._keys.change(key, record.abandon, token, verdict, rest)
+
+    async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
+        await self._keys.wait(key, busy, timeout, self._colour)
+        return None
+
+    async def renew(self, key: str, token: bytes, lease: float) -> bool:
+        return self._keys.change(key, record.renew, token, lease)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        self._keys.check()
+        now = self._keys.clock()
+        return [self._keys.kept(key, now) for key in keys]
+
+    async def show(self, key: str) -> Shown:
+        with process_lock.lock:
+            self._keys.check()
+            now = self._keys.clock()
+            entry, lease = self._keys.kept(key, now), self._keys.records.get(key, NOTHING).lease
+        if lease is None or lease.end <= now:
+            return Shown(entry, b"")
+        return Shown(entry, lease.token, lease.end - now, here())
+
+    async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
+        self._keys.check()
+        now, kept = self._keys.clock(), self._keys.shelf.residents()
+        return [each.key for each in kept if each.keep > now and each.key.startswith(prefix)], None
+
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        return self._keys.change(key, record.set, entry)
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        self._keys.check()
+        return self._keys.change(key, record.replace, seen, entry)
+
+    async def expire(self, key: str) -> bool:
+        self._keys.check()
+        return self._keys.change(key, record.expire)
+
+    async def invalidate(self, key: str) -> bool:
+        self._keys.check()
+        return self._keys.change(key, record.invalidate)
+
+    def generation_at_hand(self, scope: str) -> str:
+        told = self._keys.generations  # before the bumps are read: what is told of older ones goes with it
+        generation = told.get(scope)
+        if generation is None:
+            bumps, softer = self._keys.bumps, self._keys.softer
+            generation = f"{bumps['']}.{bumps[scope]}"
+            if softer[""] or softer[scope]:
+                generation += f"~{softer['']}.{softer[scope]}"
+            told[scope] = generation
+        return generation
+
+    async def generation(self, scope: str) -> str:
+        return self.generation_at_hand(scope)
+
+    async def generations(self, scope: str) -> Sequence[str]:
+        return [await self.generation(scope)]
+
+    async def soften(self, scope: str) -> None:
+        self._keys.count(self._keys.softer, scope)
+
+    async def bump(self, scope: str) -> None:
+        self._keys.count(self._keys.bumps, scope)
+        if not scope:
+            self._keys.clear()

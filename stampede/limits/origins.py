@@ -1,0 +1,204 @@
+"""The caps of origins, over the whole fleet: on the engine of the cache that computes there.
+
+A place is one of a bulkhead's, under a lease that is renewed, and ends with who has it. An engine that can't be asked
+caps nothing: then this process keeps the caps by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf
+
+from stampede.engines.memory import MemoryEngine
+from stampede.errors import EngineError, LockLost, OriginFull, SettingsError
+from stampede.limits.limiter import Limiter
+from stampede.locks.bulkhead import Bulkhead
+from stampede.locks.holding import Holding
+from stampede.model.adaptive import Adaptive
+from stampede.model.policy import nearest
+from stampede.model.ports import Engine
+from stampede.runtime.colour import Colour
+from stampede.runtime.watch import watch
+from stampede.settings import OriginSettings
+
+__all__ = ["OriginGate", "Origins"]
+
+_clock = time.monotonic
+_log = logging.getLogger("stampede")
+
+DOWN = 1.0
+"""Seconds for which an engine that had no answer is not asked again."""
+
+STALLED = 5.0
+"""Seconds without an end of a computation after which one that waits for its place is worth a warning."""
+
+
+class Origins:
+    """Those of one cache."""
+
+    def __init__(self, settings: Mapping[str, OriginSettings], engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._gates: dict[str, OriginGate] = {}
+
+    def gate_of(self, name: str) -> OriginGate | None:
+        """Its caps. None: it has none. SettingsError: nobody wrote of it."""
+        gate = self._gates.get(name)
+        if gate is not None:
+            return gate
+        its = self._settings.get(name)
+        if its is None:
+            hint = nearest(name, list(self._settings)) if self._settings else "the settings have no origins"
+            raise SettingsError(f"origin is {name!r}, and there is no [origins.{name}]: {hint}")
+        if its.concurrency is None and its.rate is None:
+            return None
+        return self._gates.setdefault(name, OriginGate(name, its, self._engine))
+
+    def close(self) -> None:
+        for gate in [*self._gates.values()]:
+            gate.close()
+
+
+class OriginGate:
+    """The caps of one origin: those of the fleet, on the engine, or those of this process while the engine is down."""
+
+    def __init__(self, name: str, settings: OriginSettings, engine: Engine) -> None:
+        self.name, self.when_full = name, settings.when_full
+        self._settings = settings
+        most = settings.concurrency
+        self.adaptive = Adaptive(most, settings.at_least) if settings.adaptive and most is not None else None
+        self._fleet, self._here = _Caps(name, settings, engine), _Caps(name, settings, MemoryEngine())
+        self._down_until = 0.0  # the engine had no answer
+        self._entering: dict[object, float] = {}  # callers that wait for a place, and since when
+        self._inside: set[_Place] = set()  # of this process
+        self._left = 0.0  # when one of them was last over
+        self._watched = self._warned = False
+
+    @property
+    def room(self) -> int | None:
+        """How many may be inside now."""
+        return self._settings.concurrency if self.adaptive is None else self.adaptive.room
+
+    async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> _Place:
+        """A place for one computation. OriginFull: there was none within `wait` seconds."""
+        me, began = object(), _clock()
+        self._entering[me] = began
+        if wait > 0 and not self._watched:
+            self._watched = watch.add(self, began + STALLED)
+        try:
+            room, holding = await self._had(colour, began + wait, lease, longest)
+        finally:
+            del self._entering[me]
+        place = _Place(self, room, holding, colour)
+        self._inside.add(place)
+        return place
+
+    async def _had(self, colour: Colour, end: float, lease: float, longest: float) -> tuple[int | None, Holding | None]:
+        """The room for which it was asked, and the place. The engine is asked twice before it counts as down: one
+        question that fails opens no cap."""
+        for _ in range(2):
+            if _clock() < self._down_until:
+                break
+            room = self.room
+            with suppress(EngineError):
+                return room, await self._fleet.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
+        else:
+            self._down_until = _clock() + DOWN
+        room = self.room
+        return room, await self._here.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
+
+    def left(self, place: _Place) -> None:
+        """A computation of this process is over."""
+        self._inside.discard(place)
+        self._left = _clock()
+
+    def look(self, now: float) -> float | None:
+        """Warn, once, of callers that may wait for a computation which waits for them. When to look again."""
+        since = max(min(list(self._entering.values()), default=inf), self._left)
+        if since == inf or self._warned:
+            self._watched = False
+            return None
+        if now < since + STALLED:
+            return since + STALLED
+        if self._inside:
+            self._warned = True
+            _log.warning(
+                "a computation has waited %.3g s for a place at the origin %r, and none of the %d that this process "
+                "computes there has ended meanwhile. If one of them calls the other from a thread of its own, it waits "
+                "for itself: start the thread with contextvars.copy_context().run, so that it shares the place",
+                now - since,
+                self.name,
+                len(self._inside),
+            )
+        return now + STALLED
+
+    def close(self) -> None:
+        self._here.engine.close()
+
+
+class _Caps:
+    """On one engine."""
+
+    def __init__(self, name: str, settings: OriginSettings, engine: Engine) -> None:
+        self.engine = engine
+        self._name, self._settings = name, settings
+        rate = settings.rate
+        self._rate = Limiter(f"origin/{name}", engine, max=rate.count, per=rate.per) if rate is not None else None
+
+    async def enter(
+        self, colour: Colour, room: int | None, wait: float, lease: float, longest: float
+    ) -> Holding | None:
+        """First the place, then the moment: who has that starts at once."""
+        began, place = _clock(), None
+        if room is not None:
+            bulkhead = Bulkhead(f"origin/{self._name}", self.engine, concurrency=room, lease=lease, max_hold=longest)
+            place = await bulkhead._taken(bulkhead._now().way(colour), wait)
+            if place.refusal is not None:
+                raise self._full(f"computes {room} at once", wait)
+            if colour.suspending:
+                place.ends_with_loop()
+        if self._rate is not None:
+            try:
+                left = max(wait - (_clock() - began), 0.0)
+                if not await self._rate._acquired(self._rate._way(colour), left):
+                    raise self._full(f"has begun {self._rate.max} in {self._rate.per:g} s", wait)
+            except BaseException:
+                if place is not None:
+                    place.let_go()
+                raise
+        return place
+
+    def _full(self, how: str, wait: float) -> OriginFull:
+        waited = f", and there was none within {wait:.3g} s" if wait > 0 else ""
+        full = OriginFull(f"the origin {self._name!r} {how}, which is all that it may{waited}")
+        full.may_be_covered = self._settings.when_full != "raise"
+        return full
+
+
+class _Place:
+    """In the hands of one computation."""
+
+    def __init__(self, gate: OriginGate, room: int | None, holding: Holding | None, colour: Colour) -> None:
+        self.origin = gate.name
+        self._gate, self._room, self._holding, self._colour = gate, room, holding, colour
+
+    def ended(self, name: str, seconds: float, *, failed: bool) -> None:
+        # A caller that waits keeps the room for which it has asked. So a new room holds from the first place on that
+        # was asked for it. The computations that come in before are as many as the old room allows: they say nothing.
+        adaptive = self._gate.adaptive
+        if adaptive is not None and adaptive.room == self._room:
+            adaptive.ended(name, seconds, _clock(), failed=failed)
+
+    async def leave(self) -> None:
+        self._gate.left(self)
+        if self._holding is not None:
+            with suppress(EngineError, LockLost):  # its lease ends it
+                await self._holding.released(self._holding.access.way(self._colour))
+
+    def drop(self) -> None:
+        self._gate.left(self)
+        if self._holding is not None:
+            self._holding.let_go()

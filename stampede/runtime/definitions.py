@@ -1,0 +1,47 @@
+"""What a function or class was defined with: its signature, annotations and slots.
+
+Names in annotations need not be defined yet.
+
+Since Python 3.14 annotations are evaluated when they are read, and a name that is missing then is a NameError: that of
+a class inside of which a method is decorated, or one that is imported under TYPE_CHECKING. Here it is a ForwardRef.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from types import MemberDescriptorType
+from typing import Any
+
+__all__ = ["annotations_of", "signature_of", "slots_of"]
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a function."""
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+
+    def annotations_of(definition: Any) -> dict[str, Any]:
+        """Return the own annotations of a function or class."""
+        return inspect.get_annotations(definition, format=Format.FORWARDREF)
+
+else:
+
+    def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a function."""
+        return inspect.signature(function)
+
+    def annotations_of(definition: Any) -> dict[str, Any]:
+        """Return the own annotations of a function or class."""
+        return inspect.get_annotations(definition)
+
+
+@lru_cache(1024)
+def slots_of(kind: type) -> frozenset[str]:
+    """Return the attributes that have a place of their own in each instance."""
+    return frozenset(
+        name for base in kind.__mro__ for name, each in vars(base).items() if isinstance(each, MemberDescriptorType)
+    )

@@ -1,0 +1,398 @@
+"""`refreshing()` and `bypassed()`: what calls do inside of such a block, and that nobody else does it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("pymemcache")
+
+from faces import Number
+from herd import Herd, had
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+import stampede
+from stampede import Cache, RecursiveComputation
+from stampede.api.overrides import _around, switch
+from stampede.local_tier.residents import Resident
+from stampede.testing import disabled
+
+URLS: dict[str, Callable[[Path], tuple[str, bool]]] = {
+    "memory": lambda path: ("memory://", False),
+    "disk": lambda path: (f"disk://{path}", False),
+    "disk-local": lambda path: (f"disk://{path}", True),
+    "redis-local": lambda path: (shared_redis().url, True),
+    "memcached": lambda path: (shared_memcached().url, False),
+}
+
+
+@pytest.fixture(params=list(URLS))
+def any_cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    url, local = URLS[request.param](tmp_path)
+    with Cache(url, local=local, ttl=600, early=0) as cache:
+        yield cache
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    with Cache("memory://", ttl=600, early=0) as cache:
+        yield cache
+
+
+class Counted:
+    """A cached function of either colour, which gives the number of its computation."""
+
+    def __init__(self, cache: Cache, colour: str, **options: Any) -> None:
+        self.calls = 0
+        self.before: Callable[[], object] = lambda: None
+
+        def number(key: int) -> int:
+            self.calls += 1
+            self.before()
+            return self.calls
+
+        async def suspending(key: int) -> int:
+            await asyncio.sleep(0)
+            return number(key)
+
+        self.cached: Any = cache.cached(version=f"{colour}", **options)(number if colour == "sync" else suspending)
+
+    async def __call__(self, key: int = 1) -> Any:
+        answer = self.cached(key)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+    async def verb(self, verb: str, *args: Any) -> Any:
+        answer = getattr(self.cached, verb)(*args)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+def test_a_block_computes_anew_once_and_stores(any_cache: Cache, colour: str) -> None:
+    """An admin's reload would show the old values, compute each a dozen times, or leave the old ones to the others."""
+
+    async def main() -> None:
+        f = Counted(any_cache, colour)
+        assert [await f(), await f()] == [1, 1]
+        with stampede.refreshing():
+            assert [await f(), await f(), await f()] == [2, 2, 2]
+            assert await f(2) == 3  # was missing anyway
+        assert [await f(), await f(2), await f()] == [2, 3, 2]
+        with stampede.refreshing():
+            assert await f() == 4  # another block, another time
+            assert [await f.verb("refresh", 1), await f()] == [5, 5]
+            assert [await f.verb("refresh", 2), await f(2)] == [6, 6]  # for what comes behind it in the block, too
+
+    asyncio.run(main())
+
+
+def test_bypassed(any_cache: Cache, colour: str) -> None:
+    """A look at what the origin says would be a look at the cache, or change what others are served."""
+
+    async def main() -> None:
+        f = Counted(any_cache, colour)
+        assert await f() == 1
+        with stampede.bypassed():
+            assert [await f(), await f()] == [2, 3]
+            assert await f(2) == 4
+            await f.verb("set", 50, 3)  # what is said in so many words is done
+        assert [await f(), (await f.verb("peek", 2)), await f(3)] == [1, None, 50]
+
+    asyncio.run(main())
+
+
+def test_a_herd_in_one_block_computes_once(any_cache: Cache) -> None:
+    """Each part of a page would compute what the others are computing, or be given the old value meanwhile."""
+
+    async def tasks() -> list[Any]:
+        f = Counted(any_cache, "async")
+        assert await f() == 1
+        with stampede.refreshing():
+            return list(await asyncio.gather(*[f() for _ in range(5)], *[asyncio.create_task(f()) for _ in range(5)]))
+
+    assert asyncio.run(tasks()) == [2] * 10
+    origin = Number(0.05)
+    g = any_cache.cached(key="k")(lambda: origin())
+    assert g() == 1
+    with stampede.refreshing():
+        contexts = [contextvars.copy_context() for _ in range(4)]
+        assert Herd(*[lambda context=context: context.run(g) for context in contexts]).join() == [2] * 4
+    assert g() == 2
+
+
+def test_many_keys_in_a_block(any_cache: Cache) -> None:
+    """A page that asks for its parts at once would not be reloaded."""
+    rounds: list[list[str]] = []
+
+    def load(keys: list[str]) -> dict[str, int]:
+        rounds.append(sorted(keys))
+        return dict.fromkeys(keys, len(rounds))
+
+    many = any_cache.get_or_compute_many
+    assert many(["a", "b"], load) == {"a": 1, "b": 1}
+    with any_cache.refreshing():
+        assert many(["a"], load) == {"a": 2}
+        assert many(["a", "b"], load) == {"a": 2, "b": 3}
+        assert any_cache.get_or_compute("a", Number()) == 2
+        assert many(["a", "b"], load) == {"a": 2, "b": 3}
+    assert rounds == [["a", "b"], ["a"], ["b"]]
+    assert asyncio.run(_many_of(any_cache, load)) == {"a": 4, "b": 4}
+    with stampede.bypassed():
+        assert many(["a", "b"], load) == {"a": 5, "b": 5}
+    assert any_cache.get_many(["a", "b"]) == {"a": 4, "b": 4}
+
+
+async def _many_of(cache: Cache, load: Any) -> Any:
+    with cache.refreshing():
+        first = await cache.aget_or_compute_many(["a", "b"], load)
+        assert await cache.aget_or_compute("a", Number()) == first["a"]
+        return first
+
+
+def test_a_function_of_many_ids_in_a_block(any_cache: Cache, colour: str) -> None:
+    """The same of a function of many ids, and of one of them."""
+    rounds: list[list[int]] = []
+
+    def numbers(ids: list[int]) -> dict[int, int]:
+        rounds.append(ids)
+        return dict.fromkeys(ids, len(rounds))
+
+    async def anumbers(ids: list[int]) -> dict[int, int]:
+        return numbers(ids)
+
+    async def main() -> None:
+        f: Any = any_cache.cached.many(numbers if colour == "sync" else anumbers)
+
+        async def had(answer: Any) -> Any:
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        assert await had(f([1, 2])) == {1: 1, 2: 1}
+        with stampede.refreshing():
+            assert await had(f.one(1)) == 2
+            assert await had(f([1, 2])) == {1: 2, 2: 3}
+            assert await had(f([1, 2])) == {1: 2, 2: 3}
+        with stampede.bypassed():
+            assert await had(f([1, 2])) == {1: 4, 2: 4}
+            assert await had(f.one(1)) == 5
+        assert await had(f([1, 2])) == {1: 2, 2: 3}
+
+    asyncio.run(main())
+
+
+def test_the_many_of_a_function_in_a_block(cache: Cache, colour: str) -> None:
+    """The same of a decorated function's."""
+
+    async def main() -> None:
+        f = Counted(cache, colour, background=True, stale=60)
+        assert await f.verb("many", [(1,), (2,)]) == [1, 2]
+        await f.verb("expire", 1)
+        with stampede.refreshing():
+            assert await f(1) == 3  # and not what is kept, while it is computed beside
+            assert await f.verb("many", [(1,), (2,)]) == [3, 4]
+            assert await f.verb("many", [(1,), (2,)]) == [3, 4]
+        with stampede.bypassed():
+            assert await f.verb("many", [(1,), (2,)]) == [5, 6]
+
+    asyncio.run(main())
+
+
+def test_nobody_else_is_concerned(cache: Cache) -> None:
+    """One admin's reload would be everybody's."""
+
+    async def main() -> None:
+        f = Counted(cache, "async")
+        assert await f() == 1
+        opened, done = asyncio.Event(), asyncio.Event()
+
+        async def admin(block: Any) -> None:
+            with block:
+                opened.set()
+                await done.wait()
+
+        for block in (stampede.refreshing(), stampede.bypassed()):
+            opened.clear()
+            done.clear()
+            task = asyncio.create_task(admin(block))
+            await opened.wait()
+            assert await f() == 1
+            assert await asyncio.to_thread(asyncio.run, f()) == 1
+            done.set()
+            await task
+
+    asyncio.run(main())
+
+
+def test_generators_leave_their_blocks_in_any_order(cache: Cache) -> None:
+    """The second one's would be left with the first one's, and its caller be in a block that is long closed."""
+    f = Counted(cache, "sync")
+
+    def reload() -> Iterator[int]:
+        with stampede.refreshing():
+            yield 0
+            yield had(f())
+
+    assert had(f()) == 1
+    first, second = reload(), reload()
+    assert next(first) == next(second) == 0
+    first.close()
+    assert next(second) == 2
+    second.close()
+    assert _around.get() == ()
+    assert had(f()) == 2
+
+
+def test_a_task_that_outlives_the_block_goes_the_usual_way(cache: Cache) -> None:
+    """A connection that was opened inside would go past the cache for ever."""
+
+    async def main() -> None:
+        f = Counted(cache, "async")
+        with stampede.bypassed():
+            over = asyncio.Event()
+
+            async def later() -> Any:
+                await over.wait()
+                return [await f(), await f()]
+
+            task = asyncio.create_task(later())
+        over.set()
+        with Cache("memory://") as other, other.bypassed():  # others have blocks of their own
+            assert await task == [1, 1]
+
+    asyncio.run(main())
+
+
+def test_what_is_called_inside_is_computed_anew_too(cache: Cache, colour: str) -> None:
+    """A page would be made anew of old parts."""
+
+    async def main() -> None:
+        part = Counted(cache, "sync", key="part:{key}")
+        page = Counted(cache, colour, key="page:{key}")
+        page.before = lambda: parts.append(part.cached(1))
+        parts: list[int] = []
+        await page()
+        with stampede.refreshing():
+            await page()
+            assert part.cached(1) == 2
+        assert parts == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_a_computation_that_asks_for_itself_in_a_block(cache: Cache) -> None:
+    """It would call itself until the stack ends."""
+    f = Counted(cache, "sync")
+    f.before = lambda: f.cached(1)
+    with stampede.refreshing(), pytest.raises(RecursiveComputation):
+        f.cached(1)
+
+
+def test_one_cache_of_two(cache: Cache) -> None:
+    """A reload would cost what other caches keep."""
+    with Cache("memory://", early=0) as other:
+        f, g = Counted(cache, "sync"), Counted(other, "sync")
+        assert f.cached(1) == g.cached(1) == 1
+        with cache.refreshing():
+            assert (f.cached(1), g.cached(1)) == (2, 1)
+            with g.cached.cache.bypassed(), stampede.refreshing():
+                assert (f.cached(1), g.cached(1)) == (3, 2)  # the innermost that is about it
+                with g.cached.cache.bypassed():
+                    assert (f.cached(1), g.cached(1), g.cached(1)) == (3, 3, 4)
+        assert (f.cached(1), g.cached(1)) == (3, 2)
+
+
+def test_a_failure_is_not_what_was_asked_for(any_cache: Cache, colour: str) -> None:
+    """Whoever tries again in the block would be given the old value for the new one."""
+
+    async def main() -> None:
+        f = Counted(any_cache, colour, stale=600)
+        assert await f() == 1
+
+        def fail() -> None:
+            raise ValueError
+
+        with stampede.refreshing():
+            f.before = fail
+            with pytest.raises(ValueError):
+                await f()
+            f.before = lambda: None
+            assert await f() == 3
+        assert await f() == 3
+
+    asyncio.run(main())
+
+
+def steps(call: Callable[[], Any]) -> int:
+    """How many functions of Python a call is made of."""
+    count = 0
+
+    def see(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("block", [stampede.refreshing, stampede.bypassed, disabled])
+def test_hits_are_as_fast_as_before(cache: Cache, block: Any) -> None:
+    """After one reload all values that were there before would be found the slow way, to their ends."""
+    f = Counted(cache, "sync").cached
+    f(1), f(1), f(2), f(2)
+    quick = steps(lambda: f(1))
+    with block():
+        f(2)
+        assert steps(lambda: f(1)) > quick
+    f(1), f(2)
+    assert steps(lambda: f(1)) == steps(lambda: f(2)) == quick
+
+
+def test_values_that_have_several_ways_to_them_live_in_a_table_once(cache: Cache) -> None:
+    """A parameter that is no part of the key, a session, would leave a trace for each of its values."""
+    f = cache.cached(key="user:{id}")(lambda id, session: id)
+    for session in range(100):
+        f(1, session)
+        f(1, session)
+        with stampede.bypassed():
+            pass
+    [resident] = [each for each in gc.get_objects() if type(each) is Resident and each.key.endswith(f.key(1))]
+    assert len(resident.homes) <= 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_in_no_block_of_another_thread(cache: Cache) -> None:
+    """Its hits would be slow for as long as it lives."""
+    opened, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with stampede.bypassed():
+            opened.set()
+            over.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    opened.wait(10)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(switch.thrown))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with stampede.bypassed():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(switch.thrown))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    over.set()
+    thread.join()
+    assert not switch.thrown

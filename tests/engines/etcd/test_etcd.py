@@ -1,0 +1,617 @@
+"""Locks on etcd: what they cost, who is next, and what a lost question leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+pytest.importorskip("urllib3")
+
+from etcd_server import EtcdServer, shared_etcd
+from herd import Herd, until
+from proxy import Proxy
+from servers import Authority
+
+from stampede import Cache, EngineError, Lock, LockLost, LockTimeout
+from stampede.engines import check_url
+from stampede.engines.etcd import EtcdEngine, from_url, lock_steps, watches
+from stampede.engines.etcd.gateway import b64
+from stampede.errors import EngineClosed, OptionError
+from stampede.model.entry import new_id
+from stampede.model.ports import Busy, Granted
+from stampede.runtime.colour import run_blocking as run
+
+LONG = 60.0
+
+
+@pytest.fixture
+def server() -> EtcdServer:
+    shared_etcd().empty()
+    return shared_etcd()
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest, server: EtcdServer) -> Callable[..., EtcdEngine]:
+    """Engines that are closed at the end, as different processes would have them."""
+
+    def opened(url: str = "", **options: Any) -> EtcdEngine:
+        engine = from_url(url or server.url, **options)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., EtcdEngine]
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[Proxy]:
+    made = Proxy(server.port)
+    yield made
+    made.close()
+
+
+def asked_of(engine: EtcdEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that go to the server from now on."""
+    asked: list[str] = []
+    tried = engine._gateway._tried
+
+    def counted(member: Any, path: str, *args: Any, **terms: Any) -> Any:
+        asked.append(path.rpartition("/")[2])
+        return tried(member, path, *args, **terms)
+
+    monkeypatch.setattr(engine._gateway, "_tried", counted)
+    return asked
+
+
+def keys(server: EtcdServer) -> int:
+    return int(server.ask("/v3/kv/range", key="AA==", range_end="AA==", count_only=True).get("count", 0))
+
+
+def entered(engine: EtcdEngine, name: str = "l") -> bool:
+    """By one who waits for it."""
+    with Lock(name, on=engine, wait=10) as lock:
+        return lock.held
+
+
+def taken(engine: EtcdEngine, token: bytes = b"", *, waits: bool = False, room: float = 1) -> Granted | Busy:
+    return run(engine.blocking.locks.acquire("l", token or new_id(), LONG, waits=waits, room=room))
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third one for the lease, or to look at the queue: each costs what a commit to most disks does."""
+    engine = open_()
+    with Lock("l", on=engine):
+        pass
+    asked = asked_of(engine, monkeypatch)
+    for wait in (0, 1):
+        with Lock("l", on=engine, wait=wait):
+            pass
+    assert asked == ["txn", "deleterange"] * 2
+    token = new_id()
+    assert isinstance(taken(engine, token), Granted)
+    assert run(engine.blocking.locks.release("l", token))
+    asked.clear()
+    assert isinstance(taken(engine, token), Granted)
+    assert run(engine.blocking.locks.renew("l", token, LONG))
+    assert not isinstance(taken(engine), Granted)
+    assert asked == ["txn", "keepalive", "grant", "txn"]  # two at once, so that there are two leases
+
+
+def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who wait would ask at each release, a thousand of them a million times."""
+    monkeypatch.setattr(lock_steps, "SAFETY", LONG)
+    holder, crowd = open_(), [open_() for _ in range(6)]
+    asked = [asked_of(each, monkeypatch) for each in crowd]
+    lock, order = Lock("l", on=holder), list[int]()
+    assert lock.acquire()
+    herd = []
+    for number, engine in enumerate(crowd):
+
+        def visit(number: int = number, engine: EtcdEngine = engine) -> None:
+            with Lock("l", on=engine):
+                order.append(number)
+
+        herd.append(Herd(visit))
+        until(lambda number=number: len(run(holder.blocking.locks.held())) == 1 and waiting(holder) == number + 1)
+    until(lambda: all(engine._desk.queue("l").heard for engine in crowd))
+    lock.release()
+    assert [each.join() for each in herd] == [[None]] * 6
+    assert order == list(range(6))
+    # A place, the queue, and the release: its turn is told.
+    assert asked == [["grant", "txn", "range", "watch", "deleterange"]] * 6
+
+
+def waiting(engine: EtcdEngine) -> int:
+    (held,) = run(engine.blocking.locks.held())
+    return held.waiting
+
+
+def test_many_of_one_process_take_turns(server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and tasks on one engine, beside another's: two would be inside, or one would never be told."""
+    monkeypatch.setattr(lock_steps, "SAFETY", LONG)
+    near, far, inside, entered = open_(), open_(), list[int](), list[int]()
+
+    def enter(engine: EtcdEngine) -> None:
+        for _ in range(3):
+            with Lock("l", on=engine, wait=20) as lock:
+                inside.append(1)
+                assert len(inside) == 1
+                entered.append(lock.fence or 0)
+                inside.pop()
+
+    async def aenter() -> None:
+        async with Lock("l", on=near, wait=20) as lock:
+            inside.append(1)
+            await asyncio.sleep(0)
+            assert len(inside) == 1
+            entered.append(lock.fence or 0)
+            inside.pop()
+
+    async def tasks() -> None:
+        await asyncio.gather(*[aenter() for _ in range(8)])
+
+    jobs: list[Callable[[], Any]] = [lambda: enter(near), lambda: enter(far)] * 4
+    assert Herd(*jobs, lambda: asyncio.run(tasks()), lambda: asyncio.run(tasks())).join() == [None] * 10
+    assert len(entered) == 40
+    assert entered == sorted(set(entered))
+    assert keys(server) == 0
+
+
+# -- who is inside ----------------------------------------------------------------------------------------------------
+
+
+def test_readers_are_together_and_a_writer_is_alone(open_: Open) -> None:
+    """A writer among readers; or one that waits for ever, as readers pass it."""
+    engine = open_()
+    readers, writer, late = [new_id(), new_id()], new_id(), new_id()
+    fences = [taken(engine, token, room=inf) for token in readers]
+    assert [type(each) for each in fences] == [Granted, Granted]
+    assert isinstance(taken(engine, writer), Busy)  # and has no place
+    busy = taken(engine, writer, waits=True)
+    assert isinstance(busy, Busy)
+    assert busy.token == readers[0]
+    for waits in (False, True):
+        assert isinstance(taken(engine, late, waits=waits, room=inf), Busy)
+    for token in readers:
+        assert isinstance(taken(engine, writer, waits=True), Busy)
+        assert run(engine.blocking.locks.release("l", token))
+    assert isinstance(taken(engine, writer, waits=True), Granted)
+    busy = taken(engine, late, waits=True, room=inf)
+    assert isinstance(busy, Busy)
+    other = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
+    assert run(engine.blocking.locks.release("l", writer))
+    assert other.join() == [None]
+    assert isinstance(taken(engine, late, waits=True, room=inf), Granted)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_no_more_are_inside_than_there_is_room_for(open_: Open, waits: bool) -> None:
+    """The cap of a database would be one for each process."""
+    engines, inside, most = [open_(), open_()], list[int](), list[int]()
+
+    def visit(engine: EtcdEngine) -> None:
+        for _ in range(3):
+            token = new_id()
+            while isinstance(reply := taken(engine, token, waits=waits, room=3), Busy):
+                run(engine.blocking.locks.wait("l", reply, LONG))
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.005)
+            inside.pop()
+            assert run(engine.blocking.locks.release("l", token))
+
+    assert Herd(*[lambda: visit(engines[0]), lambda: visit(engines[1])] * 4).join() == [None] * 8
+    assert 1 < max(most) <= 3
+
+
+def test_who_has_a_lock_is_told(open_: Open) -> None:
+    """`stampede locks` would show nothing."""
+    engine, other, token, reader = open_(), open_(), new_id(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("a/b é", token, 30.0)), Granted)
+    assert isinstance(run(engine.blocking.locks.acquire("other", reader, 30.0, room=inf)), Granted)
+    (held,) = run(other.blocking.locks.held("a/"))
+    assert (held.name, held.waiting, held.bound) == ("a/b é", 0, False)
+    assert held.pid is not None and 28 <= held.lease <= 34 and 0 <= held.seconds < 20
+    assert [each.name for each in run(other.blocking.locks.held())] == ["a/b é", "other"]
+    ((inside, left),) = run(other.blocking.locks.holder("a/b é"))
+    assert inside == token and 28 <= left <= 34
+    assert run(other.blocking.locks.holder("nobody's")) == []
+
+
+def test_a_lock_that_is_broken_is_lost(open_: Open) -> None:
+    """Its holder would go on, and never hear of it."""
+    engine, admin, token = open_(), open_(), new_id()
+    assert isinstance(taken(engine, token), Granted)
+    assert run(admin.blocking.locks.release("l", token))
+    assert not run(engine.blocking.locks.renew("l", token, LONG))
+    assert isinstance(taken(admin), Granted)
+    assert run(engine.blocking.locks.release("l", token)) is False
+
+
+def test_another_process_goes_on_with_a_lock(open_: Open) -> None:
+    """A web request takes it, and a worker would have lost it."""
+    engine, worker, token = open_(), open_(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 5.0)), Granted)
+    assert run(worker.blocking.locks.renew("l", token, 30.0))  # longer than it was taken for
+    assert run(worker.blocking.locks.holder("l"))[0][1] > 20
+    assert isinstance(run(worker.blocking.locks.acquire("l", token, 5.0)), Granted)
+    assert run(worker.blocking.locks.release("l", token)) is True
+    assert run(engine.blocking.locks.release("l", token)) is False
+
+
+@pytest.mark.parametrize("how", ["handed over", "frozen", "astray"])
+def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
+    open_: Open, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It would end as another lease is renewed, while its holder believes that it has it."""
+    engine, worker, token = open_(), open_(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.9)), Granted)
+    if how == "frozen":  # and its lease not ended as early as it could have been
+        worker, had = engine, engine._desk._owned.get(("l", token))
+        assert had is not None
+        had.lease.renewed -= LONG
+    if how == "astray":  # the change to a longer lease, whose answer is lost
+        worker, ask = engine, engine._gateway.ask
+
+        def lost(path: str, question: Any, **terms: Any) -> Any:
+            told = ask(path, question, **terms)
+            if path.endswith("txn"):
+                raise EngineError("no answer")
+            return told
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._gateway, "ask", lost)
+            with pytest.raises(EngineError):
+                run(engine.blocking.locks.renew("l", token, 3.0))
+        assert run(engine.blocking.locks.renew("l", token, 0.9))
+    else:
+        assert isinstance(run(worker.blocking.locks.acquire("l", token, 3.0)), Granted)
+    look = {"request_range": {"key": b64(worker._desk._names.place("l", token))}}
+    ((place,),) = worker._desk._txn([], [look], []).places
+    own = worker._desk._owned.get(("l", token))
+    assert own is not None
+    assert own.lease.id == place.lease
+    assert run(worker.blocking.locks.holder("l"))[0][1] >= 2
+    assert run(worker.blocking.locks.release("l", token)) is True
+
+
+# -- what goes astray -------------------------------------------------------------------------------------------------
+
+CUTS: dict[str, dict[str, Any]] = {
+    "the question": {"sent": 30},
+    "the answer": {"answered": 30},
+    "the connection": {"answered": 0},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("step", [b"/v3/lease/grant", b"/v3/kv/txn", b"deleterange", b"/v3/watch", b"keepalive"])
+def test_no_cut_connection_leaves_anything(
+    server: EtcdServer, open_: Open, proxy: Proxy, step: bytes, cut: str
+) -> None:
+    """A lost reply would lock its caller out by its own lock; or leave a place in the queue, for which all wait."""
+    engine, other = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
+    lock = Lock("l", on=other)
+    if step == b"/v3/watch":
+        assert lock.acquire()
+        threading.Timer(0.1, lock.release).start()
+    proxy.at(step, **CUTS[cut])
+    with Lock("l", on=engine, wait=10) as mine:
+        if step == b"keepalive":
+            assert run(engine.blocking.locks.renew("l", mine.token or b"", 30.0))
+        assert isinstance(run(other.blocking.locks.acquire("l", new_id(), LONG)), Busy)
+    assert proxy.met == 1
+    assert isinstance(taken(other), Granted)
+    assert keys(server) == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
+    server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """It would take the lock for nobody, on a lease that the next lock of this process keeps alive."""
+    engine, token, astray = open_(), new_id(), list[Any]()
+    ask = engine._gateway.ask
+
+    def goes_astray(path: str, question: Any, **terms: Any) -> Any:
+        if not astray and path.endswith("txn"):
+            astray.append(question)
+            raise EngineError("no answer")
+        return ask(path, question, **terms)
+
+    monkeypatch.setattr(engine._gateway, "ask", goes_astray)
+    with pytest.raises(EngineError):
+        taken(engine, token, waits=waits)
+    assert run(engine.blocking.locks.release("l", token)) is False
+    other = new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("another", other, LONG)), Granted)
+    with pytest.raises(HTTPError, match="404"):  # there is no such lease
+        server.ask("/v3/kv/txn", **astray[0])
+    assert keys(server) == 1
+    assert isinstance(taken(engine), Granted)
+
+
+def test_a_server_that_hangs_keeps_nobody(open_: Open, proxy: Proxy) -> None:
+    """`wait` would be the server's; and a lock that was granted too late be nobody's."""
+    engine, other = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=1.0), open_()
+    engine.ping()
+    proxy.hold()
+    start = time.monotonic()
+    with pytest.raises(EngineError):
+        Lock("l", on=engine, wait=0.2).acquire()
+    assert time.monotonic() - start < 2.5
+    proxy.let_go()
+    with Lock("l", on=other, wait=10):
+        pass
+
+
+def test_what_no_etcd_says_is_trouble(open_: Open, proxy: Proxy) -> None:
+    """A proxy's error page would be taken for an answer."""
+    engine = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=0.5)
+    proxy.alter = lambda data: b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<html/>"
+    for ask in (lambda: taken(engine), lambda: taken(engine, waits=True), engine.ping):
+        with pytest.raises(EngineError):
+            ask()
+
+
+def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdServer, open_: Open) -> None:
+    """A lock would be had that somebody else believes in; or an error be raised that is no EngineError."""
+    engine = open_()
+    key = engine._desk._names.queue("l")[0] + b"no token"
+    engine._gateway.ask("/v3/kv/put", {"key": b64(key), "value": "eA=="})
+    assert isinstance(taken(engine), Busy)
+    assert len(run(engine.blocking.locks.held())) == 1
+    with pytest.raises(LockTimeout), Lock("l", on=engine, wait=0.05):
+        pass
+
+
+# -- connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -> None:
+    """A program that ends would wait for a lock that it will never use."""
+    engine, holder = open_(), open_()
+    assert isinstance(taken(holder), Granted)
+
+    async def wait() -> None:
+        await Lock("l", on=engine).aacquire()
+
+    waiter = Herd(Lock("l", on=engine).acquire if colour == "sync" else lambda: asyncio.run(wait()))
+    until(lambda: engine._hub._watches)
+    engine.close()
+    (error,) = waiter.join()
+    assert isinstance(error, EngineClosed)
+    with pytest.raises(EngineClosed):
+        taken(engine)
+
+
+def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waits for very many locks would have as many connections; or never hear of the last ones."""
+    monkeypatch.setattr(watches, "MOST", 2)
+    engine, holder = open_(), open_()
+    names = [f"l{number}" for number in range(5)]
+    held = [Lock(name, on=holder) for name in names]
+    assert all(each.acquire() for each in held)
+    herd = Herd(*[lambda name=name: entered(engine, name) for name in names])
+    until(lambda: all(each.waiting for each in run(holder.blocking.locks.held())))
+    assert len(engine._hub._watches) <= 2
+    for each in held:
+        each.release()
+    assert herd.join() == [True] * 5
+
+
+def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy) -> None:
+    """What was stored meanwhile would be told to nobody, and who waits for it believe that nothing was."""
+    engine, told = open_(f"etcd://127.0.0.1:{proxy.port}"), list[Any]()
+    ear = engine._hub.watch((b"k", b""), told.append)
+    server.ask("/v3/kv/put", key=b64(b"k"))
+    until(lambda: told)
+    assert [each["kv"]["key"] for each in told.pop()] == [b64(b"k")]
+    proxy.cut()
+    until(lambda: told == [None])
+    assert not ear.hears
+    assert engine._hub._watches == set()
+
+
+def test_the_watch_of_a_queue_outlives_its_connection(
+    open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter would never hear of its turn."""
+    monkeypatch.setattr(lock_steps, "SAFETY", LONG)
+    engine, holder = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
+    lock = Lock("l", on=holder)
+    assert lock.acquire()
+    herd = Herd(lambda: entered(engine))
+    until(lambda: engine._desk.queue("l").heard)
+    proxy.cut()
+    until(lambda: engine._hub._watches)
+    lock.release()
+    assert herd.join() == [True]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyPatch, colour: str) -> None:
+    """It would look once a second."""
+    monkeypatch.setattr("stampede.engines.cells.records.SAFETY", LONG)
+    began, go_on, ended = threading.Event(), threading.Event(), list[float]()
+
+    def compute() -> int:
+        began.set()
+        assert go_on.wait(20)
+        return 1
+
+    async def wait() -> int:
+        return int(await near.aget_or_compute("k", lambda: 2))
+
+    engine = open_()
+    with Cache(engine=engine) as near, Cache(engine=open_()) as far:
+        first = Herd(lambda: far.get_or_compute("k", compute))
+        assert began.wait(20)
+        second = Herd(lambda: near.get_or_compute("k", lambda: 2) if colour == "sync" else asyncio.run(wait()))
+        until(lambda: engine._hub._watches)
+        go_on.set()
+        assert first.join() == [1]
+        ended.append(time.monotonic())
+        assert second.join() == [1]
+        assert time.monotonic() - ended[0] < 0.8
+
+
+def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the place in the queue has left would be all: the holder believes in more."""
+    engine, first, token = open_(), new_id(), new_id()
+    assert isinstance(taken(engine, first), Granted)
+    assert isinstance(taken(engine, token, waits=True), Busy)
+    own = engine._desk._owned.get(("l", token))
+    assert own is not None
+    own.lease.renewed -= 0.2 * LONG  # as if it had waited so long
+    assert run(engine.blocking.locks.release("l", first))
+    asked = asked_of(engine, monkeypatch)
+    assert isinstance(taken(engine, token, waits=True), Granted)
+    assert asked == ["txn", "keepalive"]
+    assert own.lease.left >= LONG
+
+
+def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end was told to nobody: a waiter would sleep until it looks."""
+    monkeypatch.setattr(lock_steps, "SAFETY", LONG)
+    engine, other, token = open_(), open_(), new_id()
+    assert isinstance(taken(engine, token), Granted)
+    waiters = [(each, taken(each, waits=waits)) for each in (engine, other) for waits in (False, True)]
+    assert run(engine.blocking.locks.release("l", token))
+    start = time.monotonic()
+    for each, busy in waiters:
+        assert isinstance(busy, Busy)
+        if busy.token == token and busy is not waiters[3][1]:  # the last one waits for the other who has a place
+            run(each.blocking.locks.wait("l", busy, LONG))
+    assert time.monotonic() - start < 5
+
+
+def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells nothing either, and who waits would not know."""
+    monkeypatch.setattr(lock_steps, "SAFETY", LONG)
+    engine, holder = open_(), open_()
+    assert isinstance(taken(holder), Granted)
+    busy = taken(engine, waits=True)
+    assert isinstance(busy, Busy)
+    waiter = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
+    until(lambda: engine._hub._watches)
+    engine._gateway.leave(engine._gateway.member())
+    assert waiter.join() == [None]
+
+
+def test_who_waits_for_longer_than_a_lease_keeps_its_place(open_: Open) -> None:
+    """It would be the last again and again."""
+    holder, patient, late = open_(), open_(), open_()
+    lock, order = Lock("l", on=holder), list[str]()
+    assert lock.acquire()
+
+    def visit(engine: EtcdEngine, name: str) -> None:
+        with Lock("l", on=engine, lease=0.9):
+            order.append(name)
+
+    first = Herd(lambda: visit(patient, "patient"))
+    until(lambda: waiting(holder) == 1)
+    time.sleep(1.8)
+    second = Herd(lambda: visit(late, "late"))
+    until(lambda: waiting(holder) == 2)
+    lock.release()
+    assert first.join() + second.join() == [None, None]
+    assert order == ["patient", "late"]
+
+
+def test_the_server_s_shortest_lease_is_respected(open_: Open) -> None:
+    """Who asks for a tenth of a second would believe that he has it."""
+    engine, token = open_(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.1)), Granted)
+    time.sleep(0.3)
+    assert run(engine.blocking.locks.renew("l", token, 0.1))
+
+
+def test_users_and_passwords(open_: Open) -> None:
+    """A cluster that asks who one is could not be used; or a token that has ended would be for ever."""
+    server = EtcdServer()
+    try:
+        server.ask("/v3/auth/user/add", name="root", password="s:@/cret")
+        server.ask("/v3/auth/user/grant", user="root", role="root")
+        server.ask("/v3/auth/enable")
+        engine = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}", timeout=10)
+        assert "cret" not in repr(engine._gateway.called) + engine.called
+        with Lock("l", on=engine, lease=5) as lock:
+            another = open_(f"etcd://root:s%3A%40%2Fcret@127.0.0.1:{server.port}", timeout=10)
+            waiter = Herd(lambda: entered(another))
+            until(lambda: waiting(engine) == 1)
+            engine._gateway._token = "gone.1"
+            assert run(engine.blocking.locks.renew("l", lock.token or b"", 5.0))
+        assert waiter.join() == [True]
+        with pytest.raises(EngineError, match="authentication failed"):
+            taken(open_(f"etcd://root:other@127.0.0.1:{server.port}", timeout=10))
+        with pytest.raises(EngineError):
+            taken(open_(f"etcd://127.0.0.1:{server.port}"))
+    finally:
+        server.close()
+
+
+def test_tls(open_: Open) -> None:
+    """Passwords would go in the clear, or waiters of an encrypted server never be woken."""
+    authority = Authority()
+    server = EtcdServer(authority=authority)
+    try:
+        url = f"etcd://127.0.0.1:{server.port}?ca={authority.ca}&cert={authority.certificate}&key={authority.key}"
+        holder, engine = Lock("l", on=open_(url)), open_(url)
+        assert holder.acquire()
+        herd = Herd(lambda: entered(engine))
+        until(lambda: engine._hub._watches)
+        start = time.monotonic()
+        holder.release()
+        assert herd.join() == [True]
+        assert time.monotonic() - start < lock_steps.SAFETY / 2
+        with pytest.raises(EngineError):
+            taken(open_(f"etcd://127.0.0.1:{server.port}?tls=true", timeout=0.5))
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "url, why",
+    [
+        ("etcd://", "names no server"),
+        ("etcd://h:port", "no HOST:PORT"),
+        ("etcd://h?time=1", "timeout"),
+        ("etcd://h?timeout=0", "more than 0"),
+        ("etcd://h?key=k.pem", "give cert="),
+    ],
+)
+def test_a_url_that_can_be_none_is_refused(url: str, why: str) -> None:
+    """It would be found out by the first lock, at night."""
+    with pytest.raises(OptionError, match=why):
+        check_url(url)
+
+
+def test_files_that_are_not_there() -> None:
+    """The error would be the ssl module's, and name nothing."""
+    with pytest.raises(OptionError, match=r"nowhere\.pem"):
+        from_url("etcd://h?ca=nowhere.pem")
+
+
+def test_a_lock_that_ends_is_lost(open_: Open) -> None:
+    """Leaving a block whose lock was lost would be silent."""
+    engine, admin = open_(), open_()
+    lock = Lock("l", on=engine, lease=0.9)
+    assert lock.acquire() and lock.token is not None
+    assert run(admin.blocking.locks.release("l", lock.token))
+    until(lambda: lock.lost, 0.9)
+    with pytest.raises(LockLost):
+        lock.release()

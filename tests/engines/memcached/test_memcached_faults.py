@@ -1,0 +1,684 @@
+"""The memcached engine among dead holders, dead servers and a network that cuts, delays and halves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pymemcache")
+
+from faces import Face
+from herd import until
+from memcached_server import MemcachedServer, shared_memcached
+from proxy import Proxy
+
+from stampede.engines.memcached import MemcachedEngine, items
+from stampede.engines.memcached.blocking import BlockingLine
+from stampede.errors import EngineError, TooLarge
+from stampede.model.entry import Entry, new_id
+from stampede.model.ports import Ask, Asked, Busy, Found, Granted
+from stampede.runtime.colour import run_blocking
+
+LONG = 60.0
+
+
+@pytest.fixture
+def server() -> MemcachedServer:
+    server = shared_memcached()
+    server.empty()
+    return server
+
+
+@pytest.fixture
+def own_server() -> Iterator[MemcachedServer]:
+    server = MemcachedServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def proxy(server: MemcachedServer) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+def at(proxy: Proxy) -> str:
+    return f"127.0.0.1:{proxy.port}"
+
+
+def some(value: bytes = b"value", fresh: float = LONG) -> Entry[bytes]:
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
+
+
+# -- the wire -----------------------------------------------------------------------------------------------------
+
+
+def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
+    """A reply in pieces would be misread."""
+    proxy.piece = 7
+    engine = MemcachedEngine(at(proxy))
+    value = b"VA 5 t1\r\n" * 50
+    run_blocking(engine.blocking.store.set("k", some(value)))
+    proxy.piece, proxy.delay = 100, 0.01
+    (entry,) = run_blocking(engine.blocking.store.get(["k"]))
+    assert entry is not None and entry.value == value
+
+    async def scenario() -> None:
+        entries = await asyncio.gather(*(engine.suspending.store.get(["k", "none"]) for _ in range(3)))
+        for found, none in entries:
+            assert found is not None and found.value == value and none is None
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
+    """Half a value would be given out; or the other half to the next caller."""
+    engine = MemcachedEngine(at(proxy))
+    run_blocking(engine.blocking.store.set("k", some(b"x" * 1000)))
+    proxy.at(b"s:k", answered=500, times=2)  # it is asked for again, once
+    with pytest.raises(EngineError):
+        run_blocking(engine.blocking.store.get(["k"]))
+    run_blocking(engine.blocking.store.get(["k"]))  # over a connection that stands it is
+    proxy.at(b"s:k", answered=500)
+    (entry,) = run_blocking(engine.blocking.store.get(["k"]))
+    assert entry is not None and len(entry.value) == 1000
+
+    async def scenario() -> None:
+        proxy.at(b"s:k", answered=500, times=2)
+        with pytest.raises(EngineError):
+            await engine.suspending.store.get(["k"])
+        proxy.at(b"s:k", answered=500)
+        (entry,) = await engine.suspending.store.get(["k"])
+        assert entry is not None and len(entry.value) == 1000
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, proxy: Proxy, colour: str) -> None:
+    """A value would be stored that is said not to be; or the key be blocked behind one attempt to give it back."""
+    runner = asyncio.Runner() if colour == "async" else None
+    had: Callable[[Any], Any] = run_blocking if runner is None else runner.run
+    near, engine = MemcachedEngine(server.address), MemcachedEngine(at(proxy))
+    claims: Any = engine.blocking.claims if runner is None else engine.suspending.claims
+    cuts = [("answered", byte) for byte in range(6)] + [("sent", byte) for byte in range(0, 90, 9)]
+    for where, byte in cuts:
+        key, token, entry = f"{where}-{byte}", new_id(), some()
+        assert isinstance(had(claims.claim(key, token, Ask(LONG))), Granted)
+        proxy.at(b"ms s:%b " % key.encode(), **{where: byte})  # type: ignore[arg-type]
+        with pytest.raises(EngineError):
+            had(claims.fill(key, token, entry))
+        reply = run_blocking(near.blocking.claims.claim(key, new_id(), Ask(LONG)))
+        if where == "answered":
+            assert isinstance(reply, Found) and reply.entry.id == entry.id
+            assert had(claims.fill(key, token, entry))  # it is stored already
+            assert not had(claims.fill(key, token, some(b"again")))
+        else:
+            assert isinstance(reply, Busy)
+            assert had(claims.abandon(key, token))
+            assert isinstance(run_blocking(near.blocking.claims.claim(key, new_id(), Ask(LONG))), Granted)
+    assert proxy.met == len(cuts)
+    engine.close()
+    near.close()
+    if runner is not None:
+        runner.close()
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedServer, step: str) -> None:
+    """A renewal under way would prolong the value, or put the lease back over it; or make its fill a lost lease."""
+    engine, token = MemcachedEngine(at(proxy)), new_id()
+    for number in range(2):  # the second time over what is kept already
+        entry, filled = some(b"%d" % number, 20.0), []
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG, force=True))), Granted)
+        assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
+        proxy.at(
+            b"ms s:k",
+            **{step: lambda entry=entry: filled.append(run_blocking(engine.blocking.claims.fill("k", token, entry)))},
+        )
+        assert run_blocking(engine.blocking.claims.renew("k", token, LONG)) == (step == "after")
+        assert filled == [True]
+        (found,) = run_blocking(engine.blocking.store.get(["k"]))
+        assert found is not None and found.id == entry.id and found.fresh <= 20
+        reply = run_blocking(engine.blocking.claims.claim("k", new_id(), Ask(LONG)))
+        assert isinstance(reply, Found) and reply.entry.id == entry.id
+    engine.close()
+
+
+def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: MemcachedServer) -> None:
+    """Promise 4: what was set, after all that the late value was computed from, would be overwritten."""
+    engine, near, token = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id()
+    assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
+    assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
+    engine._numbers.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
+    new = some(b"new")
+    proxy.at(b"ms s:k", before=lambda: run_blocking(near.blocking.store.set("k", new)))
+    assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
+    (entry,) = run_blocking(near.blocking.store.get(["k"]))
+    assert proxy.met == 1 and entry is not None and entry.id == new.id
+    engine.close()
+    near.close()
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_lock_that_is_taken_between_the_steps_of_a_release(
+    proxy: Proxy, server: MemcachedServer, renewed: bool
+) -> None:
+    """It would be free while somebody holds it; by its number, or after a look."""
+    engine, near, mine, theirs = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id(), new_id()
+
+    def taken() -> None:
+        server.empty()  # as if it had ended
+        assert isinstance(run_blocking(near.blocking.locks.acquire("nightly", theirs, LONG)), Granted)
+
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", mine, LONG)), Granted)
+    if renewed:
+        assert run_blocking(engine.blocking.locks.renew("nightly", mine, LONG))
+    proxy.at(b"md l:nightly", before=taken)
+    assert not run_blocking(engine.blocking.locks.release("nightly", mine))
+    assert proxy.met == 1
+    assert run_blocking(near.blocking.locks.renew("nightly", theirs, LONG))
+    engine.close()
+    near.close()
+
+
+def test_a_lock_whose_end_was_not_heard(proxy: Proxy) -> None:
+    """It would be told as lost, although it was given back; or else as given back, although nobody knows."""
+    engine, token = MemcachedEngine(at(proxy)), new_id()
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", token, LONG)), Granted)
+    proxy.at(b"md l:nightly", answered=0)
+    with pytest.raises(EngineError, match="Connection"):
+        run_blocking(engine.blocking.locks.release("nightly", token))
+    assert proxy.met == 1
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", new_id(), LONG)), Granted)
+    engine.close()
+
+
+def test_a_lock_of_a_server_that_is_a_new_one(own_server: MemcachedServer) -> None:
+    """Numbers begin anew with a server: another's lock would be given back by the number that ours had."""
+    engine, mine, theirs = MemcachedEngine(own_server.address), new_id(), new_id()
+    assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", mine, LONG)), Granted)
+    own_server.restart()
+    other = MemcachedEngine(own_server.address)
+    assert isinstance(run_blocking(other.blocking.locks.acquire("nightly", theirs, LONG)), Granted)
+    assert run_blocking(engine.blocking.locks.holder("nightly"))  # by a connection that stands
+    assert not run_blocking(engine.blocking.locks.release("nightly", mine))
+    assert run_blocking(other.blocking.locks.renew("nightly", theirs, LONG))
+    engine.close()
+    other.close()
+
+
+def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
+    """Every connection that a firewall has forgotten would be an error of somebody's call."""
+    engine = MemcachedEngine(at(proxy))
+    tokens = {key: new_id() for key in ("fill", "renew", "abandon", "async")}
+    for key, token in tokens.items():
+        assert isinstance(run_blocking(engine.blocking.claims.claim(key, token, Ask(LONG))), Granted)
+    steps: list[tuple[Callable[..., Any], Any, Any]] = [
+        (engine.blocking.store.set, ("k", some()), None),
+        (engine.blocking.claims.renew, ("renew", tokens["renew"], LONG), True),
+        (engine.blocking.claims.fill, ("fill", tokens["fill"], some()), True),
+        (engine.blocking.claims.abandon, ("abandon", tokens["abandon"]), True),
+        (engine.blocking.store.expire, ("k",), True),
+        (engine.blocking.store.invalidate, ("fill",), True),
+        (engine.blocking.locks.release, ("l", b"token"), False),
+    ]
+    for verb, given, expected in steps:
+        proxy.cut()
+        assert run_blocking(verb(*given)) == expected
+        proxy.cut()
+        assert isinstance(run_blocking(engine.blocking.claims.claim(new_id().hex(), new_id(), Ask(LONG))), Granted)
+        proxy.cut()
+        assert isinstance(run_blocking(engine.blocking.locks.acquire("m", b"token", LONG)), Granted)
+    proxy.cut()
+    assert run_blocking(engine.blocking.locks.release("m", b"token"))
+
+    async def scenario() -> None:
+        for number in range(3):
+            entry = some()
+            await engine.suspending.store.set("k", entry)
+            proxy.cut()  # and the loop has not looked at its sockets since
+            reply = await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
+            assert isinstance(reply, Found) and reply.entry.id == entry.id
+            proxy.cut()
+            assert isinstance(await engine.suspending.claims.claim(f"new{number}", new_id(), Ask(LONG)), Granted)
+            proxy.cut()
+            assert isinstance(await engine.suspending.locks.acquire("m", b"token", LONG), Granted)
+        proxy.cut()
+        assert await engine.suspending.locks.release("m", b"token")
+        proxy.cut()
+        assert await engine.suspending.claims.fill("async", tokens["async"], some())
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+@pytest.mark.alone
+def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> None:
+    """A frozen server would freeze every caller."""
+    engine = MemcachedEngine(own_server.address, timeout=0.2, connect_timeout=0.2)
+    run_blocking(engine.blocking.store.set("k", some()))
+    _has_hung_before(own_server)
+    pauses: list[float] = []
+
+    async def turning() -> None:
+        while True:
+            now = time.monotonic()
+            await asyncio.sleep(0.01)
+            pauses.append(time.monotonic() - now)
+
+    async def scenario() -> None:
+        await engine.suspending.store.get(["k"])
+        own_server.freeze()
+        start, turns = time.monotonic(), asyncio.ensure_future(turning())
+        for work in (
+            engine.suspending.store.get(["k"]),
+            engine.suspending.store.get(["k"]),
+            engine.suspending.claims.claim("l", new_id(), Ask(LONG)),
+        ):
+            with pytest.raises(EngineError):
+                await work
+        assert time.monotonic() - start < 3
+        turns.cancel()
+        assert len(pauses) > 20  # it was not the loop that waited
+        assert max(pauses) < 0.15
+
+    try:
+        asyncio.run(scenario())
+        start = time.monotonic()
+        with pytest.raises(EngineError):
+            run_blocking(engine.blocking.store.get(["k"]))
+        with pytest.raises(EngineError):
+            run_blocking(engine.blocking.store.invalidate("k"))
+        assert time.monotonic() - start < 3
+    finally:
+        own_server.thaw()
+    engine.close()
+
+
+def _has_hung_before(server: MemcachedServer) -> None:
+    """What is imported for the first trouble is compiled, perhaps, and its loop stands still for that."""
+    engine = MemcachedEngine(server.address, timeout=0.01, connect_timeout=0.01)
+    server.freeze()
+    with suppress(EngineError):
+        asyncio.run(engine.suspending.store.get(["k"]))
+    server.thaw()
+    engine.close()
+
+
+def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
+    """pymemcache waits for ever; who has asked would, too."""
+    engine = MemcachedEngine(at(proxy))
+    run_blocking(engine.blocking.store.get(["k"]))
+    proxy.hold()
+    start = time.monotonic()
+    with pytest.raises(EngineError):
+        run_blocking(engine.blocking.store.get(["k"]))
+    assert 0.9 < time.monotonic() - start < 5
+    engine.close()
+
+
+@pytest.mark.alone
+def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that was blocked for longer than a server may take would give up its connection, and the value with it."""
+    monkeypatch.setattr("stampede.engines.kit.pipe.LOOK", 0.0)  # after the block the look comes before the reply
+    engine = MemcachedEngine(server.address, timeout=0.1)
+
+    async def scenario() -> None:
+        await engine.suspending.store.set("k", some())
+        time.sleep(0.15)
+        (entry,) = await engine.suspending.store.get(["k"])
+        assert entry is not None
+        asked = asyncio.ensure_future(engine.suspending.store.get(["k"]))
+        for _ in range(2):  # until it is sent
+            await asyncio.sleep(0)
+        time.sleep(0.15)  # and now its answer has come
+        (entry,) = await asked
+        assert entry is not None
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+def test_a_cancelled_task_leaves_the_others_replies_alone(server: MemcachedServer) -> None:
+    """Replies come in the order of the questions: the next caller would get the cancelled one's."""
+    engine = MemcachedEngine(server.address)
+
+    async def scenario() -> None:
+        for number in range(50):
+            await engine.suspending.store.set(f"k{number}", some(b"%d" % number))
+        tasks = [asyncio.ensure_future(engine.suspending.store.get([f"k{number}"])) for number in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        for number, task in enumerate(tasks):
+            if number % 2:
+                (entry,) = await task
+                assert entry is not None and entry.value == b"%d" % number
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    for _ in range(3):  # an event loop each
+        asyncio.run(scenario())
+    engine.close()
+
+
+def test_a_cancelled_first_task_leaves_the_connection_to_the_others(server: MemcachedServer) -> None:
+    """Promise 11: all who wait for the loop's first connection would be cancelled with the one that asked for it."""
+    engine = MemcachedEngine(server.address)
+
+    async def scenario() -> None:
+        first, second = (asyncio.ensure_future(engine.suspending.store.get(["k"])) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == [None]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(scenario())
+    engine.close()
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_server_is_only_empty(own_server: MemcachedServer) -> None:
+    """Its clients would raise once for every connection they had."""
+    engine = MemcachedEngine(own_server.address)
+    for number in range(5):
+        assert isinstance(run_blocking(engine.blocking.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
+    own_server.restart()
+    for number in range(5):
+        token = new_id()
+        assert isinstance(run_blocking(engine.blocking.claims.claim(f"k{number}", token, Ask(LONG))), Granted)
+        assert run_blocking(engine.blocking.claims.fill(f"k{number}", token, some()))
+    engine.close()
+
+
+SMALL = "-m", "1", "-I", "512k"
+
+
+def test_a_full_server_forgets_and_lies_not() -> None:
+    """Under memory pressure leases are evicted too: a value of another key, or of an older lease, would come back."""
+    server = MemcachedServer(*SMALL)
+    try:
+        engine = MemcachedEngine(server.address)
+        generator = random.Random(4)
+        stored: dict[str, bytes] = {}
+        found = lost = 0
+        for _ in range(3000):
+            key, token = f"k{generator.randrange(300)}", new_id()
+            reply = run_blocking(engine.blocking.claims.claim(key, token, Ask(LONG)))
+            if isinstance(reply, Found):
+                assert reply.entry.value == stored[key]
+                found += 1
+            elif isinstance(reply, Granted):
+                value = generator.randbytes(generator.randrange(9_000, 11_000))
+                with suppress(TooLarge):  # no room in just this class of sizes
+                    if run_blocking(engine.blocking.claims.fill(key, token, some(value))):
+                        stored[key] = value
+                    else:
+                        lost += 1
+        assert found > 100
+        assert len(stored) > 250
+        told = server.say(b"stats\r\n", b"END\r\n").split()
+        assert int(told[told.index(b"evictions") + 1]) > 100
+        engine.close()
+    finally:
+        server.close()
+
+
+def test_a_lease_is_evicted_too() -> None:
+    """Under memory pressure the late value of a lease that is gone would overwrite the next one's."""
+    server = MemcachedServer(*SMALL)
+    try:
+        engine, other = MemcachedEngine(server.address), MemcachedEngine(server.address)
+        token, next_token = new_id(), new_id()
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
+        for start in itertools.count(0, 1000):
+            names = range(start, start + 1000)
+            server.say(b"".join(b"ms f:%d 0 q\r\n\r\n" % name for name in names) + b"mn\r\n", b"MN\r\n")
+            if server.say(b"me s:k\r\n") == b"EN\r\n":  # which, unlike `mg`, keeps nothing alive
+                break
+            assert start < 100_000
+        assert isinstance(run_blocking(other.blocking.claims.claim("k", next_token, Ask(LONG))), Granted)
+        assert not run_blocking(engine.blocking.claims.renew("k", token, LONG))
+        assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
+        assert run_blocking(other.blocking.claims.fill("k", next_token, some(b"new")))
+        engine.close()
+        other.close()
+    finally:
+        server.close()
+
+
+def test_an_evicted_lease_is_lost(server: MemcachedServer) -> None:
+    """Its late value would overwrite what the next holder has computed."""
+    engine = MemcachedEngine(server.address)
+    for renewed in (False, True):
+        token, next_token = new_id(), new_id()
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
+        if renewed:
+            assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
+        server.say(b"md s:k\r\n")
+        assert isinstance(run_blocking(engine.blocking.claims.claim("k", next_token, Ask(LONG))), Granted)
+        assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
+        assert not run_blocking(engine.blocking.claims.renew("k", token, LONG))
+        assert run_blocking(engine.blocking.claims.fill("k", next_token, some(b"new")))
+        run_blocking(engine.blocking.store.invalidate("k"))
+    engine.close()
+
+
+# -- the ring -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ring() -> Iterator[list[MemcachedServer]]:
+    servers = [MemcachedServer() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+def has(engine: MemcachedEngine, name: bytes) -> str:
+    """Which server of the ring has that."""
+    return engine._servers.of(name).name
+
+
+def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes would look for a key on different servers, or one server have them all."""
+    addresses = [server.address for server in ring]
+    one, two = MemcachedEngine(*addresses), MemcachedEngine(*reversed(addresses))
+    keys = [f"user:{number}" for number in range(300)]
+    for key in keys:
+        run_blocking(one.blocking.store.set(key, some(key.encode())))
+    assert [entry and entry.value for entry in run_blocking(two.blocking.store.get(keys))] == [
+        key.encode() for key in keys
+    ]
+    replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
+    assert all(isinstance(reply, Found) for reply in replies)
+    sent: list[int] = []
+    told = BlockingLine.told
+
+    def counted(self: Any, server: Any, commands: Any, since: float | None) -> Any:
+        sent.append(len(commands))
+        return told(self, server, commands, since)
+
+    monkeypatch.setattr(BlockingLine, "told", counted)
+    tokens = [new_id() for _ in keys]
+    new = [Asked("claim", (f"new {key}", token, Ask(LONG))) for key, token in zip(keys, tokens, strict=True)]
+    assert all(isinstance(reply, Granted) for reply in two.many.ask_many(new))
+    fills = [Asked("fill", (f"new {key}", token, some())) for key, token in zip(keys, tokens, strict=True)]
+    assert two.many.ask_many(fills) == [True] * len(keys)
+    assert len(sent) == 6  # twice to each server
+    monkeypatch.undo()
+    for key in keys:
+        run_blocking(two.blocking.store.invalidate(f"new {key}"))
+    for server in ring:
+        stats = server.say(b"stats\r\n", b"END\r\n").split()
+        assert 60 < int(stats[stats.index(b"curr_items") + 1]) < 140
+    one.close()
+    two.close()
+
+
+def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
+    """Its keys would be kept elsewhere, and be out of date when it comes back; or all others be down too."""
+    engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
+    keys = [f"user:{number}" for number in range(30)]
+    for key in keys:
+        run_blocking(engine.blocking.store.set(key, some(key.encode())))
+    ring[0].stop()
+    failed = []
+    for key in keys:
+        try:
+            reply = run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(LONG)))
+        except EngineError:
+            failed.append(key)
+        else:
+            assert isinstance(reply, Found) and reply.entry.value == key.encode()
+    assert 3 < len(failed) < 20
+    answers = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
+    assert [key for key, answer in zip(keys, answers, strict=True) if isinstance(answer, EngineError)] == failed
+    with pytest.raises(EngineError):
+        run_blocking(engine.blocking.store.invalidate(failed[0]))
+    ring[0].start()
+    end = time.monotonic() + 10
+    while engine._servers.of(items.name_of(failed[0])).breaker.open:
+        assert time.monotonic() < end
+        with suppress(EngineError):
+            engine.ping()
+        time.sleep(0.02)
+    for key in failed:
+        assert isinstance(run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(LONG))), Granted)
+    engine.close()
+
+
+def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -> None:
+    """One dead server of three would keep all others from a `clear`; or it would seem to be done there too."""
+    one, two = (MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2) for _ in range(2))
+    scopes = [f"f{number}" for number in range(30)]
+    old = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
+    ring[0].stop()
+    with pytest.raises(EngineError):
+        run_blocking(one.blocking.store.bump(""))
+    new = [run_blocking(two.blocking.store.generation(scope)) for scope in scopes]
+    assert not set(old) & set(new)
+    again = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
+    own = [scope for scope, mine, theirs in zip(scopes, again, new, strict=True) if mine != theirs]
+    assert own == [scope for scope in scopes if one._servers.of(items.name_of(scope, b"g")) is one._servers.all[0]]
+    for scope in own:
+        with pytest.raises(EngineError):
+            run_blocking(one.blocking.store.bump(scope))
+    one.close()
+    two.close()
+
+
+def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServer]) -> None:
+    """While a server is out of reach its keys would go to others, and two answers be there when it is back."""
+    proxy = Proxy(ring[0].port)
+    addresses = [at(proxy), *(server.address for server in ring[1:])]
+    engine = MemcachedEngine(*addresses)
+    keys = [f"user:{number}" for number in range(30)]
+    lost = [key for key in keys if engine._servers.of(items.name_of(key)) is engine._servers.all[0]]
+    for key in keys:
+        run_blocking(engine.blocking.store.set(key, some(b"old")))
+    proxy.hold()
+
+    async def without_it() -> None:
+        for key in keys:
+            if key in lost:
+                with pytest.raises(EngineError) as failure:
+                    await engine.suspending.claims.claim(key, new_id(), Ask(LONG))
+                assert failure.value.partial
+            else:
+                assert isinstance(await engine.suspending.claims.claim(key, new_id(), Ask(LONG)), Found)
+                await engine.suspending.store.set(key, some(b"new"))
+
+    asyncio.run(without_it())
+    for key in lost:
+        with pytest.raises(EngineError):
+            run_blocking(engine.blocking.store.invalidate(key))
+        with pytest.raises(EngineError):
+            run_blocking(engine.blocking.store.set(key, some(b"new")))
+    proxy.cut()
+    proxy.let_go()
+    other = MemcachedEngine(*addresses)
+    for key, entry in zip(keys, run_blocking(other.blocking.store.get(keys)), strict=True):
+        assert entry is not None and entry.value == (b"old" if key in lost else b"new")
+    engine.close()
+    other.close()
+    proxy.close()
+
+
+def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServer]) -> None:
+    """Promise 4: it would change a key that only this process asks for, and seem to be done."""
+    engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
+    scopes = map(str, itertools.count())
+    scope = next(scope for scope in scopes if has(engine, items.name_of(scope, b"g")) == ring[0].address)
+    ring[0].stop()
+    assert run_blocking(engine.blocking.store.generation(scope))
+    with pytest.raises(EngineError):
+        run_blocking(engine.blocking.store.generations(scope))
+    engine.close()
+
+
+def test_a_hung_server_of_a_ring_is_asked_once_a_second(ring: list[MemcachedServer]) -> None:
+    """Each call for one of its keys would take as long as an answer may."""
+    proxy = Proxy(ring[0].port)
+    engine = MemcachedEngine(at(proxy), *(server.address for server in ring[1:]), timeout=0.3, connect_timeout=0.3)
+    lost = next(key for key in map(str, itertools.count()) if has(engine, items.name_of(key)) == at(proxy))
+
+    async def suspending() -> None:
+        with pytest.raises(EngineError):
+            await engine.suspending.store.get([lost])
+
+    async def ten() -> None:
+        for _ in range(10):
+            await suspending()
+
+    proxy.hold()
+    start = time.monotonic()
+    for _ in range(10):
+        with pytest.raises(EngineError):
+            run_blocking(engine.blocking.store.get([lost]))
+    asyncio.run(ten())
+    assert time.monotonic() - start < 3.0
+    engine.close()
+    proxy.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_the_rest_of_a_ring_goes_on(
+    ring: list[MemcachedServer], face: Callable[..., Face], colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One dead server of three would send all keys of all functions to this process's refuge."""
+    # The server that has the generation's number may be the dead one.
+    monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", LONG)
+    url = "memcached://" + ",".join(server.address for server in ring)
+    asked = face(url, colour, breakers=["stampede.engines.memcached.servers"], ttl=LONG)
+    keys = [f"user:{number}" for number in range(30)]
+
+    def stored(key: str) -> bool:
+        """False: its server still counts as down."""
+        with suppress(EngineError):
+            asked.run("set", key, key)
+            return True
+        return False
+
+    for dead in ring:
+        until(lambda: all(stored(key) for key in keys))
+        dead.stop()
+        computed: list[str] = []
+        for _ in range(5):
+            for key in keys:
+                assert asked(key, lambda key=key: computed.append(key) or key) == key
+        assert 0 < len(set(computed)) == len(computed) < len(keys)
+        dead.start()

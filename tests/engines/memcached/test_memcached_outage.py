@@ -1,0 +1,214 @@
+"""Faults that only memcached has: it turns callers away, is too old, or has no room for a value."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pymemcache")
+
+import faces
+from faces import BRIEF, LONG, Number, never
+from herd import Herd, Origin, until
+from memcached_server import MemcachedServer, shared_memcached
+from proxy import Proxy
+
+from stampede import EngineError, events
+from stampede.model.entry import new_id
+
+CROWD = 20
+
+
+class Face(faces.Face):
+    """One cache on memcached, with short times."""
+
+    def __init__(self, address: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
+        url = f"memcached://{address}?timeout={timeout}&connect_timeout={timeout}"
+        breakers = "stampede.outages.outage", "stampede.engines.memcached.servers"
+        super().__init__(url, colour, breakers=breakers, **options)
+
+    def a_second_later(self) -> None:
+        """When generations are asked for again: a server that was restarted has lost them too."""
+        engine: Any = self.cache._core.engine
+        engine.blocking.claims._generations.clear()
+
+
+@pytest.fixture
+def own() -> Iterator[MemcachedServer]:
+    """A server that the test may do anything to."""
+    mine = MemcachedServer("-c", str(CROWD))
+    yield mine
+    mine.close()
+
+
+Faces = Callable[..., Face]
+Before = Callable[[MemcachedServer], Proxy]
+
+
+def at(proxy: Proxy) -> str:
+    return f"127.0.0.1:{proxy.port}"
+
+
+# -- troubles: each begins, and ends --------------------------------------------------------------------------------
+
+
+@contextmanager
+def refusing(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
+    """It has as many connections as it takes, and turns the next ones away."""
+    proxy.cut()
+    with ExitStack() as crowd:
+        welcome = b"VERSION"
+        while welcome.startswith(b"VERSION"):
+            line = crowd.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            line.sendall(b"version\r\n")
+            welcome = line.recv(100)
+        yield
+
+
+def test_a_server_that_refuses_is_no_outage(own: MemcachedServer, before: Before, face: Faces, colour: str) -> None:
+    """Calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    proxy, warm, origin = before(own), Number(), Number(0.02)
+    asked = face(at(proxy), colour, local=True, timeout=1.0)
+    assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
+    with refusing(own, proxy):
+        assert asked.herd(8, "k", origin) == [1] * 8
+        assert [asked("k", origin) for _ in range(3)] == [1] * 3
+        assert origin.calls == 1
+        assert asked.count(events.EngineDown) == 1
+        with pytest.raises(EngineError):
+            asked.invalidate("k")
+        assert asked("k", origin) == 2  # and yet it is gone here
+        with pytest.raises(EngineError):
+            asked.lock("l")
+    until(lambda: asked(new_id().hex(), Number()) and asked.count(events.EngineUp))
+    asked.invalidate("k")
+    assert asked("k", lambda: "stored") == "stored"
+    assert asked.lock("l")
+
+
+def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
+    before: Before, face: Faces, monkeypatch: pytest.MonkeyPatch, colour: str
+) -> None:
+    """The generation that is known here is of before: what others have cleared would be served once more."""
+    monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", LONG)
+    server = shared_memcached()
+    server.empty()
+    proxy = before(server)
+    asked, other = face(at(proxy), colour), face(server.address)
+    asked.run("set", "k", "old")
+    assert asked("k", never) == "old"
+    proxy.hold()
+    assert asked("k", lambda: "new") == "new" and asked.down
+    other.run("clear")
+    proxy.let_go()
+    while not asked.count(events.EngineUp):
+        assert asked("k", lambda: "new") == "new"
+        time.sleep(BRIEF / 10)
+    assert asked("k", lambda: "new") == "new"
+
+
+# -- what it does not keep ------------------------------------------------------------------------------------------
+
+
+def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -> None:
+    """The caller would get an error, nobody would know why the key is never there, or its waiters wait for nothing."""
+    server = shared_memcached()
+    server.empty()
+    large, origin = "x" * (1 << 20), Origin()
+    holder, waiter = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)
+
+    def compute() -> str:
+        origin()
+        return large
+
+    holding = Herd(lambda: holder.herd(2, "k", compute))
+    origin.has_begun()
+    before = server.commands()
+    waiting = Herd(lambda: waiter("k", lambda: "mine"))
+    until(lambda: server.commands() > before + 4)  # generation, claim, a look; and the holder's signature
+    start = time.monotonic()
+    origin.let_on()
+    assert holding.join() == [[large] * 2]
+    assert waiting.join() in ([large], ["mine"])
+    assert time.monotonic() - start < 2.0
+    assert holder.count(events.Unkept) == 1
+    assert holder("k", lambda: "small") == "small"
+    assert waiter("k", never) == "small"
+
+
+# -- an older server ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """The address of what says that it is memcached 1.6.12; all else is an error to it."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def serve(line: socket.socket) -> None:
+        with suppress(OSError), line:
+            while told := line.recv(4096):
+                line.sendall(b"VERSION 1.6.12\r\n" if told.startswith(b"version") else b"ERROR\r\n")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"127.0.0.1:{door.getsockname()[1]}"
+    door.close()
+
+
+def test_an_older_server_is_said_to_be_one(
+    old_server: str, face: Faces, colour: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody would know why nothing is kept."""
+    asked = face(old_server, colour)
+    with caplog.at_level(logging.WARNING, "stampede"):
+        assert asked("k", lambda: "computed") == "computed"
+    assert "memcached 1.6.12: stampede needs 1.6.13 or newer" in caplog.text
+    with pytest.raises(EngineError, match=r"1\.6\.12.* needs 1\.6\.13 or newer"):
+        asked.invalidate("k")
+    with pytest.raises(EngineError, match=r"1\.6\.12.* needs 1\.6\.13 or newer"):
+        asked.lock("l")
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+def test_batches(face: Faces, colour: str) -> None:
+    """A batch would ask key by key, compute what is there or what others compute, or keep the leases of a failure."""
+    server = shared_memcached()
+    server.empty()
+    asked, other = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)
+    keys = [f"k{number}" for number in range(50)]
+    other("k7", lambda: "there")
+    loaded: list[list[str]] = []
+
+    def fails(missing: list[str]) -> dict[str, str]:
+        raise ValueError
+
+    def load(missing: list[str]) -> dict[str, str]:
+        loaded.append(sorted(missing))
+        return {key: key for key in missing if key != "k9"}
+
+    with pytest.raises(ValueError):
+        asked.many(keys, fails)
+    origin = Origin()
+    holding = Herd(lambda: other("k8", origin))
+    origin.has_begun()
+    letting_on = threading.Timer(0.1, origin.let_on)
+    letting_on.start()
+    got = asked.many(keys, load)
+    assert got == {key: key for key in keys if key != "k9"} | {"k7": "there", "k8": 1}
+    assert loaded == [sorted(set(keys) - {"k7", "k8"})]
+    assert holding.join() == [1]
+    assert other("k9", lambda: "left out", wait=0) == "left out"
+    assert asked.many(keys, lambda _: never()) == got | {"k9": "left out"}

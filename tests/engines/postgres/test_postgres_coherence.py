@@ -1,0 +1,311 @@
+"""The coherent local tier on Postgres: it follows what others change, and serves nothing of which nobody tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+from disk_world import Connection, other
+from herd import until
+from postgres_server import PostgresServer, shared_postgres
+from proxy import Proxy
+
+from stampede import Cache
+from stampede.engines.kit import feed
+from stampede.engines.postgres import PostgresEngine, blocking, talk, tell, verbs
+from stampede.engines.postgres.news import GENERATIONS
+from stampede.model.entry import Entry, new_id
+from stampede.runtime.colour import run_blocking as run
+
+LATE = 1.0
+"""Seconds within which each change has to be seen, on a machine that does much else. A quiet one takes a few ms."""
+
+
+@pytest.fixture
+def server() -> PostgresServer:
+    shared_postgres().prepare()
+    return shared_postgres()
+
+
+def cache_at(url: str, **options: Any) -> Cache:
+    return Cache(url, **{"local": True, "early": 0, **options})
+
+
+answers: dict[str, Any] = {}
+
+
+def report_of(cache: Cache) -> Any:
+    """The same function in every process, which gives what it is told to give there."""
+
+    @cache.cached(ttl=600)
+    def report(customer: int) -> Any:
+        return answers["next"]
+
+    return report
+
+
+def never() -> Any:
+    raise AssertionError("it is there")
+
+
+def read(cache: Cache) -> Any:
+    return cache.get_or_compute("k", never)
+
+
+def is_kept(cache: Cache, ask: Callable[[Cache], object] = read) -> bool:
+    """Whether the answer comes from this process' memory."""
+    before = cache.stats().hits
+    ask(cache)
+    return cache.stats().hits > before
+
+
+# -- each verb -----------------------------------------------------------------------------------------------------
+
+
+def follow(pipe: Connection, url: str) -> None:
+    """Keeps what it is given, round by round; says so, and when it was given something else."""
+    cache = cache_at(url)
+    report = report_of(cache)
+    answers["next"] = "read again"
+    while True:
+        old = pipe.recv()
+        until(lambda old=old: report(1) == old and is_kept(cache, lambda _: report(1)))
+        pipe.send("kept")
+        while report(1) == old:
+            time.sleep(0.0005)
+        pipe.send(time.monotonic())
+
+
+CHANGES: dict[str, Callable[[Any, Cache], object]] = {
+    "set": lambda report, cache: report.set("new", 1),
+    "invalidate": lambda report, cache: report.invalidate(1),
+    "expire": lambda report, cache: report.expire(1),
+    "fill": lambda report, cache: report.refresh(1),
+    "bump": lambda report, cache: report.invalidate_all(),
+    "clear": lambda report, cache: cache.clear(),
+    "expire_all": lambda report, cache: report.expire_all(),
+}
+
+
+@pytest.mark.alone
+def test_a_local_tier_follows_what_others_change(server: PostgresServer) -> None:
+    """Another process would go on to serve what was replaced, invalidated or expired here, until its time ends."""
+    lags: dict[str, float] = {}
+    with other(follow, server.postgres_url) as reader, closing(cache_at(server.postgres_url)) as cache:
+        report = report_of(cache)
+        for name, change in CHANGES.items():
+            answers["next"] = f"before {name}"
+            report.refresh(1)
+            reader.tell(f"before {name}")
+            assert reader.hear() == "kept"
+            answers["next"] = "new"
+            change(report, cache)
+            done = time.monotonic()
+            lags[name] = reader.hear() - done
+    print({name: f"{1000 * lag:.1f} ms" for name, lag in lags.items()})
+    assert max(lags.values()) < LATE
+
+
+def test_who_changes_sees_it_at_once(server: PostgresServer) -> None:
+    """A process would serve what it has replaced itself, until the server tells it so."""
+    with closing(cache_at(server.postgres_url)) as cache:
+        for number in range(200):
+            cache.set("k", number)
+            assert read(cache) == number
+        until(lambda: is_kept(cache))
+
+
+def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read under the old generation, with a ticket from behind it: every hit would be old until its time ends."""
+    with closing(cache_at(server.postgres_url)) as near, closing(cache_at(server.postgres_url)) as far:
+        first, second = report_of(near), report_of(far)
+        answers["next"] = "old"
+        second(1)
+        first.peek(2)  # the generation is known here
+        engine: Any = near.engine
+        news = engine._all.news
+        until(lambda: news.told)
+        first.peek(2)
+        asked = verbs.Keys.claim
+
+        def meanwhile(its: verbs.Keys, *args: Any, **terms: Any) -> Any:
+            if its is engine.blocking.claims and answers["next"] == "old":
+                answers["next"] = "new"
+                before = news.stamps[GENERATIONS]
+                second.invalidate_all()
+                until(lambda: news.stamps[GENERATIONS] != before)
+            return asked(its, *args, **terms)
+
+        monkeypatch.setattr(verbs.Keys, "claim", meanwhile)
+        assert first(1) in ("old", "new")
+        assert answers["next"] == "new"
+        assert [first(1) for _ in range(3)] == ["new"] * 3
+
+
+# -- writers that are killed -----------------------------------------------------------------------------------------
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+POINTS: dict[str, tuple[Any, str]] = {
+    "before it is sent": (blocking._Wire, "answers"),
+    "before it is answered": (talk.Talk, "feed"),
+    "behind its answer": (verbs.Keys, "_done"),
+    "before it tells who waits": (tell.Teller, "tell"),
+}
+
+
+def write_and_die(pipe: Connection, url: str, point: str) -> None:
+    engine = PostgresEngine(url)
+    run(engine.blocking.claims.look("k"))
+    token = new_id()
+    run(engine.blocking.claims.claim("k", token, verbs.Ask(60.0, force=True)))
+    command = "SELECT stampede.await($1, $2, $3)", (verbs.names("k").id, token, "0123456789ab")
+    run(engine._all.line.ask(command))
+    pipe.send("ready")
+    pipe.recv()
+    setattr(*POINTS[point], die)
+    run(engine.blocking.claims.fill("k", token, some(b"new")))
+
+
+def some(value: bytes) -> Entry[Any]:
+    return Entry(value, new_id(), ttl=60.0, fresh=60.0, keep=60.0)
+
+
+def holds(its: Any) -> bool:
+    return bool(its.stamps[its.slot] == its.stamp)
+
+
+@pytest.fixture
+def keeper(server: PostgresServer) -> Iterator[PostgresEngine]:
+    """An engine that is told of changes."""
+    engine = PostgresEngine(server.postgres_url)
+    engine.follow()
+    run(engine.blocking.claims.look("k"))
+    until(lambda: engine._all.news.told)
+    yield engine
+    engine.close()
+
+
+def kept(engine: PostgresEngine) -> Any:
+    """A ticket that nothing which was told before has ended."""
+    news, slot = engine._all.news, verbs.names("k").slot
+    with closing(PostgresEngine(engine.url)) as writer:
+        before = news.stamps[slot]
+        run(writer.blocking.store.set("k", some(b"old")))
+        until(lambda: news.stamps[slot] != before)
+    found = run(engine.blocking.claims.look("k"))
+    assert found is not None
+    assert found.ticket is not None
+    return found.ticket
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_writer_leaves_no_tier_behind(server: PostgresServer, keeper: PostgresEngine, point: str) -> None:
+    """What tells of a change would die with who has made it: tiers would keep the old value until its end."""
+    its = kept(keeper)
+    with other(write_and_die, f"{server.postgres_url}&application_name=dying", point) as writer:
+        assert writer.hear() == "ready"
+        writer.tell()
+        writer.join()
+    until(lambda: not server.backends("dying"))
+    ((there,),) = server.ask("SELECT value FROM stampede.entries")
+    assert there == (b"old" if point == "before it is sent" else b"new")
+    if there == b"new":
+        until(lambda: not holds(its), LATE)
+    found = run(keeper.blocking.claims.look("k"))
+    assert found is not None
+    assert found.entry.value == there
+
+
+# -- while nobody tells ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_served_from_memory_while_nobody_tells(server: PostgresServer) -> None:
+    """The listening connection alone is lost, and what others change meanwhile is never told."""
+    with closing(Proxy(server.port)) as proxy:
+        way = server.postgres_url.replace(f":{server.port}/", f":{proxy.port}/")
+        with (
+            closing(cache_at(f"{server.postgres_url}&listen={quote(way, safe='')}")) as cache,
+            closing(Cache(server.postgres_url)) as writer,
+        ):
+            news = cache.engine._all.news  # type: ignore[attr-defined]
+            writer.set("k", 0)
+            until(lambda: is_kept(cache))
+            proxy.hold()
+            proxy.cut()
+            until(lambda: not news.told, LATE)
+            for number in range(1, 50):
+                writer.set("k", number)
+                assert read(cache) == number
+                assert not is_kept(cache)
+            proxy.let_go()
+            until(lambda: is_kept(cache))
+            writer.set("k", "told")
+            until(lambda: read(cache) == "told", LATE)
+
+
+def test_an_administrator_ends_what_listens(server: PostgresServer) -> None:
+    """What was changed between two connections is told on neither."""
+    with closing(cache_at(server.postgres_url)) as cache, closing(Cache(server.postgres_url)) as writer:
+        news = cache.engine._all.news  # type: ignore[attr-defined]
+        for number in range(2):
+            writer.set("k", number)
+            until(lambda: read(cache) == number and is_kept(cache))
+            told = news.told
+            server.ask("SELECT pg_terminate_backend(%s)", news.home_backend[0])
+            writer.set("k", "meanwhile")
+            until(lambda: read(cache) == "meanwhile", LATE)
+            until(lambda: news.told > told)
+            assert read(cache) == "meanwhile"
+
+
+def test_a_server_that_hangs(server: PostgresServer, keeper: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that sleeps says nothing: what is changed when it wakes may be told to nobody who was given up."""
+    monkeypatch.setattr(feed, "TICK", 0.1)
+    its, news = kept(keeper), keeper._all.news
+    server.freeze()
+    try:
+        until(lambda: not news.told)
+        assert not holds(its)
+    finally:
+        server.thaw()
+    until(lambda: news.told)
+    its = kept(keeper)
+    assert holds(its)
+
+
+def test_a_server_that_crashes() -> None:
+    """Its tables are empty behind that, and what was there would live on in local tiers, whatever is changed since."""
+    with closing(PostgresServer()) as own:
+        own.prepare()
+        with closing(cache_at(own.postgres_url)) as cache, closing(Cache(own.postgres_url)) as writer:
+            news = cache.engine._all.news  # type: ignore[attr-defined]
+            writer.set("k", "old")
+            until(lambda: is_kept(cache))
+            own.stop()
+            until(lambda: not news.told, LATE)
+            own.start()
+            until(lambda: is_set(writer))
+            until(lambda: read(cache) == "new")
+            for _ in range(20):
+                assert read(cache) == "new"
+
+
+def is_set(cache: Cache) -> bool:
+    try:
+        cache.set("k", "new")
+    except ConnectionError:
+        return False
+    return True

@@ -1,0 +1,1645 @@
+"""The Redis engine beyond its ports: servers that forget, break and refuse; news; forks and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+import redis.asyncio
+from proxy import Proxy
+from redis.crc import key_slot
+from servers import PATIENCE, RedisServer, free_port, is_redis_6, missing, need, need_tls
+
+from stampede import Cache, Lock
+from stampede.engines import open_engine
+from stampede.engines.kit.stamps import SOON as SOON_LOST
+from stampede.engines.kit.stamps import Stamps
+from stampede.engines.redis import RedisEngine, blocking, wire
+from stampede.engines.redis.clients import Server
+from stampede.engines.redis.news import News, slot_of
+from stampede.errors import EngineError, OptionError
+from stampede.model.entry import UNREADABLE, Entry, Verdict, new_id
+from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Ticket
+from stampede.runtime.colour import run_blocking as run
+
+LONG = 60.0
+SOON = 10.0  # what nobody wakes takes longer
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
+    """Engines that are closed at the end."""
+
+    def opened(*args: Any, **options: Any) -> RedisEngine:
+        engine = RedisEngine(*args, **options)
+        engine.follow()  # as a cache does that has a local tier
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., RedisEngine]
+
+
+def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
+
+
+def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
+    return run(engine.blocking.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+
+
+def granted(engine: RedisEngine, key: str = "k") -> bytes:
+    token = new_id()
+    assert isinstance(claim(engine, key, token), Granted)
+    return token
+
+
+def until(good: Callable[[], Any], within: float = PATIENCE) -> Any:
+    """The first true answer; what changes is on a server, and can't be waited for otherwise."""
+    end = time.monotonic() + within
+    while not (answer := good()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+    return answer
+
+
+def calls(server: RedisServer) -> int:
+    """How many scripts the server has run so far."""
+    stats = server.cli("INFO", "commandstats")
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in stats.split() if "cmdstat_evalsha:" in line)
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["", "}", "}a", "{", "{}", "{a}b", "}{", ":l", "l", "\x00", "é" * 100])
+def test_all_names_of_a_key_are_in_one_slot(key: str) -> None:
+    """In a cluster, its scripts would be refused; or two things of one key would be one."""
+    names = wire.names(key)
+    strings = [*names[:4], names.channel]
+    assert len({key_slot(name) for name in strings}) == 1
+    assert len(set(strings)) == 5
+    assert slot_of(names.entry) == names.slot
+    assert [slot_of(name) for name in strings[1:]] == [None] * 4
+
+
+def test_what_is_no_entry_is_a_miss(server: RedisServer, open_: Open) -> None:
+    """Somebody else's bytes in our place would be an error for ever, or be read as numbers."""
+    engine = open_(server.url)
+    for bytes_ in (b"", b"short", b"\x02" + bytes(100)):
+        server.cli("SET", wire.names("k").entry, bytes_.replace(b"\x00", b"0"))
+        assert isinstance(claim(engine, force=True), Granted)
+        token = new_id()
+        assert claim(engine, token=token, force=True).entry == UNREADABLE  # a miss and an event, says the codec
+        assert run(engine.blocking.claims.fill("k", token, some()))
+        assert isinstance(claim(engine), Found)
+    for foreign in ("RPUSH", "SADD"):
+        server.cli("DEL", wire.names("k").entry)
+        server.cli(foreign, wire.names("k").entry, "x")
+        assert run(engine.blocking.store.get(["k"])) == [UNREADABLE]
+        assert not run(engine.blocking.store.expire("k"))
+        token = granted(engine)
+        assert run(engine.blocking.claims.fill("k", token, some()))
+        assert isinstance(claim(engine), Found)
+
+
+def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None:
+    """What is to stay would be counted down; or what has an end would have none."""
+    engine = open_(server.url)
+    name = wire.names("k").entry
+    run(engine.blocking.store.set("k", some(fresh=inf)))
+    assert server.cli("PTTL", name) == "-1"
+    run(engine.blocking.store.set("k", Entry(b"", new_id(), ttl=5.0, fresh=5.0, keep=inf)))
+    (kept,) = run(engine.blocking.store.get(["k"]))
+    assert kept is not None
+    assert 0 < kept.fresh <= 5.0
+    assert kept.keep == inf
+    run(engine.blocking.store.set("k", some(fresh=5.0)))
+    assert 5_000 < int(server.cli("PTTL", name)) <= 6_000
+
+
+def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Open) -> None:
+    """Without a local tier every early refresh would cost a second round trip."""
+    engine = open_(server.url)
+    entry = Entry(b"v", new_id(), cost=1.0, margin=2.0, ttl=LONG, fresh=10.0, keep=LONG)
+    run(engine.blocking.store.set("k", entry))
+    assert isinstance(claim(engine, draw=5.0), Found)
+    reply = claim(engine, draw=20.0)
+    assert isinstance(reply, Granted)
+    assert reply.entry is not None
+    assert reply.entry.fresh > 0
+    entry.fresh = 31.0  # never before half of ttl
+    run(engine.blocking.store.set("k", entry))
+    assert isinstance(claim(engine, draw=1e9), Found)
+
+
+# -- servers that forget, and replies that are lost ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forget", ["SCRIPT FLUSH", "restart"])
+def test_scripts_are_sent_again(own: RedisServer, open_: Open, forget: str) -> None:
+    """After a flush of scripts, or a restart, the cache would be out of order until the process ended."""
+    engine = open_(own.url)
+    granted(engine)
+    if forget == "restart":
+        own.restart()
+    else:
+        own.cli(*forget.split())
+    token = granted(engine, "l")
+    assert run(engine.blocking.claims.fill("l", token, some()))
+    assert isinstance(claim(engine, "l"), Found)
+
+
+def test_scripts_are_sent_again_in_pipelines(server: RedisServer, open_: Open) -> None:
+    """The same of a batch, and of tasks."""
+    engine = open_(server.url)
+    server.cli("SCRIPT", "FLUSH")
+    assert run(engine.blocking.store.get(["a", "b", "c"])) == [None] * 3
+
+    async def tasks() -> None:
+        await engine.suspending.claims.claim("k", b"12345678", Ask(LONG))
+        server.cli("SCRIPT", "FLUSH")
+        replies = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(10)])
+        assert all(isinstance(reply, Busy) and reply.token == b"12345678" for reply in replies)
+        server.cli("SCRIPT", "FLUSH")
+        assert await engine.suspending.store.get(["a", "b", "c"]) == [None] * 3
+
+    asyncio.run(tasks())
+
+
+def test_a_server_that_comes_back_is_used_again(own: RedisServer, open_: Open) -> None:
+    """One outage would be for ever; or an error would not be ours."""
+    engine = open_(own.url)
+    granted(engine)
+
+    async def tasks() -> None:
+        await engine.suspending.store.get(["k"])
+        own.stop()
+        for _ in range(2):
+            with pytest.raises(EngineError) as caught:
+                await engine.suspending.store.get(["k"])
+            assert caught.value.__cause__ is not None
+        with pytest.raises(EngineError):
+            granted(engine)
+        own.start()
+        assert await engine.suspending.store.get(["k"]) == [None]
+
+    asyncio.run(tasks())
+    granted(engine)
+
+
+def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer, open_: Open) -> None:
+    """After every restart or idle timeout of the server, each connection of the pool would fail once."""
+    engine = open_(server.url)
+
+    async def tasks() -> None:
+        for _ in range(3):
+            granted(engine, new_id().hex())
+            await engine.suspending.store.set("k", some())
+            server.cli("CLIENT", "KILL", "TYPE", "normal")
+            (kept,) = await engine.suspending.store.get(["k"])
+            assert kept is not None
+
+    asyncio.run(tasks())
+
+
+def test_a_question_of_a_loop_whose_reply_is_lost_is_asked_once_more(
+    server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy]
+) -> None:
+    """A connection that breaks would fail all calls of its loop."""
+    proxy = before(server)
+    engine = open_(proxy.url)
+
+    async def tasks() -> None:
+        await engine.suspending.store.set("lost", some())
+        proxy.at(b"lost", answered=0)
+        (kept,) = await engine.suspending.store.get(["lost"])
+        assert (kept is not None, proxy.met) == (True, 1)
+
+    asyncio.run(tasks())
+
+
+def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
+    """A reply that was lost would turn a stored value into a refused one, or a released lock into a lost one."""
+    engine = open_(server.url)
+    line = engine._servers.line
+    asked: list[Any] = []
+    ask_all = line.ask_all
+
+    async def twice(commands: Any, **options: Any) -> Any:
+        asked.append(await ask_all(commands, **options))
+        return await ask_all(commands, **options)
+
+    line.ask_all = twice  # type: ignore[method-assign]
+    token = granted(engine)
+    assert run(engine.blocking.claims.renew("k", token, LONG))
+    entry = some()
+    assert run(engine.blocking.claims.fill("k", token, entry))
+    newer = some()
+    assert run(engine.blocking.store.replace("k", entry.id, newer))
+    assert claim(engine).entry.id == newer.id
+    token = new_id()
+    claim(engine, token=token, force=True)
+    run(engine.blocking.claims.abandon("k", token, Verdict("failed"), rest=LONG))
+    assert claim(engine, seen=newer.id).rest > LONG - 10
+    holder = new_id()
+    first = run(engine.blocking.locks.acquire("l", holder, LONG))
+    assert isinstance(first, Granted)
+    assert run(engine.blocking.locks.release("l", holder)) is True
+    assert not run(engine.blocking.locks.release("l", holder))
+    assert len(asked) > 5
+
+
+REFUSALS = {"full": ("maxmemory", "1kb"), "without replicas": ("min-replicas-to-write", "1")}
+
+
+@pytest.mark.parametrize("refusal", list(REFUSALS))
+def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, refusal: str) -> None:
+    """What it has would count as lost too; or a lease be granted under which nothing can be stored."""
+    if refusal == "without replicas" and is_redis_6():
+        missing("a script is not refused by a Redis 6 that is without replicas")
+    engine = open_(own.url)
+    run(engine.blocking.store.set("there", some()))
+    run(engine.blocking.store.set("due", Entry(b"", new_id(), cost=1.0, margin=1.0, ttl=100.0, fresh=20.0, keep=LONG)))
+    token, entry = granted(engine, "taken"), some()
+    own.cli("CONFIG", "SET", *REFUSALS[refusal])
+    assert isinstance(claim(engine, "there"), Found)
+    assert isinstance(claim(engine, "due", draw=30.0), Found)
+    assert claim(engine, "taken").token == token
+    for terms in ({}, {"force": True}):
+        with pytest.raises(EngineError) as caught:
+            claim(engine, "missing", **terms)
+        assert caught.value.partial
+    asked = [Asked("claim", (key, new_id(), Ask(LONG))) for key in ("there", "missing", "taken")]
+    found, refused, busy = engine.many.ask_many(asked)
+    assert (type(found), type(refused), type(busy)) == (Found, EngineError, Busy)
+    with pytest.raises(EngineError):
+        run(engine.blocking.store.set("other", entry))
+    with pytest.raises(EngineError):
+        run(engine.blocking.locks.acquire("l", new_id(), LONG))
+    own.cli("CONFIG", "SET", REFUSALS[refusal][0], "0")
+    granted(engine, "missing")
+
+
+def test_a_full_server_ends_what_it_began(own: RedisServer, open_: Open) -> None:
+    """Out of memory, a computation under way would leave its lease, and everybody waiting; or be done once more."""
+    engine = open_(own.url)
+    run(engine.blocking.store.set("there", some()))
+    filled, abandoned = granted(engine, "filled"), granted(engine, "abandoned")
+    own.cli("CONFIG", "SET", "maxmemory", "1kb")
+    assert run(engine.blocking.claims.renew("filled", filled, LONG))
+    assert isinstance(claim(engine, "filled", filled), Granted)  # asked again, since its reply was lost
+    assert run(engine.blocking.claims.fill("filled", filled, some(b"x" * 1000)))
+    assert isinstance(claim(engine, "filled"), Found)
+    run(engine.blocking.claims.abandon("abandoned", abandoned, Verdict("failed"), rest=LONG))
+    assert claim(engine, "abandoned").rest > LONG - 10  # what is deleted leaves room for that
+    assert run(engine.blocking.store.generation("new"))
+    assert run(engine.blocking.store.expire("there"))
+    assert run(engine.blocking.store.invalidate("there"))
+    assert own.cli("KEYS", "{*}l") == ""
+
+
+def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
+    """What was the master before a failover would serve what is invalidated at its successor."""
+    engine = open_(own.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket = ticket_of(engine)
+    own.cli("REPLICAOF", "127.0.0.1", str(free_port()))
+    for _ in range(2):
+        with pytest.raises(EngineError) as caught:
+            claim(engine)
+        assert not caught.value.partial
+    with pytest.raises(EngineError):
+        asyncio.run(engine.suspending.claims.claim("k", new_id(), Ask(LONG)))
+    assert not holds(ticket)
+    own.cli("REPLICAOF", "NO", "ONE")
+    assert isinstance(claim(engine), Found)
+
+
+def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
+    """Every call would hang with it, in both colours; and hang again when it is well."""
+    engine = open_(own.url, socket_timeout=1.0)  # which it has, too, when it is well and the machine is busy
+
+    async def tasks() -> None:
+        await engine.suspending.store.get(["k"])
+        run(engine.blocking.store.get(["k"]))
+        own.freeze()
+        try:
+            start = time.monotonic()
+            with pytest.raises(EngineError):
+                run(engine.blocking.store.get(["k"]))
+            results = await asyncio.gather(
+                *[engine.suspending.store.get(["k"]) for _ in range(5)], return_exceptions=True
+            )
+            assert [type(result) for result in results] == [EngineError] * 5
+            assert time.monotonic() - start < 5.0
+        finally:
+            own.thaw()
+        assert await engine.suspending.store.get(["k"]) == [None]
+        assert run(engine.blocking.store.get(["k"])) == [None]
+
+    asyncio.run(tasks())
+
+
+def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
+    """Who waits for a connection would find out after those before it, one after the other, for many seconds."""
+    engine = open_(own.url, socket_timeout=1.0, max_connections=1)
+    run(engine.blocking.store.get(["k"]))
+    errors: list[str] = []
+
+    def live() -> None:
+        try:
+            run(engine.blocking.store.get(["k"]))
+        except EngineError as error:
+            errors.append(str(error))
+
+    own.freeze()
+    try:
+        threads = [threading.Thread(target=live) for _ in range(12)]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert time.monotonic() - start < 8  # of twelve, one after the other
+    finally:
+        own.thaw()
+    assert len(errors) == 12
+    assert run(engine.blocking.store.get(["k"])) == [None]
+
+
+# -- connections --------------------------------------------------------------------------------------------------
+
+
+def test_more_callers_than_connections_wait(server: RedisServer, open_: Open) -> None:
+    """The third of three threads would be refused."""
+    engine = open_(server.url, max_connections=2)
+    errors: list[BaseException] = []
+
+    def live() -> None:
+        try:
+            for _ in range(20):
+                run(engine.blocking.store.get(["k"]))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=live) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert errors == []
+
+
+def test_as_many_connections_as_can_be_counted_are_not_made_room_for(server: RedisServer, open_: Open) -> None:
+    """A client of a cluster, which means no bound by such a number, takes all memory when a cache is made of it."""
+    before = len(gc.get_objects())
+    assert open_(server.url, max_connections=2**20).ping() < 5
+    assert len(gc.get_objects()) - before < 2**16
+
+
+def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) -> None:
+    """A thousand tasks would need a thousand connections or round trips, or be refused."""
+    engine = open_(server.url, tracking=False)
+
+    async def tasks() -> None:
+        await engine.suspending.store.set("k", some())
+        before = server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]
+        reads = int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
+        found = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(1000)])
+        assert all(isinstance(reply, Found) for reply in found)
+        assert int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0]) - reads < 200
+        assert server.cli("INFO", "clients").split("connected_clients:")[1].split()[0] == before
+
+    asyncio.run(tasks())
+
+
+def test_cancelling_one_caller_cancels_only_it(server: RedisServer, open_: Open) -> None:
+    """Its reply would be taken for the next caller's, or the connection closed under all."""
+    engine = open_(server.url)
+
+    async def tasks() -> None:
+        for number in range(50):
+            await engine.suspending.store.set(str(number), some(b"%d" % number))
+        for _ in range(20):
+            reads = [asyncio.ensure_future(engine.suspending.store.get([str(number)])) for number in range(50)]
+            await asyncio.sleep(0)
+            for read in reads[::3]:
+                read.cancel()
+            await asyncio.sleep(0)
+            for read in reads[1::3]:
+                read.cancel()
+            for number, read in enumerate(reads):
+                if number % 3 == 2:
+                    (kept,) = await read
+                    assert kept is not None
+                    assert kept.value == b"%d" % number
+
+    asyncio.run(tasks())
+
+
+def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
+    """The second loop would be given the first one's connection; or connections of dead loops would pile up."""
+    engine = open_(server.url)
+    for number in range(5):
+        asyncio.run(engine.suspending.store.set("k", some(b"%d" % number)))
+        loop = asyncio.new_event_loop()  # one that is closed without a word
+        (kept,) = loop.run_until_complete(engine.suspending.store.get(["k"]))
+        loop.close()
+        assert kept is not None
+        assert kept.value == b"%d" % number
+    del loop
+    asyncio.run(engine.suspending.store.get(["k"]))
+    gc.collect()
+    assert engine._servers.aline._pipes.take_all() == []
+    until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
+
+
+def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(server: RedisServer, open_: Open) -> None:
+    """The first call of the next loop would be told that some event loop is closed."""
+    engine = open_(server.url)
+
+    async def leave() -> asyncio.Task[Any]:
+        await engine.suspending.store.get(["k"])
+        pending = asyncio.ensure_future(engine.suspending.claims.claim("left", new_id(), Ask(LONG)))
+        pending._log_destroy_pending = False  # type: ignore[attr-defined]
+        await asyncio.sleep(0)  # it has begun
+        return pending
+
+    loop = asyncio.new_event_loop()
+    pending = loop.run_until_complete(leave())
+    loop.close()
+    for _ in range(2):
+        asyncio.run(engine.suspending.store.get(["k"]))
+    assert not pending.done() or pending.exception() is not None
+
+
+def test_a_claim_that_is_closed_before_it_was_sent_is_not_sent(server: RedisServer, open_: Open) -> None:
+    """It would come after its own abandon, and its lease stand until it ends."""
+    engine = open_(server.url)
+
+    async def story() -> None:
+        await engine.suspending.claims.claim("known", new_id(), Ask(LONG))  # the script, to the server
+        claim = engine.suspending.claims.claim("closed", new_id(), Ask(LONG))
+        claim.send(None)
+        claim.close()
+        await engine.suspending.store.get(["k"])
+
+    asyncio.run(story())
+    assert server.cli("EXISTS", wire.names("closed").lease) == "0"
+
+
+def test_a_connection_that_could_not_even_hang_up_is_not_asked(
+    server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a stack no reply can be read, nor the connection closed: it would answer the next question."""
+    engine = open_(server.url)
+    run(engine.blocking.store.set("k", some(b"right")))
+
+    def too_deep(*args: Any, **options: Any) -> Any:
+        raise RecursionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stampede.engines.redis.blocking._Wire.received", too_deep)
+        patch.setattr(redis.connection.AbstractConnection, "disconnect", too_deep)
+        with pytest.raises(RecursionError):
+            run(engine.blocking.store.expire("left unread"))
+    (kept,) = run(engine.blocking.store.get(["k"]))
+    assert kept.value == b"right"
+
+
+def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
+    """Two loops at once would share a connection that belongs to one."""
+    engine = open_(server.url)
+    errors: list[BaseException] = []
+
+    async def tasks(name: str) -> None:
+        for number in range(50):
+            await engine.suspending.store.set(name, some(b"%d" % number))
+            (kept,) = await engine.suspending.store.get([name])
+            assert kept is not None
+            assert kept.value == b"%d" % number
+
+    def live(name: str) -> None:
+        try:
+            asyncio.run(tasks(name))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=live, args=(f"thread {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert errors == []
+
+
+def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Open) -> None:
+    """Parent and child would read each other's replies."""
+    engine = open_(server.url)
+    run(engine.blocking.store.set("k", some(b"parent")))
+    found = ticket_of(engine)
+
+    async def tasks() -> None:
+        await engine.suspending.store.get(["k"])
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if not holds(found):
+                    token = new_id()
+                    claim(engine, "child", token)
+                    run(engine.blocking.claims.fill("child", token, some()))
+                    ticket_of(engine, "child")
+                    asyncio.run(engine.suspending.store.get(["child"]))
+                    gc.collect()  # of what is the parent's
+                    code = 0
+            finally:
+                os._exit(code)
+        for _ in range(50):
+            assert isinstance(claim(engine), Found)
+            assert (await engine.suspending.store.get(["k"]))[0] is not None
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert (await engine.suspending.store.get(["k"]))[0] is not None
+        assert holds(found)  # the child's end is none of the parent's news
+
+    asyncio.run(tasks())
+
+
+def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
+    """Options of the client would not reach it; wrong ones would be found out at the first call."""
+    own.cli("ACL", "SETUSER", "ann", "on", ">p w", "~*", "&*", "+@all")
+    for url in (
+        own.url.replace("redis://", "redis://ann:p%20w@") + "?socket_timeout=0.5&client_name=shop&tracking=no",
+        f"unix://ann:p%20w@{own.socket}?db=0&max_connections=3",
+    ):
+        engine = open_engine(url)
+        assert engine.ping() > 0
+        assert ("name=shop" in own.cli("CLIENT", "LIST")) == ("shop" in url)
+        engine.close()
+    with pytest.raises(EngineError):
+        open_(own.url.replace("redis://", "redis://ann:wrong@")).ping()
+    for wrong in ("?sockettimeout=1", "?socket_timeout=soon", "?tracking=maybe"):
+        with pytest.raises(OptionError):
+            open_engine(own.url + wrong)
+    with pytest.raises(OptionError):
+        RedisEngine()
+
+
+def test_tls(open_: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rediss://` would hang, or read bytes that are not the server's."""
+    need_tls()
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # each connection would read all that the machine knows
+    certificate, key, port = tmp_path / "server.crt", tmp_path / "server.key", free_port()
+    subprocess.run(
+        [need("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    secured = RedisServer(
+        "--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
+        "--tls-auth-clients", "no", "--tls-ca-cert-file", str(certificate),
+    )  # fmt: skip
+    try:
+        engine = open_(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}", socket_connect_timeout=5.0)
+        entry = some(b"\x00\xff" * 100_000)
+
+        async def tasks() -> None:
+            token = new_id()
+            assert isinstance(await engine.suspending.claims.claim("k", token, Ask(LONG)), Granted)
+            thread, result = waiting(engine, claim(engine))
+            until(lambda: secured.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+            assert await engine.suspending.claims.fill("k", token, entry)
+            await asyncio.to_thread(thread.join, PATIENCE)
+            assert result == [None]
+            replies = await asyncio.gather(
+                *[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(20)]
+            )
+            assert all(reply.entry.value == entry.value for reply in replies)
+
+        asyncio.run(tasks())
+        ticket = ticket_of(engine)
+        secured.cli("DEL", wire.names("k").entry)
+        until(lambda: not holds(ticket), within=0.5)
+        with pytest.raises(EngineError):
+            open_(f"rediss://127.0.0.1:{port}", socket_connect_timeout=5.0).ping()  # whom we have no reason to believe
+    finally:
+        secured.close()
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_client_may_be_handed_over(server: RedisServer, open_: Open, decode: bool) -> None:
+    """Who has a configured client would have to describe it once more; one that decodes would break every value."""
+    for client in (
+        redis.Redis(port=server.port, decode_responses=decode),
+        redis.asyncio.Redis(port=server.port, decode_responses=decode),
+        redis.Redis.from_url(server.unix_url, decode_responses=decode),
+    ):
+        engine = open_(client=client)
+        run(engine.blocking.store.set("k", some(b"\xff")))
+        (kept,) = asyncio.run(engine.suspending.store.get(["k"]))
+        assert kept is not None
+        assert kept.value == b"\xff"
+        engine.close()
+    with pytest.raises(OptionError):
+        open_(client=object())
+
+
+def test_a_cache_of_a_client(server: RedisServer) -> None:
+    """The same, as a user has it; and the client stays as it was."""
+    with redis.Redis(port=server.port, client_name="theirs") as client:
+        client.ping()
+        with Cache(client, local=True) as cache:
+            assert cache.get_or_compute("k", lambda: 1) == 1
+            assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
+            with cache.lock("l", wait=0) as lock:
+                assert lock.held
+        assert client.ping()
+
+
+@pytest.mark.parametrize("rights", ["-client", "-subscribe", "-publish", "-client -subscribe -publish resetchannels"])
+def test_without_rights(own: RedisServer, rights: str) -> None:
+    """A user of ACLs who may not be told, or tell: an error, or a local tier that keeps what others have changed."""
+    own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", *rights.split())
+    url = own.url.replace("redis://", "redis://app:secret@")
+    with Cache(url, local=True, early=0) as near, Cache(url, local=True, early=0) as far:
+        for number in range(3):
+            near.set("k", number)
+            until(lambda number=number: far.get_or_compute("k", lambda: None) == number, within=5)
+            assert asyncio.run(far.aget_or_compute("k", lambda: None)) == number
+        assert far.stats().computations == 0
+        begun, done = threading.Event(), threading.Event()
+
+        def compute() -> int:
+            begun.set()
+            assert done.wait(PATIENCE)
+            return 1
+
+        holder = threading.Thread(target=lambda: near.get_or_compute("l", compute))
+        holder.start()
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, done.set).start()
+        start = time.monotonic()
+        assert far.get_or_compute("l", lambda: 2) == 1
+        assert time.monotonic() - start < SOON  # what nobody may tell is seen by the safety poll
+        holder.join(PATIENCE)
+
+
+def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:
+    """A batch would take as many round trips as it has keys; or one lease would do for several."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.blocking.store.set("there", some()))
+    ticket_of(engine, "there")
+    taken = granted(other, "taken")
+    questions = [(key, new_id(), Ask(LONG)) for key in ("there", "taken", *map(str, range(700)))]
+    found, busy, *rest = engine.many.ask_many([Asked("claim", question) for question in questions])
+    assert isinstance(found, Found)
+    assert found.ticket is not None
+    assert busy.token == taken
+    assert all(isinstance(reply, Granted) for reply in rest)
+    assert engine.many.ask_many([]) == []
+    assert isinstance(claim(other, "699"), Busy)
+
+
+def sent(server: RedisServer, act: Callable[[], object]) -> list[str]:
+    """The commands that clients send meanwhile."""
+    with redis.Redis(port=server.port) as client, client.monitor() as monitor:
+        act()
+        server.cli("ECHO", "the end")
+        commands = []
+        while "the end" not in (heard := monitor.next_command())["command"]:
+            if heard["client_type"] != "lua":
+                commands.append(heard["command"].split()[0].upper())
+    return commands
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_hit_is_one_command_and_a_miss_two(server: RedisServer, suspending: bool) -> None:
+    """Round trips are what a cache on a server costs."""
+    with Cache(server.url, early=0) as cache, asyncio.Runner() as runner:
+
+        def ask(key: str) -> None:
+            if suspending:
+                runner.run(cache.aget_or_compute(key, lambda: 1))
+            else:
+                cache.get_or_compute(key, lambda: 1)
+
+        ask("warm")
+        assert sent(server, lambda: ask("k")) == ["EVALSHA"] * 2
+        for _ in range(5):
+            ask("k")  # nobody knows yet that it mostly hits, nor for how long
+        assert sent(server, lambda: ask("k")) == ["GETEX"]
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch would cost what its keys cost; or one lease, or one call, would be shared by what isn't one."""
+    near, far = Cache(server.url, early=0), Cache(server.url, early=0)
+    loads: list[list[str]] = []
+    begun, done = threading.Event(), threading.Event()
+
+    def load(keys: list[str]) -> dict[str, int]:
+        loads.append(sorted(keys))
+        return dict.fromkeys(keys, 1)
+
+    def slow(keys: list[str]) -> dict[str, int]:
+        begun.set()
+        assert done.wait(PATIENCE)
+        return dict.fromkeys(keys, 2)
+
+    def fails(keys: list[str]) -> dict[str, int]:
+        raise ZeroDivisionError
+
+    with near, far, asyncio.Runner() as runner:
+
+        def ask(cache: Cache, keys: list[str], function: Any) -> dict[str, Any]:
+            if suspending:
+                return runner.run(cache.aget_or_compute_many(keys, function))
+            return cache.get_or_compute_many(keys, function)
+
+        ask(near, ["warm"], load)
+        ask(far, ["warm"], load)
+        keys = [f"k{number}" for number in range(100)]
+        monkeypatch.setattr("stampede.engines.kit.feed.TICK", 60.0)  # no pings from here on
+        before = packets(server)
+        assert ask(near, keys, load) == dict.fromkeys(keys, 1)
+        assert ask(far, keys, load) == dict.fromkeys(keys, 1)
+        assert packets(server) - before <= 3 + 6  # a claim, a fill, a claim; and our own, and pieces of large ones
+        assert loads[1:] == [sorted(keys)]
+        with pytest.raises(ZeroDivisionError):
+            ask(near, ["x", "y"], fails)
+        assert server.cli("KEYS", "{*}l") == ""  # no lease is left
+        assert ask(far, ["y", "x"], lambda keys: {"x": 3}) == {"x": 3}
+        assert ask(near, ["x", "y"], load) == {"x": 3, "y": 1}
+        # Two that want each other's keys, in opposite order.
+        other = threading.Thread(target=lambda: far.get_or_compute_many(["a", "b"], slow))
+        other.start()
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.1, done.set).start()
+        assert ask(near, ["c", "b", "a"], load) == {"a": 2, "b": 2, "c": 1}
+        other.join(PATIENCE)
+        assert loads[-1] == ["c"]
+
+
+def packets(server: RedisServer) -> int:
+    return int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
+
+
+def test_batches_in_opposite_order(server: RedisServer) -> None:
+    """Each would hold what the other one waits for, until a lease ends."""
+    caches = [Cache(server.url, early=0) for _ in range(4)]
+    loads: list[str] = []
+
+    def load(keys: list[str]) -> dict[str, int]:
+        loads.extend(keys)
+        time.sleep(0.005)
+        return dict.fromkeys(keys, 1)
+
+    def live(number: int) -> None:
+        for turn in range(10):
+            keys = [f"{turn} {key}" for key in range(8)]
+            order = keys[number:] + keys[:number] if number % 2 else keys[::-1]
+            if number < 2:
+                assert caches[number].get_or_compute_many(order, load) == dict.fromkeys(keys, 1)
+            else:
+                assert asyncio.run(caches[number].aget_or_compute_many(order, load)) == dict.fromkeys(keys, 1)
+
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            live(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(4)]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    for cache in caches:
+        cache.close()
+    assert errors == []
+    assert sorted(loads) == sorted(set(loads))
+    assert time.monotonic() - start < 5.0
+
+
+_CLOCKS = """
+import sys, time
+off = float(sys.argv[2])
+real, monotonic, counter = time.time, time.monotonic, time.perf_counter
+time.time, time.monotonic = lambda: real() + off, lambda: monotonic() + abs(off)
+time.time_ns = lambda: int(time.time() * 1e9)
+from stampede import Cache
+cache = Cache(sys.argv[1], early=0, lease=30)
+if off > 0:
+    cache.set("k", 1, ttl=30)
+    assert cache.get_or_compute("l", lambda: 2, ttl=30) == 2
+else:
+    kept = cache.peek("k")
+    assert 20 < kept.fresh <= 30, kept
+    assert cache.get_or_compute("k", lambda: 0) == 1
+    assert cache.get_or_compute("l", lambda: 0) == 2
+cache.close()
+"""
+
+
+def test_clocks_are_never_compared(server: RedisServer) -> None:
+    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    for off in ("1e8", "-1e8"):
+        done = subprocess.run(
+            [sys.executable, "-c", _CLOCKS, server.url, off], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- waking -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unaided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No safety poll: who is not told sleeps on, and no time tells whether he was."""
+    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)
+    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)
+
+
+def waiting(engine: RedisEngine, busy: Busy) -> tuple[threading.Thread, list[Any]]:
+    result: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: result.append(run(engine.blocking.claims.wait("k", busy, LONG))), daemon=True
+    )
+    thread.start()
+    return thread, result
+
+
+@pytest.mark.usefixtures("unaided")
+def test_a_waiter_is_pushed_the_value(server: RedisServer, open_: Open) -> None:
+    """It would sit out the safety poll; or ask once more for what the news have told already."""
+    engine, other = open_(server.url), open_(server.url)
+    token, entry = granted(engine), some(b"news")
+    busy = claim(other)
+    thread, result = waiting(other, busy)
+    until(lambda: server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    start = time.monotonic()
+    assert run(engine.blocking.claims.fill("k", token, entry))
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < SOON
+    (found,) = result
+    if found is not None:  # None: it was so quick that it had not begun to listen
+        assert (found.entry.id, found.entry.value) == (entry.id, b"news")
+        assert 0 < found.entry.fresh <= LONG
+
+
+@pytest.mark.usefixtures("unaided")
+def test_what_was_told_before_anybody_listened_is_seen_at_once(server: RedisServer, open_: Open) -> None:
+    """Promise 2: between its claim and its subscription a waiter would miss the news, and sit out the safety poll."""
+    engine = open_(server.url)
+    token = granted(engine)
+    busy = claim(engine)
+    run(engine.blocking.claims.fill("k", token, some()))
+    start = time.monotonic()
+    run(engine.blocking.claims.wait("k", busy, LONG))
+    assert time.monotonic() - start < SOON
+
+
+def test_news_of_an_older_lease_bring_no_value(server: RedisServer, open_: Open) -> None:
+    """A message that comes late would give an invalidated value to a call that began after the invalidation."""
+    entry = Entry(b"value", b"12345678", ttl=LONG, fresh=LONG, keep=LONG)
+    message = b"12345678" + bytes(8) + wire.pack(entry, 60_000)
+    assert wire.news_of(message, b"12345678") is not None
+    assert wire.news_of(message, b"87654321") is None
+    assert wire.news_of(b"87654321" + message[8:], b"87654321") is None  # whoever can publish, can write that
+    assert wire.news_of(message[:20], b"12345678") is None
+
+
+def asked(monitor: Any) -> list[str]:
+    """The verbs that clients have sent since the monitor began, without our own and the news'."""
+    verbs = []
+    while "the end" not in (heard := monitor.next_command())["command"]:
+        verb = heard["command"].split()[0].upper()
+        if heard["client_type"] != "lua" and verb in ("EVALSHA", "EVAL", "SUBSCRIBE", "GETEX"):
+            verbs.append(verb)
+    return sorted(verbs)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
+    """A herd's cost would grow with the time it waits, or a woken waiter would ask for what it was told."""
+    engine, other = open_(server.url), open_(server.url, tracking=False)
+    token = granted(engine)
+    with redis.Redis(port=server.port) as client, client.monitor() as monitor:
+        busy = claim(other)
+        thread, result = waiting(other, busy)
+        until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # it has looked, and sleeps
+        run(engine.blocking.claims.fill("k", token, Entry(bytes(size), token, ttl=LONG, fresh=LONG, keep=LONG)))
+        thread.join(PATIENCE)
+        (found,) = result
+        if size > 4096:  # too large for a message
+            assert found is None
+            found = claim(other, awaited=busy.token)
+        assert found.entry.value == bytes(size)
+        server.cli("ECHO", "the end")
+        # One claims, listens and looks; the other one fills.
+        assert asked(monitor) == ["EVALSHA", "EVALSHA", *["EVALSHA"] * (size > 4096), "GETEX", "SUBSCRIBE"]
+
+
+def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
+    """A user who may not publish would leave a stored value with a standing lease, and waiters asleep."""
+    own.cli("ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all")
+    url = own.url.replace("redis://", "redis://mute:x@")
+    engine, other = open_(url), open_(url)
+    token, entry = granted(engine), some()
+    thread, _ = waiting(other, claim(other))
+    assert run(engine.blocking.claims.fill("k", token, entry))
+    assert own.cli("EXISTS", wire.names("k").lease) == "0"
+    start = time.monotonic()
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < 0.9
+    assert ticket_of(other)  # which needs no channel
+
+
+WAKING: dict[str, Callable[[RedisEngine, bytes], Any]] = {
+    "fill": lambda engine, token: engine.blocking.claims.fill("k", token, some()),
+    "large fill": lambda engine, token: engine.blocking.claims.fill("k", token, some(bytes(10_000))),
+    "abandon": lambda engine, token: engine.blocking.claims.abandon("k", token),
+    "invalidate": lambda engine, _: engine.blocking.store.invalidate("k"),
+    "expire": lambda engine, _: engine.blocking.store.expire("k"),
+    "set": lambda engine, _: engine.blocking.store.set("k", some()),
+    "replace": lambda engine, _: engine.blocking.store.replace("k", None, some()),
+    "force": lambda engine, _: engine.blocking.claims.claim("k", new_id(), Ask(LONG, force=True)),
+}
+
+
+@pytest.mark.usefixtures("unaided")
+@pytest.mark.parametrize("change", list(WAKING))
+def test_each_change_wakes_at_once(server: RedisServer, open_: Open, change: str) -> None:
+    """Promise 2: waiters would see it by the safety poll only, a second later."""
+    engine, other = open_(server.url), open_(server.url)
+    token = granted(other)
+    busy = claim(engine)
+    thread, _ = waiting(engine, busy)
+    loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
+    loop.start()
+    until(lambda: ears(engine) == 2)
+    run(WAKING[change](other, token))
+    for each in (thread, loop):
+        each.join(PATIENCE)
+        assert not each.is_alive()
+
+
+async def asleep(engine: RedisEngine, busy: Busy) -> None:
+    await engine.suspending.claims.wait("k", busy, LONG)
+
+
+def ears(engine: RedisEngine) -> int:
+    """How many waiters hear what is sent."""
+    return sum(len(channel.ears) for channel in list(engine._servers.news._channels.values()) if channel.stands)
+
+
+@pytest.mark.usefixtures("unaided")
+def test_a_released_lock_wakes_at_once(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of locks."""
+    monkeypatch.setattr("stampede.engines.redis.locks.TURN", LONG)  # or it would look again soon
+    engine, other = open_(server.url), open_(server.url)
+    holder, token = new_id(), new_id()
+    run(other.blocking.locks.acquire("l", holder, LONG))
+    busy = run(engine.blocking.locks.acquire("l", token, LONG))
+    assert isinstance(busy, Busy)
+    thread = threading.Thread(target=lambda: run(engine.blocking.locks.wait("l", busy, LONG)), daemon=True)
+    thread.start()
+    until(lambda: ears(engine) == 1)
+    start = time.monotonic()
+    assert run(other.blocking.locks.release("l", holder))
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < SOON
+
+
+@pytest.mark.usefixtures("unaided")
+def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> None:
+    """Promise 12: each would stay among those that are told; and the connection, or others, would suffer by it."""
+    engine, other = open_(server.url), open_(server.url)
+    token = granted(other)
+    busy = claim(engine)
+
+    async def tasks() -> None:
+        for doze in (0.0, 0.001, 0.02):
+            waiters = [asyncio.ensure_future(asleep(engine, busy)) for _ in range(50)]
+            await asyncio.sleep(doze)  # while they subscribe, look, or park
+            for waiter in waiters[:-1]:
+                waiter.cancel()
+            await asyncio.gather(*waiters[:-1], return_exceptions=True)
+            assert sum(len(channel.ears) for channel in list(engine._servers.news._channels.values())) <= 1
+            waiters[-1].cancel()
+        last = asyncio.ensure_future(asleep(engine, busy))
+        while not ears(engine):
+            await asyncio.sleep(0.001)
+        start = time.monotonic()
+        await other.suspending.claims.abandon("k", token)
+        await last
+        assert time.monotonic() - start < SOON
+
+    asyncio.run(tasks())
+    assert ears(engine) == 0
+
+
+def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
+    """Each waiter, or each colour, would cost the server a connection and a message of its own."""
+    engine, other = open_(server.url), open_(server.url)
+    token = granted(other)
+    busy = claim(engine)
+    threads = [waiting(engine, busy)[0] for _ in range(4)]
+
+    async def tasks() -> None:
+        await asyncio.gather(*[engine.suspending.claims.wait("k", busy, LONG) for _ in range(20)])
+
+    loop = threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True)
+    loop.start()
+    until(lambda: ears(engine) == 24)
+    assert server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1"
+    assert run(other.blocking.claims.fill("k", token, some()))
+    for thread in (*threads, loop):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
+    """No push is durable: who sleeps over a lost one would sleep until the lease's end, a minute."""
+    engine, other = open_(server.url), open_(server.url)
+    granted(other)
+    busy = claim(engine)
+    thread, _ = waiting(engine, busy)
+    loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
+    loop.start()
+    until(lambda: ears(engine) == 2)
+    server.cli("DEL", wire.names("k").lease)  # of which nobody is told
+    start = time.monotonic()
+    for each in (thread, loop):
+        each.join(PATIENCE)
+    assert time.monotonic() - start < SOON
+    assert isinstance(claim(engine), Granted)
+
+
+@pytest.mark.usefixtures("unaided")
+def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) -> None:
+    """What was told while nobody listened would be missed."""
+    engine = open_(own.url)
+    token = granted(engine)
+    busy = claim(engine)
+    thread, _ = waiting(engine, busy)
+    until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    start = time.monotonic()
+    own.cli("CLIENT", "KILL", "TYPE", "pubsub")
+    thread.join(PATIENCE)
+    assert time.monotonic() - start < SOON
+    until(lambda: engine._servers.news.told)
+    thread, _ = waiting(engine, busy)  # and they listen again
+    until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
+    run(engine.blocking.claims.abandon("k", token))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+# -- tickets ------------------------------------------------------------------------------------------------------
+
+
+def holds(ticket: Ticket) -> bool:
+    return ticket.stamps[ticket.slot] == ticket.stamp
+
+
+def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
+    """A ticket that holds: the first ones may come before the news do, or before those of the last change."""
+
+    def found() -> Ticket | None:
+        reply = claim(engine, key)
+        return reply.ticket if isinstance(reply, Found) and reply.ticket and holds(reply.ticket) else None
+
+    ticket: Ticket = until(found)
+    return ticket
+
+
+async def ticket_of_a_loop(engine: RedisEngine) -> Ticket:
+    while True:
+        reply = await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
+        assert isinstance(reply, Found)
+        if reply.ticket is not None and holds(reply.ticket):
+            return reply.ticket
+        await asyncio.sleep(0.002)
+
+
+CHANGES: dict[str, Callable[[RedisServer, RedisEngine], object]] = {
+    "DEL": lambda server, _: server.cli("DEL", wire.names("k").entry),
+    "FLUSHALL": lambda server, _: server.cli("FLUSHALL"),
+    "end": lambda server, _: server.cli("PEXPIRE", wire.names("k").entry, "1"),
+    "set": lambda _, other: run(other.blocking.store.set("k", some())),
+    "expire": lambda _, other: run(other.blocking.store.expire("k")),
+    "invalidate": lambda _, other: run(other.blocking.store.invalidate("k")),
+    "fill": lambda _, other: run(other.blocking.claims.fill("k", _forced(other), some())),
+}
+
+
+def _forced(engine: RedisEngine) -> bytes:
+    token = new_id()
+    claim(engine, token=token, force=True)
+    return token
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("suspending", [False, True])
+def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str, suspending: bool) -> None:
+    """A local tier would serve what is gone, until its ttl ends."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.blocking.store.set("k", some()))
+
+    async def scenario() -> None:
+        ticket = await ticket_of_a_loop(engine) if suspending else ticket_of(engine)
+        time.sleep(0.05)
+        assert holds(ticket)  # nothing else voids it
+        CHANGES[change](server, other)
+        until(lambda: not holds(ticket), within=0.5)
+
+    asyncio.run(scenario())
+
+
+def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: Open) -> None:
+    """With server and origin down, a process would have nothing of what it has computed and not yet read."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket_of(engine)
+    # Of what another connection has claimed, too: the server then follows nothing but the fill itself.
+    for change, claimed in product(("DEL", "invalidate", "fill"), (engine, other)):
+        ticket = run(engine.blocking.claims.fill("k", _forced(claimed), some()))
+        assert isinstance(ticket, Ticket)
+        until(lambda ticket=ticket: holds(ticket))
+        CHANGES[change](server, other)
+        until(lambda ticket=ticket: not holds(ticket), within=0.5)
+
+
+def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ticket of a fill would cost each miss another round trip."""
+    engine, sent = open_(server.url), [0]
+    run(engine.blocking.store.set("followed", some()))
+    ticket_of(engine, "followed")
+    exchange = blocking._Wires.exchange
+
+    def counted(wires: Any, wire: Any, commands: Any) -> Any:
+        sent[0] += len(commands)
+        return exchange(wires, wire, commands)
+
+    monkeypatch.setattr(blocking._Wires, "exchange", counted)
+    assert isinstance(run(engine.blocking.claims.fill("k", granted(engine), some())), Ticket)
+    assert sent == [2]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
+    """News of a later change would be taken for those of the fill: a local tier would serve what is gone. `early`: the
+    news come before the reply."""
+    news = News(Server("redis://", "Connection", {}))
+
+    def told(slot: int) -> None:
+        news.changed(wire.names("k").entry)
+
+    slot = wire.names("k").slot
+    for void in (None, told, news.void, lambda slot: news.void_all()):
+        sample = news.stamps[slot]
+        if early:
+            told(slot)
+        ticket = news.stored(slot, sample)
+        assert ticket is not None
+        assert holds(ticket) == early
+        if void is not None:
+            void(slot)
+            if not early and void == told:
+                assert holds(ticket)  # whosever change it was: if an older one, news of the fill come next
+                void(slot)
+            assert not holds(ticket)
+        if not early:
+            told(slot)
+            assert holds(ticket) == (void is None)
+    sample = news.stamps[slot]
+    told(slot)
+    told(slot)
+    assert news.stored(slot, sample) is None
+
+
+def test_what_was_read_while_a_fill_was_under_way_has_no_ticket() -> None:
+    """Until its news come, this process would serve the older value after the newer one."""
+    news = News(Server("redis://", "Connection", {}))
+    sample = news.stamps[7]
+    older = news.ticket(7, sample)
+    assert news.stored(7, sample) is not None
+    assert not holds(older)
+
+
+def test_eviction_voids_the_ticket(open_: Open) -> None:
+    """The same of what a full server throws out."""
+    small = RedisServer("--maxmemory-policy", "allkeys-random")
+    try:
+        engine = open_(small.url)
+        run(engine.blocking.store.set("k", some()))
+        ticket = ticket_of(engine)
+        small.cli("CONFIG", "SET", "maxmemory", "1")
+        until(lambda: small.cli("DBSIZE") == "0")
+        until(lambda: not holds(ticket), within=0.5)
+    finally:
+        small.close()
+
+
+def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None:
+    """A tier would be emptied by every write to keys that were never read here."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket = ticket_of(engine)
+    before = list(engine._servers.news.stamps)
+    for number in range(100):
+        run(other.blocking.store.set(f"other {number}", some()))
+    token = granted(engine, "mine")
+    run(engine.blocking.claims.renew("mine", token, LONG))
+    run(engine.blocking.claims.abandon("mine", token))
+    run(engine.blocking.store.set("mine", some()))  # nobody has found it yet
+    engine.ping()
+    assert holds(ticket)
+    changed = [slot for slot, stamp in enumerate(before) if engine._servers.news.stamps[slot] != stamp]
+    assert changed in ([], [wire.names("mine").slot])
+
+
+def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
+    """What changes while nobody is told would be served for ever."""
+    engine = open_(own.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket, told = ticket_of(engine), engine._servers.news.told
+    own.cli("CLIENT", "KILL", "ID", str(told))
+    until(lambda: not holds(ticket))
+    again = ticket_of(engine)
+    assert engine._servers.news.told not in (0, told)
+    run(open_(own.url).blocking.store.set("k", some()))
+    until(lambda: not holds(again), within=0.5)
+
+
+@pytest.mark.parametrize(
+    "reader", ["asked again", "left alone", "of a loop", "of a loop at rest", "of an uvloop at rest"]
+)
+def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str) -> None:
+    """Of what a connection has read the server tells nobody once it is closed: it would be served for ever."""
+    engine = open_(server.url)
+    run(engine.blocking.store.set("k", some()))
+
+    def cut() -> None:
+        for line in server.cli("CLIENT", "LIST").splitlines():
+            fields = dict(field.partition("=")[::2] for field in line.split())
+            if "t" in fields["flags"]:  # it is being followed
+                server.cli("CLIENT", "KILL", "ID", fields["id"])
+
+    async def of_a_loop() -> None:
+        ticket = await ticket_of_a_loop(engine)
+        cut()
+        await engine.suspending.store.get(["other"])
+        assert not holds(ticket)
+
+    if reader == "of a loop":
+        asyncio.run(of_a_loop())
+        return
+    if reader.endswith("at rest"):
+        factory = pytest.importorskip("uvloop").new_event_loop if "uvloop" in reader else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            ticket = runner.run(ticket_of_a_loop(engine))
+            cut()
+            until(lambda: not holds(ticket), within=0.5)
+        return
+    ticket = ticket_of(engine)
+    cut()
+    if reader == "asked again":
+        run(engine.blocking.store.get(["other"]))
+        assert not holds(ticket)
+    else:
+        until(lambda: not holds(ticket), within=0.5)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_leaving_a_reader_voids_all(
+    server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy], colour: str
+) -> None:
+    """The same of one that was given up, whose end nobody else sees: the server may close it at any time."""
+    proxy = before(server)
+    engine = open_(proxy.url)
+    run(engine.blocking.store.set("k", some()))
+
+    async def of_a_loop() -> Ticket:
+        ticket = await ticket_of_a_loop(engine)
+        proxy.at(b"hung", answered=0, silent=True)
+        with pytest.raises(EngineError):
+            await engine.suspending.store.get(["hung"])
+        return ticket
+
+    if colour == "async":
+        ticket = asyncio.run(of_a_loop())
+    else:
+        ticket = ticket_of(engine)
+        proxy.at(b"hung", answered=0, silent=True)
+        with pytest.raises(EngineError):
+            run(engine.blocking.store.get(["hung"]))
+    assert not holds(ticket)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_only_entries_are_followed(own: RedisServer, open_: Open, colour: str) -> None:
+    """The server would remember four keys for each entry that is read, and tell all readers of each lease."""
+
+    def followed() -> int:
+        return int(own.cli("INFO", "stats").split("tracking_total_keys:")[1].split()[0])
+
+    with Cache(own.url) as writer, Cache(own.url, local=True) as reader:
+        writer.set_many({f"one{number}": 1 for number in range(20)})
+        writer.set_many({f"many{number}": 1 for number in range(20)})
+
+        async def asked() -> None:
+            for number in range(20):
+                await reader.aget_or_compute(f"one{number}", lambda: 0)
+                await reader.aget_or_compute(f"none{number}", lambda: 0)
+
+        def hit() -> bool:
+            reader.get_or_compute("warm", lambda: 1)
+            return reader.stats().hits > 0
+
+        until(hit)  # the server tells
+        before = followed()
+        if colour == "async":
+            asyncio.run(asked())
+        else:
+            for number in range(20):
+                reader.get_or_compute(f"one{number}", lambda: 0)
+                reader.get_or_compute(f"none{number}", lambda: 0)
+        reader.get_or_compute_many([f"many{number}" for number in range(20)], lambda missing: {})
+        assert 20 < followed() - before <= 62  # of a function's generation, too
+
+
+def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, open_: Open) -> None:
+    """Who has just changed a key would be served the old value, for as long as the news are on their way."""
+    engine = open_(server.url)
+    engine._servers.news.changed = lambda key: None  # type: ignore[method-assign]  # they are late
+    for change in (lambda: engine.blocking.store.set("k", some()), lambda: engine.blocking.store.invalidate("k")):
+        run(engine.blocking.store.set("k", some()))
+        ticket = ticket_of(engine)
+        run(change())
+        assert not holds(ticket)
+
+
+def test_a_bump_voids_all_tickets(server: RedisServer, open_: Open) -> None:
+    """Hits don't ask for their generation: local tiers would serve what is cleared until its ttl ends."""
+    engine, other = open_(server.url), open_(server.url)
+    run(engine.blocking.store.generation("f"))
+    run(engine.blocking.store.set("k", some()))
+    ticket_of(engine)
+    run(engine.blocking.store.generations("f"))  # from now on the server tells of the next one
+    ticket = ticket_of(engine)
+    run(other.blocking.store.bump("f"))
+    until(lambda: not holds(ticket), within=0.5)
+
+
+def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
+    """A server that hangs, or a cable that is cut, closes no connection."""
+    engine = open_(own.url, socket_timeout=1.0)
+    run(engine.blocking.store.set("k", some()))
+    ticket = ticket_of(engine)
+    own.freeze()
+    try:
+        until(lambda: not holds(ticket), within=8.0)
+        assert engine._servers.news.told == 0
+    finally:
+        own.thaw()
+    assert ticket_of(engine)
+
+
+def test_what_was_true_when_the_server_hung_is_served_as_stale(own: RedisServer) -> None:
+    """Callers were given the origin's error for two seconds, until the connection for news was lost, too."""
+
+    def fail() -> int:
+        raise LookupError("the origin is down, too")
+
+    with Cache(f"{own.url}?socket_timeout=0.2", ttl=0.3, stale=60, early=0, local=True) as cache:
+        until(lambda: cache.get_or_compute("k", lambda: 42) and cache.stats().hits)
+        until(lambda: cache.peek("k").fresh <= 0)  # type: ignore[union-attr]
+        own.freeze()
+        try:
+            assert [cache.get_or_compute("k", fail) for _ in range(3)] == [42] * 3
+        finally:
+            own.thaw()
+
+
+def test_what_has_changed_since_a_reader_was_lost_is_not_remembered_as_true() -> None:
+    """It would be served as stale once the server goes, though it had been invalidated before."""
+    stamps = Stamps.of(2)
+    stamps.find()
+    stamps.lose()
+    stamps.void_all()
+    stamps.void(1)
+    assert [stamps.stood(slot, 0) for slot in range(2)] == [True, False]
+    stamps.heard = time.monotonic() + 2 * SOON_LOST
+    assert not stamps.stood(0, 0)
+
+
+def test_a_connection_that_we_have_closed_is_no_loss_of_the_server() -> None:
+    """What it had read was changed since, of which nobody told: it would be served as stale once the server goes."""
+    stamps = Stamps.of(1)
+    stamps.find()
+    stamps.lose()  # another connection has ended
+    stamps.forget()
+    assert not stamps.stood(0, 0)
+    stamps.void_all()
+    later = stamps[0]
+    stamps.lose()
+    assert not stamps.stood(0, 0)
+    assert stamps.stood(0, later)
+
+
+def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_: Open) -> None:
+    """An old value would be kept for ever: its news came before it was there."""
+    engine = open_(server.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket_of(engine)
+    ask_all = engine._servers.line.ask_all
+
+    async def slow(commands: Any, **options: Any) -> Any:
+        reply = await ask_all(commands, **options)
+        before = engine._servers.news.stamps[wire.names("k").slot]
+        server.cli("DEL", wire.names("k").entry)
+        until(lambda: engine._servers.news.stamps[wire.names("k").slot] != before)
+        return reply
+
+    engine._servers.line.ask_all = slow  # type: ignore[method-assign]
+    reply = claim(engine)
+    assert isinstance(reply, Found)
+    assert reply.ticket is None or not holds(reply.ticket)
+
+
+def test_a_loop_s_first_answer_has_a_ticket(server: RedisServer, open_: Open) -> None:
+    """Who has a loop per request would keep nothing: the first answer comes with the leave to be told of changes."""
+    engine = open_(server.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket_of(engine)  # from here on this process is told
+    for _ in range(3):
+        reply = asyncio.run(engine.suspending.claims.claim("k", new_id(), Ask(LONG)))
+        assert isinstance(reply, Found) and reply.ticket is not None
+
+
+def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -> None:
+    """A local tier would believe in news that nobody sends."""
+    engine = open_(server.url, tracking=False)
+    assert not engine.coherent
+    run(engine.blocking.store.set("k", some()))
+    for _ in range(3):
+        assert claim(engine).ticket is None
+    assert engine._servers.news._thread is None
+
+
+def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`invalidate_all` would reach other processes a second late; or be asked for at every call."""
+    for belief in ("KNOWN", "BRIEFLY"):  # nothing but news ends it
+        monkeypatch.setattr(f"stampede.engines.generations.{belief}", inf)
+    engine, other = open_(server.url), open_(server.url)
+
+    def pushed() -> bool:
+        run(other.blocking.store.generation("f"))
+        known = other._servers.generations._known["f"]
+        if known[1] is None:
+            other._servers.generations.forget()
+        return known[1] is not None
+
+    until(pushed)
+    before = run(other.blocking.store.generation("f"))
+    line, asked = other._servers.line, list[Any]()  # its own questions: other tests' engines may ask the server, too
+    ask_all = line.ask_all
+    monkeypatch.setattr(line, "ask_all", lambda *args, **options: (asked.append(args), ask_all(*args, **options))[1])
+    for _ in range(100):
+        assert run(other.blocking.store.generation("f")) == before
+    assert not asked
+    run(engine.blocking.store.bump("f"))
+    until(lambda: run(other.blocking.store.generation("f")) != before)
+    assert asked
+
+
+@pytest.mark.parametrize("lost", ["all", "evicted"])
+def test_a_generation_that_was_lost_is_a_new_one(server: RedisServer, open_: Open, lost: str) -> None:
+    """What was invalidated would be there again after an eviction."""
+    before = run(open_(server.url).blocking.store.generation("f"))
+    for key in server.cli("KEYS", "*").split():
+        if lost == "all" or "@" not in server.cli("GET", key):  # the note of the server's run stays
+            server.cli("DEL", key)
+    assert run(open_(server.url).blocking.store.generation("f")) != before
+
+
+def test_a_local_tier_follows(server: RedisServer) -> None:
+    """The whole of it, as a user has it."""
+    near, far = Cache(server.url, local=True), Cache(server.url, local=True)
+    try:
+        assert near.get_or_compute("k", lambda: 1) == 1
+
+        def served_from_memory() -> bool:
+            before = calls(server)
+            return far.get_or_compute("k", lambda: 2) == 1 and calls(server) == before
+
+        until(served_from_memory)
+        near.set("k", 3)
+        until(lambda: far.get_or_compute("k", lambda: 4) == 3, within=0.5)
+    finally:
+        near.close()
+        far.close()
+
+
+# -- locks --------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_starves(server: RedisServer) -> None:
+    """A holder that comes back at once would win every time: the others are still on their way."""
+    entered: dict[str, int] = {"greedy": 0, "a": 0, "b": 0}
+    done = threading.Event()
+
+    def visit(name: str, times: int) -> None:
+        lock = Lock("l", on=server.url, wait=PATIENCE)
+        while not done.is_set() and entered[name] < times:
+            with lock:
+                entered[name] += 1
+        if name != "greedy" and min(entered["a"], entered["b"]) >= times:
+            done.set()
+
+    threads = [threading.Thread(target=visit, args=args) for args in (("greedy", 10**9), ("a", 20), ("b", 20))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert entered["a"] == entered["b"] == 20
+    assert entered["greedy"] < 1_000
+
+
+def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
+    """A resource would take an old holder for a new one after the counter was lost."""
+    engine = open_(server.url)
+    fences = []
+    for _ in range(3):
+        reply = run(engine.blocking.locks.acquire("l", new_id(), LONG))
+        assert isinstance(reply, Granted)
+        fences.append(reply.fence)
+        time.sleep(0.002)  # the server's clock counts ms
+        server.cli("FLUSHALL")
+    assert fences == sorted(set(fences))
+
+
+def test_a_lease_is_not_older_than_it_is(server: RedisServer, open_: Open) -> None:
+    """Where what was not used for long is evicted, a token could look as old as the last script, and go at once."""
+    engine = open_(server.url)
+    first, second = (f"idle {new_id().hex()}" for _ in range(2))
+    for _ in range(2):
+        run(
+            engine.blocking.claims.claim(first, new_id(), Ask(LONG))
+        )  # the second is refused, and its token kept for reuse
+    until(lambda: server.cli("OBJECT", "IDLETIME", wire.names(first).lease) == "2", within=5.0)
+    assert isinstance(run(engine.blocking.claims.claim(second, new_id(), Ask(LONG))), Granted)
+    assert server.cli("OBJECT", "IDLETIME", wire.names(second).lease) == "0"
+
+
+def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
+    """Each cache that was opened and closed would cost the process descriptors, for as long as anybody keeps it."""
+
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    with Cache(server.url, local=True) as cache:
+        assert cache.get_or_compute("k", lambda: 1) == 1
+        assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
+        assert descriptors() > before
+    until(lambda: descriptors() <= before)  # a thread of another test's may have one more for a moment
+
+
+@pytest.mark.alone
+def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
+    open_: Callable[..., RedisEngine], server: RedisServer
+) -> None:
+    """Of a crowd that takes longer than the pool's `timeout`, the last ones got an error, though none of them hung."""
+    engine = open_(server.url, max_connections=1, timeout=1.0)
+    run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
+    with ThreadPoolExecutor(60) as threads:
+        found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(60)))
+    assert len(found) == 60

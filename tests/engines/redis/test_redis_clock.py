@@ -1,0 +1,178 @@
+"""Redis, whose server keeps ends as moments of its wall clock: what becomes of them when that is set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from servers import SteppedServer, wait_until
+
+from stampede import Cache, Lock
+from stampede.engines.redis import RedisEngine
+from stampede.engines.redis.wire import Names, names
+from stampede.model.entry import Entry, Verdict, new_id
+from stampede.model.ports import Ask, Busy, Failed, Found, Granted
+from stampede.runtime.colour import run_blocking as run
+
+LONG = 60.0
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def _stepped() -> Iterator[SteppedServer]:
+    server = SteppedServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(_stepped: SteppedServer) -> SteppedServer:
+    _stepped.step(0)
+    _stepped.cli("FLUSHALL")
+    return _stepped
+
+
+@pytest.fixture
+def engine(server: SteppedServer) -> Iterator[RedisEngine]:
+    engine = RedisEngine(server.url)
+    yield engine
+    engine.close()
+
+
+def set_back(server: SteppedServer, key: bytes) -> None:
+    """An hour, of which this key tells."""
+    server.step(-HOUR)
+    wait_until(lambda: int(server.cli("PTTL", key)) > 1000 * (HOUR - 60))
+
+
+def claim(engine: RedisEngine, lease: float = LONG, token: bytes | None = None, **terms: Any) -> Any:
+    return run(engine.blocking.claims.claim("k", token or new_id(), Ask(lease, **terms)))
+
+
+def some(fresh: float, keep: float = 0.0) -> Entry[bytes]:
+    return Entry(b"value", new_id(), ttl=fresh, fresh=fresh, keep=max(fresh, keep))
+
+
+def of(key: str) -> Names:
+    return names(key)
+
+
+def test_a_dead_holders_lease_is_no_longer_than_it_was(server: SteppedServer) -> None:
+    """Promise 3: its key would be refused to everybody for an hour."""
+    with Cache(server.url, lease=0.2) as cache:
+        its = of(cache._root.prefix + "k")
+        run(cache._root.core.engine.blocking.claims.claim(cache._root.prefix + "k", new_id(), Ask(0.2)))  # ... and dies
+        set_back(server, its.lease)
+        start = time.monotonic()
+        assert cache.get_or_compute("k", lambda: "second") == "second"
+        assert time.monotonic() - start < 2.0
+
+
+def test_a_lease_is_cut_to_what_it_was_given(server: SteppedServer, engine: RedisEngine) -> None:
+    """Asked for by one with another lease, it would be cut too short, or not at all; and its holder would lose it."""
+    token = new_id()
+    assert isinstance(claim(engine, 20.0, token), Granted)
+    assert run(engine.blocking.claims.renew("k", token, 30.0))
+    set_back(server, of("k").lease)
+    busy = claim(engine, 1.0)
+    assert isinstance(busy, Busy) and (busy.token, busy.lease) == (token, 30.0)
+    assert 29_000 < int(server.cli("PTTL", of("k").lease)) <= 30_000
+    assert run(engine.blocking.claims.renew("k", token, 10.0))
+    assert 9_000 < int(server.cli("PTTL", of("k").lease)) <= 10_000
+    assert run(engine.blocking.claims.fill("k", token, some(LONG)))
+
+
+def test_a_lease_without_an_end_gets_one(server: SteppedServer, engine: RedisEngine) -> None:
+    """Waiters would ask for it without a pause, for ever."""
+    token = new_id()
+    claim(engine, 20.0, token)
+    server.cli("PERSIST", of("k").lease)
+    busy = claim(engine)
+    assert isinstance(busy, Busy) and (busy.token, busy.lease) == (token, 20.0)
+    server.cli("SET", of("k").lease, "foreign")
+    busy = claim(engine, 10.0)
+    assert isinstance(busy, Busy) and (busy.token, busy.lease) == (b"foreign", 10.0)
+    assert 9_000 < int(server.cli("PTTL", of("k").lease)) <= 10_000
+
+
+READS: dict[str, Callable[[RedisEngine], Entry[Any]]] = {
+    "claim": lambda engine: claim(engine).entry,
+    "get": lambda engine: run(engine.blocking.store.get(["k"]))[0],
+}
+
+
+@pytest.mark.parametrize("read", list(READS))
+def test_an_entry_is_kept_no_longer_than_it_was_given(server: SteppedServer, engine: RedisEngine, read: str) -> None:
+    """A value would be served for the hour by which the clock was set back."""
+    run(engine.blocking.store.set("k", some(fresh=10.0, keep=20.0)))
+    set_back(server, of("k").entry)
+    for _ in range(2):
+        entry = READS[read](engine)
+        assert 9 < entry.fresh <= 10 and 19 < entry.keep <= 20
+    assert 19_000 < int(server.cli("PTTL", of("k").entry)) <= 20_000
+
+
+def test_what_has_no_end_keeps_none(server: SteppedServer, engine: RedisEngine) -> None:
+    """A value that is good for ever would be cut to some time."""
+    run(engine.blocking.store.set("k", Entry(b"value", new_id())))
+    server.step(-HOUR)
+    assert isinstance(claim(engine), Found)
+    assert server.cli("PTTL", of("k").entry) == "-1"
+    run(engine.blocking.store.expire("k"))
+    assert isinstance(claim(engine), Granted)
+    assert server.cli("PTTL", of("k").entry) != "-1"
+
+
+def test_an_entry_that_somebody_persists_has_an_end(server: SteppedServer, engine: RedisEngine) -> None:
+    """`redis-cli PERSIST` would make a value eternal that was good for ten seconds."""
+    run(engine.blocking.store.set("k", some(fresh=10.0)))
+    server.cli("PERSIST", of("k").entry)
+    assert 9 < claim(engine).entry.fresh <= 10
+    assert server.cli("PTTL", of("k").entry) != "-1"
+
+
+def test_a_rest_is_no_longer_than_it_was(server: SteppedServer, engine: RedisEngine) -> None:
+    """A key whose origin failed once would rest for an hour."""
+    token = new_id()
+    claim(engine, token=token)
+    run(engine.blocking.claims.abandon("k", token, Verdict("failed", "Error", "why"), 5.0))
+    set_back(server, of("k").rest)
+    failed = claim(engine)
+    assert isinstance(failed, Failed) and failed.verdict == Verdict("failed", "Error", "why")
+    assert 4 < failed.rest <= 5
+    assert 4_000 < int(server.cli("PTTL", of("k").rest)) <= 5_000
+
+
+def test_a_clock_that_is_set_forward_costs_no_second_value(server: SteppedServer) -> None:
+    """Promise 5: a lease that has ended by the clock is a lost one, and what its holder brings is not stored."""
+    with Cache(server.url, lease=LONG) as cache, Cache(server.url, lease=LONG) as other:
+        got: list[str] = []
+
+        def compute() -> str:
+            lease = of(cache._root.prefix + "k").lease
+            server.step(HOUR)
+            wait_until(lambda: server.cli("EXISTS", lease) == "0")
+            assert other.get_or_compute("k", lambda: "second") == "second"
+            return "first"
+
+        thread = Thread(target=lambda: got.append(cache.get_or_compute("k", compute)))
+        thread.start()
+        thread.join(20)
+        assert got == ["first"]
+        assert cache.get("k") == "second"
+
+
+def test_a_fence_is_above_all_that_its_process_has_seen(server: SteppedServer, engine: RedisEngine) -> None:
+    """A resource would refuse the new holder for the hour by which the clock was set back."""
+    with Lock("l", on=engine) as lock:
+        first = lock.fence
+    server.cli("FLUSHALL")  # the server remembers a fence for ten seconds only
+    server.step(-HOUR)
+    with Lock("l", on=engine) as lock, Lock("other", on=engine) as other:
+        assert first < lock.fence < other.fence

@@ -1,0 +1,834 @@
+"""The Redis engine over a cluster: what every engine has to do, also while slots move and masters die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+from servers import PATIENCE, RedisCluster, RedisServer, free_port, is_redis_6, missing, shared_cluster, wait_until
+
+from stampede import Cache, Lock
+from stampede.engines import open_engine
+from stampede.engines.kit import generations
+from stampede.engines.redis import RedisEngine, wire
+from stampede.errors import EngineClosed, EngineError, OptionError
+from stampede.events import EngineDown, EngineUp, Event
+from stampede.model.breaker import Breaker
+from stampede.model.entry import Entry, new_id
+from stampede.model.ports import Ask, Asked, Busy, Engine, Found, Granted, Ticket
+from stampede.runtime.colour import run_blocking as run
+from stampede.testing.conformance import ClaimsSuite, LocksSuite, StoreSuite
+
+LONG = 60.0
+
+
+@cache
+def _engines() -> tuple[Engine, Engine]:
+    return RedisEngine(shared_cluster().url), RedisEngine(shared_cluster().url)
+
+
+class TestRedisCluster(ClaimsSuite, StoreSuite, LocksSuite):
+    short = 0.1
+
+    def make_engine(self) -> Engine:
+        shared_cluster().flush()
+        return _engines()[0]
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return _engines()[1]
+
+    def drop_engine(self, engine: Engine) -> None:
+        """It goes on: to learn where the slots are takes longer than most cases."""
+
+
+class TestRedisClusterAsync(StoreSuite):  # of leases and locks, each shard's connection says what this colour is
+    suspending, short = True, TestRedisCluster.short
+
+    make_engine, make_peer = TestRedisCluster.make_engine, TestRedisCluster.make_peer
+    drop_engine = TestRedisCluster.drop_engine
+
+
+@pytest.fixture
+def cluster() -> RedisCluster:
+    """The session's cluster, emptied."""
+    shared = shared_cluster()
+    shared.flush()
+    return shared
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
+    """Engines that are closed at the end."""
+
+    def opened(url: str, **options: Any) -> RedisEngine:
+        engine = RedisEngine(url, **{"tracking": True, **options})
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+@pytest.fixture
+def move(cluster: RedisCluster) -> Iterator[Move]:
+    """The slot of the key `k`, and the next server, which it can be moved to; it goes home at the end."""
+    mine = Move(cluster, "k")
+    yield mine
+    if cluster.owner(mine.slot) is not mine.source:
+        Move(cluster, "k", to=mine.source).whole()
+
+
+class Move:
+    def __init__(self, cluster: RedisCluster, key: str, to: RedisServer | None = None) -> None:
+        self._cluster = cluster
+        self.slot = key_slot(wire.names(key).entry)
+        self.source = cluster.owner(self.slot)
+        self.target = to or cluster.nodes[(cluster.nodes.index(self.source) + 1) % len(cluster.nodes)]
+
+    def begin(self) -> None:
+        self._cluster.begin_move(self.slot, self.source, self.target)
+
+    def end(self) -> None:
+        self._cluster.end_move(self.slot, self.source, self.target)
+
+    def whole(self) -> None:
+        self.begin()
+        self.end()
+
+
+Open = Callable[..., RedisEngine]
+
+
+def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
+    return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh)
+
+
+def claim(engine: RedisEngine, key: str = "k", token: bytes | None = None, **terms: Any) -> Any:
+    return run(engine.blocking.claims.claim(key, token or new_id(), Ask(LONG, **terms)))
+
+
+def holds(ticket: Ticket) -> bool:
+    return ticket.stamps[ticket.slot] == ticket.stamp
+
+
+def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
+    """A ticket that holds: the first ones may come before the news do."""
+    found: list[Ticket] = []
+
+    def look() -> bool:
+        reply = claim(engine, key)
+        found[:] = [reply.ticket] if isinstance(reply, Found) and reply.ticket and holds(reply.ticket) else []
+        return bool(found)
+
+    wait_until(look)
+    return found[0]
+
+
+class Aside:
+    """Something that runs in a thread; `join` gives its result, or raises its error."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> Any:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def subscribed(server: RedisServer, key: str = "k") -> bool:
+    return server.cli("PUBSUB", "SHARDNUMSUB", wire.names(key).channel).split()[-1] != "0"
+
+
+# -- addresses ----------------------------------------------------------------------------------------------------
+
+
+def test_one_server_is_enough_to_find_all(cluster: RedisCluster, open_: Open) -> None:
+    """A cluster would be lost with the first of its servers that is out of service."""
+    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.nodes[1].port}"
+    engine = open_(url)
+    for number in range(20):
+        key, token = f"k{number}", new_id()
+        assert isinstance(claim(engine, key, token), Granted)
+        assert run(engine.blocking.claims.fill(key, token, some()))
+    assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
+    assert engine.ping() < 1.0
+
+
+@pytest.mark.parametrize(
+    "url, says",
+    [
+        ("redis+cluster://", "host:port,host:port"),
+        ("redis+cluster://h:1,,g:2", "host:port,host:port"),
+        ("redis+cluster://u:secret@h:http", "'http' is no port"),
+        ("redis+cluster://h:70000", "'70000' is no port"),
+        ("redis+cluster://u:secret@h:1/3", "no databases but 0"),
+        ("redis+cluster://h:1?db=3", "no databases but 0"),
+        ("redis+cluster://h:1?socket_timeout=soon", "socket_timeout"),
+        ("redis+cluster://h:1?sokket_timeout=1", "sokket_timeout"),
+        ("redis+cluster://h:1?ssl=maybe", "ssl"),
+    ],
+)
+def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
+    """It would fail at the first call, far from the settings; or with a password in the message."""
+    with pytest.raises(OptionError, match=says) as wrong:
+        open_engine(url)
+    assert "secret" not in str(wrong.value)
+
+
+def test_nobody_there_is_an_engine_error(open_: Open) -> None:
+    """Calls couldn't go on without it, since anything else is no outage."""
+    engine = open_(f"redis+cluster://127.0.0.1:{free_port()}")
+    with pytest.raises(EngineError, match="which slot"):
+        claim(engine)
+    with pytest.raises(EngineError, match="which slot"):
+        engine.ping()
+    assert engine.many is not None
+    (answer,) = engine.many.ask_many([Asked("claim", ("k", new_id(), Ask(LONG)))])
+    assert isinstance(answer, EngineError)
+
+
+def test_a_server_without_cluster_says_so(open_: Open) -> None:
+    """The wrong scheme would look like an outage without a reason."""
+    server = RedisServer()
+    try:
+        with pytest.raises(EngineError, match="cluster support disabled"):
+            claim(open_(f"redis+cluster://127.0.0.1:{server.port}"))
+    finally:
+        server.close()
+
+
+def test_a_client_leads_to_its_cluster(cluster: RedisCluster) -> None:
+    """What a program has set up for its cluster would have to be said again, in a URL."""
+    port = cluster.nodes[0].port
+    client = redis.RedisCluster(host="127.0.0.1", port=port, socket_timeout=3)
+    suspending = redis.asyncio.RedisCluster(host="127.0.0.1", port=port)
+    for each in (client, suspending):
+        cluster.flush()
+        engine = RedisEngine(client=each)
+        assert all(isinstance(claim(engine, f"k{number}"), Granted) for number in range(20))
+        assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
+        engine.close()
+    assert client.ping(target_nodes="primaries")  # it is none of ours
+    client.close()
+
+
+# -- many keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_many_claims_are_one_question_to_each_shard(cluster: RedisCluster, open_: Open, colour: str) -> None:
+    """A batch would take a round trip for each key, or mix up the answers of the shards."""
+    engine = open_(cluster.url)
+    keys = [f"k{number}" for number in range(60)]
+    for key in keys[::2]:
+        run(engine.blocking.store.set(key, some(key.encode())))
+    replies = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
+    kept = asyncio.run(engine.suspending.store.get(keys)) if colour == "async" else run(engine.blocking.store.get(keys))
+    assert [reply.entry and reply.entry.value for reply in replies[::2]] == [key.encode() for key in keys[::2]]
+    assert all(isinstance(reply, Granted) for reply in replies[1::2])
+    assert [entry and entry.value for entry in kept[::2]] == [key.encode() for key in keys[::2]]
+
+
+def test_a_batch_with_a_key_that_has_moved(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """One key that is elsewhere would cost its neighbours their answers."""
+    engine = open_(cluster.url)
+    keys = ["k", *(f"k{number}" for number in range(20))]
+    for key in keys:
+        run(engine.blocking.store.set(key, some(key.encode())))
+    move.whole()
+    replies = engine.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
+    assert [reply.entry.value for reply in replies] == [key.encode() for key in keys]
+
+
+# -- slots that move ----------------------------------------------------------------------------------------------
+
+
+def test_a_moved_key_is_found_where_it_is(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """After a slot has moved, its keys would be lost to every process that knew the old place."""
+    engine = open_(cluster.url)
+    token = new_id()
+    assert isinstance(claim(engine, token=token), Granted)
+    move.whole()
+    assert isinstance(claim(engine), Busy)  # the lease has moved too
+    assert run(engine.blocking.claims.fill("k", token, some()))
+    assert isinstance(claim(engine), Found)
+    assert run(engine.blocking.store.invalidate("k"))
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_verbs_follow_a_slot_on_its_way(cluster: RedisCluster, open_: Open, move: Move, colour: str) -> None:
+    """While a slot moves, a value that was computed would be refused, and its lease stand."""
+    engine, token = open_(cluster.url), new_id()
+    assert isinstance(claim(engine, token=token), Granted)
+    move.begin()
+
+    async def suspending() -> bool:
+        return await engine.suspending.claims.fill("k", token, some())
+
+    asked = Aside(
+        lambda: asyncio.run(suspending()) if colour == "async" else run(engine.blocking.claims.fill("k", token, some()))
+    )
+    before = int(stat(move.source, "total_error_replies"))
+    wait_until(lambda: int(stat(move.source, "total_error_replies")) > before)  # it has been sent on, or put off
+    move.end()
+    assert asked.join() is True
+    assert isinstance(claim(open_(cluster.url)), Found)
+
+
+def stat(server: RedisServer, name: str) -> str:
+    return next(line for line in server.cli("INFO", "stats").split() if line.startswith(name + ":")).split(":")[1]
+
+
+def test_a_slot_that_is_stuck_is_no_answer(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """Who asks for a key on its way would hang for as long as the move does."""
+    engine = open_(cluster.url)
+    claim(engine)
+    move.begin()
+    start = time.monotonic()
+    with pytest.raises(EngineError):
+        claim(engine, force=True)
+    assert time.monotonic() - start < 3.0
+    move.end()
+    assert isinstance(claim(engine, force=True), Granted)
+
+
+def test_waiters_hear_of_a_move(
+    cluster: RedisCluster, open_: Open, move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their channel would be silent for ever: the news come from the slot's new shard."""
+    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)  # or they would look for themselves
+    if is_redis_6():
+        missing("Redis 6 has no channels of a shard")
+    engine, other, token = open_(cluster.url), open_(cluster.url), new_id()
+    assert isinstance(claim(engine, token=token), Granted)
+    busy = claim(other)
+    waiter = Aside(lambda: (run(other.blocking.claims.wait("k", busy, LONG)), time.monotonic()))
+    wait_until(lambda: subscribed(move.source))
+    start = time.monotonic()
+    move.whole()
+    assert waiter.join()[1] - start < LONG / 4
+    busy = claim(other)
+    waiter = Aside(lambda: (run(other.blocking.claims.wait("k", busy, LONG)), time.monotonic()))
+    wait_until(lambda: subscribed(move.target))
+    assert run(engine.blocking.claims.fill("k", token, Entry(b"value", token, ttl=LONG, fresh=LONG, keep=LONG)))
+    assert waiter.join()[0].entry.value == b"value"  # the message has brought it along
+
+
+def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) -> None:
+    """Whoever asked it in that moment would be told that the engine was closed, and so would every later call."""
+    with Cache(cluster.url) as cache:
+        cache.set("k", 1)
+        servers: Any = cache.engine._servers  # type: ignore[attr-defined]
+
+        def leave(address: Any, shard: Any) -> None:
+            ask = shard.ask
+
+            async def leaving(*args: Any, **terms: Any) -> Any:
+                if servers._shards.pop(address, None) is None:
+                    return await ask(*args, **terms)
+                shard.close()  # as when the cluster says that another server has its slots
+                raise EngineClosed("this shard")  # as it tells those whose questions were under way
+
+            shard.ask = leaving
+
+        for address, shard in list(servers._shards.items()):
+            leave(address, shard)
+        assert cache.get("k") == 1
+        assert cache.get_or_compute("k", lambda: 2) == 1
+
+
+def test_a_computation_survives_a_move(cluster: RedisCluster) -> None:
+    """A herd would compute twice, or hang, because a slot moved under it."""
+    a, b = Cache(cluster.url, early=0), Cache(cluster.url, early=0)
+    moving, moved, computed = threading.Event(), threading.Event(), []
+
+    def origin() -> str:
+        computed.append(1)
+        moving.set()
+        assert moved.wait(PATIENCE)
+        return "value"
+
+    callers = [Aside(lambda cache=cache: cache.get_or_compute("key", origin)) for cache in (a, b) * 4]
+    assert moving.wait(PATIENCE)
+    lease = next(key for node in cluster.nodes for key in node.cli("KEYS", "*}l").split())
+    slot = key_slot(lease.encode())
+    home = cluster.owner(slot)
+    away = next(node for node in cluster.nodes if node is not home)
+    for source, target in ((home, away), (away, home)):
+        cluster.begin_move(slot, source, target)
+        cluster.end_move(slot, source, target)
+    moved.set()
+    assert {caller.join() for caller in callers} == {"value"}
+    assert len(computed) == 1
+    a.close(), b.close()
+
+
+# -- tickets ------------------------------------------------------------------------------------------------------
+
+
+def test_each_shard_tells_of_its_changes(cluster: RedisCluster, open_: Open) -> None:
+    """A local tier would keep what has been invalidated on a shard that nobody listens to."""
+    engine, other = open_(cluster.url), open_(cluster.url)
+    keys = [f"k{number}" for number in range(12)]
+    for key in keys:
+        run(engine.blocking.store.set(key, some()))
+    tickets = [ticket_of(engine, key) for key in keys]
+    assert len({id(ticket.stamps) for ticket in tickets}) == len(cluster.nodes)
+    for key, ticket in zip(keys, tickets, strict=True):
+        assert holds(ticket)
+        run(other.blocking.store.invalidate(key))
+        wait_until(lambda ticket=ticket: not holds(ticket))  # type: ignore[misc]
+
+
+def test_a_move_voids_tickets(cluster: RedisCluster, open_: Open, move: Move) -> None:
+    """The old shard would never tell of the changes at the new one."""
+    engine, other = open_(cluster.url), open_(cluster.url)
+    run(engine.blocking.store.set("k", some()))
+    ticket = ticket_of(engine)
+    move.whole()
+    wait_until(lambda: not holds(ticket))
+    ticket = ticket_of(engine)
+    run(other.blocking.store.set("k", some()))
+    wait_until(lambda: not holds(ticket))
+
+
+def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> None:
+    """`invalidate_all` would reach one process, or one shard."""
+    engine, other = open_(cluster.url), open_(cluster.url)
+    first = run(engine.blocking.store.generation("f"))
+    assert run(other.blocking.store.generation("f")) == first
+    run(other.blocking.store.bump("f"))
+    wait_until(lambda: run(engine.blocking.store.generation("f")) != first)
+    assert run(engine.blocking.store.generation("f")) == run(other.blocking.store.generation("f"))
+
+
+def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster, open_: Open) -> None:
+    """Local tiers would go on with what `clear` has ended, of all shards but one."""
+    engine, other, home = open_(cluster.url), open_(cluster.url), home_of(cluster)
+    keys = {node: key_of(cluster, node) for node in cluster.nodes}
+    for key in keys.values():
+        run(engine.blocking.store.set(key, some()))
+    ticket_of(engine, keys[home])  # from here on its news stand
+    first = run(engine.blocking.store.generations("f"))[0]  # which is made by that, and so told as a change
+    wait_until(
+        lambda: run(engine.blocking.store.generations("f"))[0] == first == engine.recalls.generation_at_hand("f")
+    )
+    tickets = [ticket_of(engine, key) for key in keys.values()]
+    assert all(map(holds, tickets))
+    run(other.blocking.store.bump("f"))
+    wait_until(lambda: not any(map(holds, tickets)))
+
+
+# -- masters that die ---------------------------------------------------------------------------------------------
+
+
+def test_a_dead_master_takes_only_its_keys_along(cluster: RedisCluster, open_: Open) -> None:
+    """A third of the keys is out of reach, and the rest would be too; or it would stay so after the restart."""
+    engine = open_(cluster.url)
+    dead = cluster.nodes[2]
+    keys = {node: key_of(cluster, node) for node in cluster.nodes}
+    for key in keys.values():
+        run(engine.blocking.store.set(key, some()))
+    ticket = ticket_of(engine, keys[dead])
+    dead.stop()
+    try:
+        with pytest.raises(EngineError):
+            claim(engine, keys[dead])
+        for node in cluster.nodes[:2]:
+            assert isinstance(claim(engine, keys[node]), Found)
+        wait_until(lambda: not holds(ticket))
+    finally:
+        dead.start()
+        wait_until(cluster.is_whole)
+    token = new_id()
+    assert isinstance(claim(engine, keys[dead], token), Granted)
+    assert run(engine.blocking.claims.fill(keys[dead], token, some()))
+    ticket_of(engine, keys[dead])
+
+
+def key_of(cluster: RedisCluster, node: RedisServer, number: int = 0) -> str:
+    its = (key for key in map(str, range(10_000)) if cluster.node_of(key_slot(wire.names(key).entry)) is node)
+    return next(islice(its, number, None))
+
+
+@contextmanager
+def dead(cluster: RedisCluster, node: RedisServer) -> Iterator[None]:
+    """A master without a replica is killed, and is back, empty, afterwards."""
+    node.stop()
+    try:
+        yield
+    finally:
+        node.start()
+        wait_until(cluster.is_whole)
+
+
+def home_of(cluster: RedisCluster) -> RedisServer:
+    """Who has the generations."""
+    return cluster.owner(key_slot(b"{stampede}g"))
+
+
+def others_of(cluster: RedisCluster) -> list[RedisServer]:
+    return [node for node in cluster.nodes if node is not home_of(cluster)]
+
+
+BRIEF = 0.1
+"""Seconds between two questions to a dead server, and for which a generation is known, here."""
+
+
+class Calls:
+    """Caches of two processes, as it were, what they compute, and what is told of the engine's health."""
+
+    def __init__(self, cluster: RedisCluster, colour: str) -> None:
+        self._cluster, self._suspending = cluster, colour == "async"
+        self._runner = asyncio.Runner()
+        self.computed: Counter[str] = Counter()
+        self.told: list[type[Event]] = []
+        self.mine = Cache(cluster.url, early=0, observers=[self._see])
+        self.theirs = Cache(cluster.url, early=0)
+
+    def _see(self, event: Event) -> None:
+        if isinstance(event, (EngineDown, EngineUp)):
+            self.told.append(type(event))
+
+    def keys(self, node: RedisServer, count: int) -> list[str]:
+        """Of this shard, as long as there is no new generation."""
+        self.mine.get("which generation it is")
+        prefix, found = self.mine._root.prefix, []
+        for key in map(str, range(10_000)):
+            physical = prefix + self.mine._key(key)
+            if len(found) < count and self._cluster.node_of(key_slot(wire.names(physical).entry)) is node:
+                found.append(key)
+        return found
+
+    def __call__(self, key: str, cache: Cache | None = None) -> str:
+        def origin() -> str:
+            self.computed[key] += 1
+            return key
+
+        cache = cache or self.mine
+        return self._run(cache.aget_or_compute(key, origin)) if self._suspending else cache.get_or_compute(key, origin)
+
+    def many(self, keys: list[str]) -> dict[str, str]:
+        def origin(missing: list[str]) -> dict[str, str]:
+            self.computed.update(missing)
+            return {key: key for key in missing}
+
+        if self._suspending:
+            return self._run(self.mine.aget_or_compute_many(keys, origin))
+        return self.mine.get_or_compute_many(keys, origin)
+
+    def get_many(self, keys: list[str]) -> dict[str, str]:
+        return self._run(self.mine.aget_many(keys)) if self._suspending else self.mine.get_many(keys)
+
+    def invalidate(self, key: str) -> bool:
+        return self._run(self.mine.ainvalidate(key)) if self._suspending else self.mine.invalidate(key)
+
+    def _run(self, call: Any) -> Any:
+        async def awaited() -> Any:
+            return await call
+
+        return self._runner.run(awaited())
+
+    def close(self) -> None:
+        self.mine.close(), self.theirs.close()
+        self._runner.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def calls(cluster: RedisCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    for module in ("stampede.outages.outage", "stampede.engines.redis.cluster"):
+        monkeypatch.setattr(f"{module}.Breaker", lambda: Breaker(BRIEF))
+    monkeypatch.setattr(generations, "KNOWN", BRIEF)
+    made = Calls(cluster, request.param)
+    yield made
+    made.close()
+
+
+def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> None:
+    """One dead shard of three would send all keys into the refuge; or its own would be computed for each call."""
+    gone, node = others_of(cluster)
+    lost, kept = calls.keys(gone, 5), calls.keys(node, 5) + calls.keys(home_of(cluster), 5)
+    assert [calls(key) for key in lost + kept[::2]] == lost + kept[::2]
+    calls.computed.clear()
+    with dead(cluster, gone):
+        for _ in range(3):
+            assert [calls(key) for key in lost + kept] == lost + kept
+        assert calls.computed == Counter(lost + kept[1::2])
+        assert [calls(key, calls.theirs) for key in kept] == kept
+        assert calls.computed == Counter(lost + kept[1::2])  # the others have found them in the engine
+        assert calls.told == [EngineDown]
+        with pytest.raises(EngineError):
+            calls.invalidate(lost[0])
+        assert calls.invalidate(kept[0]) is True
+        assert calls(kept[0], calls.theirs) == kept[0]
+        assert calls.computed[kept[0]] == 1
+
+    def stored() -> bool:
+        """Whether what one process computes is found by the other."""
+        try:
+            calls.invalidate(lost[1])
+        except EngineError:
+            return False  # the shard is asked now and then
+        calls.computed.clear()
+        calls(lost[1]), calls(lost[1], calls.theirs)
+        return calls.computed == Counter(lost[1:2])
+
+    wait_until(stored)
+    assert calls.invalidate(lost[1]) is True
+
+
+def test_batches_keep_what_the_rest_of_a_cluster_has(cluster: RedisCluster, calls: Calls) -> None:
+    """One dead shard would cost a batch all of its values, or a round trip for each of its keys."""
+    gone, node = others_of(cluster)
+    lost, kept = calls.keys(gone, 50), calls.keys(node, 5) + calls.keys(home_of(cluster), 5)
+    calls.many(lost + kept)
+    calls.computed.clear()
+    with dead(cluster, gone):
+        assert calls.many(lost + kept) == {key: key for key in lost + kept}
+        assert calls.computed == Counter(lost)
+        assert calls.many(lost + kept) == {key: key for key in lost + kept}
+        assert calls.computed == Counter(lost)
+        assert calls.get_many(lost + kept) == {key: key for key in kept}
+        assert calls.get_many(lost) == {key: key for key in lost}  # what was computed here meanwhile
+
+
+def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) -> None:
+    """A key of another shard would be served, or be invalidated, in a generation that is perhaps not today's."""
+    home, node = home_of(cluster), others_of(cluster)[0]
+    keys = calls.keys(node, 2) + calls.keys(home, 2)
+    assert [calls(key) for key in keys] == keys
+    with dead(cluster, home):
+        wait_until(lambda: calls(keys[0]) == keys[0] and bool(calls.told))  # its generation is known for a while
+        calls.computed.clear()
+        end = time.monotonic() + 2.5 * BRIEF  # through two questions whether it is back
+        while time.monotonic() < end:
+            assert [calls(key) for key in keys] == keys
+            time.sleep(0.01)
+        assert set(calls.computed.values()) <= {1}
+        for key in keys:
+            with pytest.raises(EngineError):
+                calls.invalidate(key)
+        assert calls.told == [EngineDown]
+    wait_until(lambda: calls(keys[0]) == keys[0] and calls.told == [EngineDown, EngineUp])
+
+
+def test_no_key_is_asked_for_without_its_generation(cluster: RedisCluster, open_: Open) -> None:
+    """Between the loss of the generations' shard and the moment at which what is known of them is too old, a key of
+    another shard would be served that somebody's clear has just ended."""
+    engine, home = open_(cluster.url), home_of(cluster)
+    keys = [key_of(cluster, node) for node in (home, others_of(cluster)[0])]
+    for key in keys:
+        run(engine.blocking.store.set(key, some()))
+    with dead(cluster, home):
+        for key in keys:
+            with pytest.raises(EngineError) as failure:
+                claim(engine, key)
+            assert not failure.value.partial
+
+
+def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: Open) -> None:
+    """Local tiers would be emptied twice a second, for as long as one shard is down."""
+    engine, (gone, node) = open_(cluster.url), others_of(cluster)
+    keys = {each: key_of(cluster, each) for each in (gone, node)}
+    for key in keys.values():
+        run(engine.blocking.store.set(key, some()))
+    lost = ticket_of(engine, keys[gone])
+    with dead(cluster, gone):
+        wait_until(lambda: not holds(lost))
+        ticket = ticket_of(engine, keys[node])
+        with socket.create_server(("127.0.0.1", gone.port)) as nobody:
+            for _ in range(3):
+                nobody.accept()[0].close()  # the news look for their server
+        assert holds(ticket)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open, colour: str) -> None:
+    """Each call for one of its keys would take as long as an answer may."""
+    engine, hung = open_(cluster.url, socket_timeout=1.0, tracking=False), others_of(cluster)[0]
+    keys, other = [key_of(cluster, hung, number) for number in range(100)], key_of(cluster, home_of(cluster))
+    run(engine.blocking.store.set(other, some()))
+
+    async def ask(key: str) -> Any:
+        if colour == "async":
+            return await engine.suspending.claims.claim(key, new_id(), Ask(LONG))
+        return claim(engine, key)
+
+    async def all_of_them() -> None:
+        start, waited = time.monotonic(), 0
+        for key in keys:
+            began = time.monotonic()
+            with pytest.raises(EngineError) as failure:
+                await ask(key)
+            assert failure.value.partial
+            waited += time.monotonic() - began >= 1.0
+        assert waited <= 1 + time.monotonic() - start
+        assert isinstance(await ask(other), Found)
+
+    hung.freeze()
+    try:
+        asyncio.run(all_of_them())
+    finally:
+        hung.thaw()
+        wait_until(cluster.is_whole)
+
+
+def test_what_was_computed_is_stored_after_a_moments_silence(cluster: RedisCluster, open_: Open) -> None:
+    """Values of a whole second would be thrown away because one question wasn't answered in time."""
+    engine, hung = open_(cluster.url, socket_timeout=1.0, tracking=False), others_of(cluster)[0]
+    one, two = (key_of(cluster, hung, number) for number in range(2))
+    token = new_id()
+    assert isinstance(claim(engine, one, token), Granted)
+    hung.freeze()
+    try:
+        with pytest.raises(EngineError):
+            claim(engine, two)
+    finally:
+        hung.thaw()
+    assert run(engine.blocking.claims.fill(one, token, some())) is True
+    assert isinstance(claim(engine, one), Found)
+
+
+def test_what_was_computed_is_stored_without_the_generations(cluster: RedisCluster, open_: Open) -> None:
+    """Whoever waits for it on a shard that is well would wait until the lease's end, for nothing."""
+    engine, home, token = open_(cluster.url, tracking=False), home_of(cluster), new_id()
+    key = key_of(cluster, others_of(cluster)[0])
+    assert isinstance(claim(engine, key, token), Granted)
+    with dead(cluster, home):
+        for each in (key_of(cluster, home), key):
+            with pytest.raises(EngineError) as failure:
+                claim(engine, each)
+            assert not failure.value.partial
+        assert run(engine.blocking.claims.fill(key, token, some())) is True
+
+
+@pytest.mark.parametrize("refusal", [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["full", "alone"])
+def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Open, refusal: tuple[str, str]) -> None:
+    """Two shards that do would be taken for such ones; or keys be asked for in a generation that nobody has named."""
+    if is_redis_6() and refusal[0] == "min-replicas-to-write":
+        missing("a script is not refused by a Redis 6 that is without replicas")
+    engine, home, other = open_(cluster.url, tracking=False), home_of(cluster), others_of(cluster)[0]
+    here, there = key_of(cluster, home), key_of(cluster, other)
+    run(engine.blocking.store.set(key_of(cluster, home, 1), some()))
+    home.cli("CONFIG", "SET", *refusal)
+    try:
+        asked = [Asked("claim", (key, new_id(), Ask(LONG))) for key in (here, there, key_of(cluster, home, 1))]
+        assert engine.many is not None
+        refused, granted, found = engine.many.ask_many(asked)
+        assert isinstance(refused, EngineError) and refused.partial
+        assert isinstance(granted, Granted) and isinstance(found, Found)
+        with pytest.raises(EngineError):
+            run(engine.blocking.store.set(here, some()))
+        if refusal[0] != "maxmemory":  # which leaves room for that
+            with pytest.raises(EngineError) as failure:
+                run(engine.blocking.store.generation("f"))
+            assert not failure.value.partial
+    finally:
+        home.cli("CONFIG", "SET", refusal[0], "0")
+
+
+def test_a_replica_takes_over(open_: Open) -> None:
+    """A failover inside the cluster would leave its keys out of reach, or tickets of the old master in force."""
+    mine = RedisCluster(replicas=1)
+    try:
+        engine = open_(mine.url)
+        run(engine.blocking.store.set("k", some()))
+        master = mine.owner(key_slot(wire.names("k").entry))
+        replica = mine.replica_of(master)
+        ticket = ticket_of(engine)
+        replica.cli("CLUSTER", "FAILOVER")
+        wait_until(lambda: "role:master" in replica.cli("INFO", "replication").split())
+        wait_until(lambda: "role:slave" in master.cli("INFO", "replication").split())
+        token = new_id()
+        assert isinstance(claim(engine, token=token, force=True), Granted)
+        assert run(engine.blocking.claims.fill("k", token, some(b"new")))
+        wait_until(lambda: not holds(ticket))
+        assert claim(engine).entry.value == b"new"
+        ticket_of(engine)
+    finally:
+        mine.close()
+
+
+# -- the rest of the house ----------------------------------------------------------------------------------------
+
+
+def test_locks_are_handed_over(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock's waiters would sleep until its lease ends: its messages are its shard's."""
+    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # or they would look for themselves
+    lock, inside = Lock("name", on=cluster.url, lease=LONG), threading.Event()
+
+    def second() -> float:
+        inside.set()
+        with lock:
+            return time.monotonic()
+
+    with lock:
+        waiter = Aside(second)
+        assert inside.wait(PATIENCE)
+        slot_names = [name for node in cluster.nodes for name in node.cli("PUBSUB", "SHARDCHANNELS").split()]
+        wait_until(lambda: any(node.cli("PUBSUB", "SHARDCHANNELS") for node in cluster.nodes))
+        released = time.monotonic()
+    assert slot_names is not None
+    assert waiter.join() - released < LONG / 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_has_shards_of_its_own(cluster: RedisCluster, open_: Open) -> None:
+    """Parent and child would read each other's replies."""
+    engine = open_(cluster.url)
+    keys = [f"k{number}" for number in range(9)]
+    for key in keys:
+        run(engine.blocking.store.set(key, some(key.encode())))
+    pid = os.fork()
+    if pid == 0:
+        right = all(claim(engine, key).entry.value == key.encode() for key in keys for _ in range(20))
+        os._exit(0 if right else 1)
+    assert all(claim(engine, key).entry.value == key.encode() for key in keys for _ in range(20))
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_function_in_both_colours(cluster: RedisCluster) -> None:
+    """Sync and async callers over a cluster would not share one value."""
+    cache, computed = Cache(cluster.url, local=True), []
+
+    def origin() -> str:
+        computed.append(1)
+        return "value"
+
+    async def suspending() -> list[str]:
+        return list(await asyncio.gather(*(cache.aget_or_compute("key", origin) for _ in range(50))))
+
+    assert asyncio.run(suspending()) == ["value"] * 50
+    assert cache.get_or_compute("key", origin) == "value"
+    cache.invalidate("key")
+    assert cache.get_or_compute("key", origin) == "value"
+    assert len(computed) == 2
+    cache.close()

@@ -1,0 +1,456 @@
+"""Faults that only Redis has: servers that refuse, forget their scripts, and tell nobody of changes any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+import faces
+import redis
+from faces import BRIEF, Number, never
+from herd import PATIENCE, Herd, Origin, until
+from proxy import Proxy
+from servers import RedisServer, free_port
+
+from stampede import Cache, ComputationFailed, EngineError, events
+from stampede.engines.redis.scripts import Scripts
+from stampede.model.entry import new_id
+
+
+class Face(faces.Face):
+    """One cache on Redis, with short times; but a server may take long to reply, where it is not meant to be silent."""
+
+    def __init__(self, url: str, colour: str = "sync", *, timeout: float = PATIENCE, **options: Any) -> None:
+        super().__init__(f"{url}?socket_timeout={timeout}&socket_connect_timeout={timeout}", colour, **options)
+
+
+Faces = Callable[..., Face]
+Before = Callable[[RedisServer], Proxy]
+
+
+# -- troubles: each begins, and ends --------------------------------------------------------------------------------
+
+
+def full(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """maxmemory is reached, and nothing may be evicted."""
+    server.cli("CONFIG", "SET", "maxmemory", "1kb")
+    yield
+    server.cli("CONFIG", "SET", "maxmemory", "0")
+
+
+def replica(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """After a failover, what was the master refuses writes."""
+    server.cli("REPLICAOF", "127.0.0.1", str(free_port()))
+    yield
+    server.cli("REPLICAOF", "NO", "ONE")
+
+
+def password(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """Ours is wrong by now."""
+    server.cli("CONFIG", "SET", "requirepass", "secret")
+    proxy.cut()
+    yield
+    server.redis_cli("-a", "secret", "--no-auth-warning", "CONFIG", "SET", "requirepass", "")
+
+
+def crowded(server: RedisServer, proxy: Proxy) -> Iterator[None]:
+    """maxclients is reached."""
+    proxy.cut()
+    with redis.Redis(port=server.port) as admin:
+        admin.config_set("maxclients", 1)  # it stays connected, and is the one
+        yield
+        admin.config_set("maxclients", 1000)
+
+
+troubles = pytest.mark.parametrize("trouble", [full, replica, password, crowded])
+Trouble = Callable[[RedisServer, Proxy], Iterator[None]]
+
+
+@pytest.mark.parametrize("when", ["at start", "in use"])
+@troubles
+def test_a_server_that_refuses_is_no_outage(
+    own: RedisServer, before: Before, face: Faces, trouble: Trouble, when: str, colour: str
+) -> None:
+    """Promise 7: calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    proxy, warm, origin = before(own), Number(), Number(0.02)
+    asked = face(proxy.url, colour, local=True) if when == "in use" else None
+    if asked is not None:
+        assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
+    course = trouble(own, proxy)
+    next(course)
+    try:
+        if asked is None:
+            asked = face(proxy.url, colour, local=True)
+        assert asked.herd(8, "k", origin) == [1] * 8
+        assert [asked("k", origin) for _ in range(3)] == [1] * 3
+        assert origin.calls == 1
+        assert asked.count(events.EngineDown) == 1
+        for change in ["clear"], ["set", "other", 1], ["expire", "k"], ["invalidate", "k"]:
+            if trouble is full and change[0] in ("clear", "expire", "invalidate"):  # what takes no memory is done
+                asked.run(*change)
+            else:
+                with pytest.raises(EngineError):
+                    asked.run(*change)
+        assert asked("k", origin) == 2  # it is gone here, in any case
+        with pytest.raises(EngineError):
+            asked.lock("l")
+    finally:
+        for _ in course:
+            pass
+    if trouble is not full:  # it answered all the time
+        until(lambda: asked("other", Number()) and asked.count(events.EngineUp))
+    time.sleep(0.05)  # the server may have lost the generation too, of which this is how long one may be believed
+    asked.invalidate("k")
+    assert asked("k", lambda: "stored") == "stored"
+    assert asked.lock("l")
+    assert face(own.url)("k", never) == "stored"
+
+
+@troubles
+def test_what_was_computed_in_trouble_holds_for_a_while(
+    own: RedisServer, before: Before, face: Faces, trouble: Trouble, colour: str
+) -> None:
+    """Promise 7: each answer that is still good would count as recovery, empty what is kept here meanwhile, and have
+    every key computed anew, as often as the engine is asked."""
+    proxy, pause = before(own), 0.05
+    asked = face(proxy.url, colour, pause=pause)
+    there = [Number() for _ in range(3)]
+    for number, origin in enumerate(there):
+        asked(f"there {number}", origin)
+    missing = [Number() for _ in range(3)]
+    course = trouble(own, proxy)
+    next(course)
+    try:
+        end = time.monotonic() + 6 * pause
+        while time.monotonic() < end:
+            for number in range(3):
+                assert asked.herd(3, f"there {number}", there[number]) == [there[number].calls] * 3
+                assert asked.herd(3, f"missing {number}", missing[number]) == [1] * 3
+            time.sleep(pause / 10)  # a caller, and no stress
+    finally:
+        for _ in course:
+            pass
+    assert [origin.calls for origin in missing] == [1] * 3
+    # A server that is full goes on to serve what it has; the others don't answer, or are not to be believed.
+    assert [origin.calls for origin in there] == [1 if trouble is full else 2] * 3
+    assert (asked.count(events.EngineDown), asked.count(events.EngineUp)) == (1, 0)
+
+
+@pytest.mark.parametrize("refusal", ["maxclients", "requirepass"])
+def test_a_server_that_takes_no_new_connections(own: RedisServer, face: Faces, refusal: str, colour: str) -> None:
+    """Threads beyond the connections that there are would each find the server down, and tell all others so."""
+    asked = face(own.url, colour, timeout=1.0)
+    asked("warm", Number())
+    clients = int(own.cli("INFO", "clients").split("connected_clients:")[1].split()[0])
+    own.cli("CONFIG", "SET", *([refusal, str(clients - 1)] if refusal == "maxclients" else [refusal, "secret"]))
+    for _ in range(5):
+        keys = [new_id().hex() for _ in range(6)]
+        origins = [Number() for _ in keys]
+        if colour == "sync":
+            pairs = zip(keys, origins, strict=True)
+            calls = [lambda key=key, origin=origin: asked(key, origin) for key, origin in pairs]
+            assert Herd(*calls).join() == [1] * 6
+        assert asked.herd(4, keys[0], origins[0]) == [1] * 4
+        assert max(origin.calls for origin in origins) == 1
+    assert asked.count(events.EngineDown) == 0
+
+
+def test_a_password_that_changes(own: RedisServer, face: Faces, colour: str) -> None:
+    """Credentials are rotated under us: nothing would say why, or the right ones would be of no use later."""
+    own.cli("CONFIG", "SET", "requirepass", "first")
+    asked = face(own.url.replace("redis://", "redis://:first@"), colour)
+    assert asked("k", Number()) == 1
+    admin = redis.Redis(port=own.port, password="first")
+    with admin:
+        admin.config_set("requirepass", "second")
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        until(lambda: asked(new_id().hex(), Number()) and asked.count(events.EngineDown))
+        (down,) = [event for event in asked.told if isinstance(event, events.EngineDown)]
+        assert "invalid username-password" in str(down.error)
+        assert "second" not in str(down.error)
+        assert "first" not in str(down.error)
+        admin.config_set("requirepass", "first")
+    until(lambda: asked("other", Number()) and asked.count(events.EngineUp))
+    assert asked("k", never) == 1
+
+
+@pytest.mark.alone
+def test_before_the_first_news(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+    """In its first moments a process is told nothing: its local tier would keep what others change, and who waits would
+    sleep over what was stored meanwhile."""
+    proxy, gate, origin = before(server), threading.Event(), Origin()
+    proxy.at(b"HELLO", before=lambda: gate.wait(10), times=1000)  # only the news' connection says that
+    other, asked = face(server.url), face(proxy.url, colour, local=True, timeout=5.0)
+    try:
+        assert asked("k", lambda: 1) == 1
+        other.cache.set("k", 2)
+        assert asked("k", never) == 2
+        other.invalidate("k")
+        assert asked("k", lambda: 3) == 3
+        other.cache.clear()
+        time.sleep(0.05)  # as long as a generation may be believed
+        assert asked("k", lambda: 4) == 4
+        holding = Herd(lambda: other("l", origin))
+        origin.has_begun()
+        waiting = Herd(lambda: asked.herd(4, "l", never))
+        threading.Timer(0.25, origin.let_on).start()  # behind the first look
+        start = time.monotonic()
+        assert waiting.join() + holding.join() == [[1] * 4, 1]
+        assert time.monotonic() - start < 0.6
+        assert asked.cache.stats().hits == 0
+    finally:
+        gate.set()
+    until(lambda: asked("k", never) == 4 and asked.cache.stats().hits > 0)
+    other.cache.set("k", 5)
+    until(lambda: asked("k", never) == 5, 0.5)
+
+
+# -- how long, and how often ----------------------------------------------------------------------------------------
+
+
+def swallows(proxy: Proxy) -> None:
+    """Nothing is answered."""
+    proxy.hold()
+
+
+def dawdles(proxy: Proxy) -> None:
+    """Each answer comes after it was given up."""
+    proxy.delay = 2 * BRIEF
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("trouble", [swallows, dawdles])
+def test_a_dead_engine_is_hardly_asked(
+    own: RedisServer, before: Before, face: Faces, trouble: Callable[[Proxy], None], colour: str
+) -> None:
+    """Promise 7: each call would wait for the dead engine, and all of them press on it while it comes up again."""
+    proxy = before(own)
+    asked = face(proxy.url, colour, pause=0.3, timeout=BRIEF)
+    asked("warm", Number())
+    trouble(proxy)
+    asked("k", Number())
+    knocks, slow, start = proxy.accepted, 0, time.monotonic()
+    while time.monotonic() < start + 0.8:
+        began = time.monotonic()
+        asked(new_id().hex(), Number())
+        slow += time.monotonic() - began > 0.9 * BRIEF  # it has asked
+    assert proxy.accepted - knocks <= 3
+    assert slow <= 3
+
+
+def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pytest.FixtureRequest) -> None:
+    """The client library waits for ever; who has asked would, too."""
+    cache, seconds = Cache(own.url, early=0), []
+    request.addfinalizer(cache.close)
+
+    def sync() -> None:
+        start = time.monotonic()
+        assert cache.get_or_compute("k", lambda: 1) == 1
+        seconds.append(time.monotonic() - start)
+
+    async def suspending() -> None:
+        start = time.monotonic()
+        assert await cache.aget_or_compute("l", lambda: 1) == 1
+        seconds.append(time.monotonic() - start)
+
+    sync()
+    asyncio.run(suspending())
+    cache.invalidate("k")
+    cache.invalidate("l")
+    own.freeze()
+    try:
+        assert Herd(sync, lambda: asyncio.run(suspending())).join() == [None] * 2
+    finally:
+        own.thaw()
+    assert all(each < 2.2 for each in seconds)
+    assert sum(each > 0.4 for each in seconds[2:]) == 2
+
+
+def test_without_channel_rights(own: RedisServer, face: Faces, colour: str) -> None:
+    """A user of ACLs who may not publish: nothing would be stored, or waiters would sleep until the lease's end."""
+    own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "resetchannels", "+@all")
+    url, origin = f"redis://app:secret@127.0.0.1:{own.port}/0", Origin()
+    holder, waiter = face(url), face(url, colour, local=True)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiting = Herd(lambda: waiter.herd(4, "k", never))
+    threading.Timer(0.1, origin.let_on).start()
+    assert waiting.join() == [[1] * 4]
+    assert holding.join() == [1]
+    holder.invalidate("k")
+    until(lambda: waiter("k", lambda: 2) == 2, 1.0)
+    assert not waiter.count(events.EngineDown)
+    assert own.cli("KEYS", "{*}l") == ""
+
+
+# -- news, and what a local tier makes of them ------------------------------------------------------------------------
+
+SCRIPTS = Scripts()
+
+
+def test_connections_that_break_under_a_herd(
+    server: RedisServer, before: Before, face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits would never be woken; or compute what somebody else does."""
+    for often in ("kit.feed.AGAIN", "redis.verbs.LOOK", "redis.verbs.SAFETY"):
+        monkeypatch.setattr(f"stampede.engines.{often}", 0.02)
+    proxy, origin, claim = before(server), Origin(), SCRIPTS.claim.hash
+    holder, waiter = face(server.url), face(proxy.url, colour)
+    holding = Herd(lambda: holder("k", origin))
+    origin.has_begun()
+    waiter("warm", Number())
+
+    def at(step: bytes, when: str, act: Callable[[], object] = int) -> None:
+        happened = threading.Event()
+        proxy.at(step, **{when: lambda: (act(), happened.set())})  # type: ignore[arg-type]
+        assert happened.wait(PATIENCE)
+
+    proxy.at(b"SUBSCRIBE", sent=0, times=2)
+    proxy.at(b"SUBSCRIBE", answered=0, times=2)
+    waiting = Herd(lambda: waiter.herd(4, "k", never))
+    for when, step in product(("before", "after"), (claim, b"GETEX")):
+        for _ in range(2):  # a question that is cut twice may be given up: the second is another one
+            at(claim, "before")
+        at(step, when, proxy.cut)
+    until(lambda: proxy.met == 4 + 4 * 3)
+    origin.let_on()
+    assert waiting.join() + holding.join() == [[1] * 4, 1]
+
+
+@pytest.mark.parametrize("trouble", ["down", "hung"])
+def test_server_and_origin_both_down(
+    own: RedisServer, face: Faces, trouble: str, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the local tier had, and was true when the server went away, would be gone when its last connection ends: a
+    second later, as nobody has looked at it until then."""
+    monkeypatch.setattr("stampede.engines.kit.stamps.SOON", 0.05)
+    asked = face(own.url, colour, timeout=0.5, local=True, ttl=600, stale=600)
+
+    def kept() -> bool:
+        hits = asked.cache.stats().hits
+        return asked("k", lambda: "kept") == "kept" and asked.cache.stats().hits > hits
+
+    def failing() -> str:
+        raise OSError("the origin is down")
+
+    until(kept)
+    stamps = asked.cache._core.engine._servers.news.stamps
+    until(lambda: time.monotonic() > stamps.heard + 0.3)  # news of its own fill may be on their way
+    until(kept)
+    own.stop() if trouble == "down" else own.freeze()
+    until(lambda: stamps._lost, bound=20)
+    for _ in range(3):
+        ended = time.monotonic()
+        until(lambda ended=ended: time.monotonic() > ended + 0.1)  # longer than connections take to end together
+        assert asked("k", failing) == "kept"
+    asked.cache.close()
+
+
+def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Faces) -> None:
+    """A server tells nobody of what a closed connection had read: the local tier would keep it for ever."""
+    asked, other = face(server.url, timeout=1.0, local=True), face(server.url, timeout=1.0)
+
+    def kept() -> bool:
+        hits = asked.cache.stats().hits
+        return asked("k", lambda: "old") == "old" and asked.cache.stats().hits > hits
+
+    until(kept)
+    for line in server.cli("CLIENT", "LIST").splitlines():
+        fields = dict(field.partition("=")[::2] for field in line.split())
+        if "t" in fields["flags"]:  # it is being followed
+            server.cli("CLIENT", "KILL", "ID", fields["id"])
+    other.cache.set("k", "new")
+    until(lambda: asked("k", never) == "new", 3.0)
+
+
+def test_what_a_closed_connection_had_read_is_not_believed(
+    own: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells nobody of its changes any more. With server and origin down, callers would get what another
+    process has invalidated since. A loop that ends closes its connection, and so does who is interrupted."""
+
+    def fails() -> Any:
+        raise OSError("the origin is down")
+
+    async def suspending() -> Any:
+        fails()
+
+    def interrupted(wire: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with Cache(own.url, local=True, ttl=60, stale=600) as ours, Cache(own.url, ttl=60) as theirs:
+
+        async def read() -> None:
+            while ours._root.hit("k") is None:
+                await ours.aget_or_compute("k", suspending)
+
+        theirs.set("k", "old")
+        if colour == "async":
+            asyncio.run(read())
+        else:
+            until(lambda: ours.get_or_compute("k", fails) and ours._root.hit("k") is not None)
+            with monkeypatch.context() as patch:
+                patch.setattr("stampede.engines.redis.blocking._Wire.received", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    ours.get_or_compute("another", fails)
+        theirs.invalidate("k")
+        own.stop()
+        with pytest.raises(OSError, match="origin is down"):
+            ours.get_or_compute("k", fails)
+
+
+def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colour: str) -> None:
+    """With server and origin both down there would be nothing to serve, though it is here, and `stale` allows it."""
+
+    def fails() -> Any:
+        raise OSError("the origin is down")
+
+    server = RedisServer()
+    try:
+        ours = face(server.url, colour, local=True, ttl=60, stale=600)
+        theirs = face(server.url, "sync", ttl=60, stale=600)
+        for key in ("kept", "changed", "ours"):
+            theirs.cache.set(key, "old")  # read by us, and not stored: of what we store there may be late news
+            until(lambda key=key: ours(key, fails) and ours.cache._root.hit(key) is not None)
+        for key in ("computed", "computed, then changed"):
+            ours(key, lambda: "old")
+            until(lambda key=key: ours.cache._root.hit(key) is not None)  # without another question to the server
+        for key in ("changed", "computed, then changed"):
+            theirs.cache.invalidate(key)
+            until(lambda key=key: ours.cache._root.hit(key) is None)
+        server.stop()
+        until(lambda: ours.cache._root.hit("kept") is None)
+        with pytest.raises(EngineError):
+            ours.run("invalidate", "ours")
+        scope, front = ours.cache._root, ours.cache._core.front
+        until(lambda: front.kept(scope.prefix + "kept") is not None)  # one connection's end is not yet the server's
+        for _ in range(2):
+            assert ours("kept", fails) == ours("computed", fails) == "old"
+            for key in ("changed", "ours", "computed, then changed"):
+                with pytest.raises(OSError, match="origin is down"):
+                    ours(key, fails)
+        with pytest.raises((OSError, ComputationFailed), match="origin is down"):  # the key may rest yet
+            ours("kept", fails, stale=0)
+    finally:
+        server.close()
+
+
+def test_a_server_that_was_shut_down_is_said_to_have_closed_the_connection(
+    own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first line that an operator sees would speak of a fault of the protocol."""
+    with Cache(own.url) as cache:
+        gate = threading.Barrier(4)
+        Herd(*[lambda n=n: cache.get_or_compute(f"k{n}", gate.wait) for n in range(4)]).join()  # four connections
+        own.stop()
+        assert cache.get_or_compute("x", lambda: 1) == 1
+    (told,) = [record.getMessage() for record in caplog.records if " is down" in record.getMessage()]
+    assert "OutOfStep" not in told

@@ -1,0 +1,335 @@
+"""Locks on Redis: who is next, who has gone, and what a waiter costs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from faces import Face
+from herd import until
+from servers import PATIENCE, RedisServer
+
+from stampede import Cache, WaitTimeout
+from stampede.engines.kit.whereabouts import here, parts_of
+from stampede.engines.redis import RedisEngine, locks, wire
+from stampede.model import room
+from stampede.model.entry import new_id
+from stampede.model.ports import Busy, Granted
+from stampede.runtime.colour import run_blocking as run
+
+LONG = 60.0
+
+both = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
+    """Engines that are closed at the end."""
+
+    def opened(*args: Any) -> RedisEngine:
+        engine = RedisEngine(*args)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., RedisEngine]
+
+
+Faces = Callable[..., Face]
+
+
+def ears(engine: RedisEngine) -> int:
+    """How many waiters hear what is sent."""
+    return sum(len(channel.ears) for channel in list(engine._servers.news._channels.values()) if channel.stands)
+
+
+def queued(engine: RedisEngine, token: bytes) -> Busy:
+    """Refused, and with a place in the queue."""
+    busy = run(engine.blocking.locks.acquire("l", token, LONG, waits=True))
+    assert isinstance(busy, Busy)
+    return busy
+
+
+def test_a_released_lock_is_kept_for_those_who_wait_in_their_order(server: RedisServer, open_: Open) -> None:
+    """Who comes by at the right moment would get it before those who have waited, again and again."""
+    engine = open_(server.url)
+    holder, waiters, stranger = new_id(), [new_id() for _ in range(4)], new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    for token in waiters:
+        queued(engine, token)
+    for token in reversed(waiters):
+        queued(engine, token)  # who came first is first, however often the others ask
+    for token in waiters:
+        assert run(engine.blocking.locks.release("l", holder))
+        refused = run(engine.blocking.locks.acquire("l", stranger, LONG))
+        assert isinstance(refused, Busy)
+        assert refused.token == token
+        assert isinstance(run(engine.blocking.locks.acquire("l", token, LONG, waits=True)), Granted)
+        holder = token
+    assert run(engine.blocking.locks.release("l", holder))
+    assert isinstance(run(engine.blocking.locks.acquire("l", stranger, LONG)), Granted)
+
+
+def test_who_has_left_the_queue_is_not_waited_for(server: RedisServer, open_: Open) -> None:
+    """The lock would be kept for it, and from all others, after the next release."""
+    engine = open_(server.url)
+    holder, gone, named, next_one = (new_id() for _ in range(4))
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    for token in (gone, named, next_one):
+        queued(engine, token)
+    assert not run(engine.blocking.locks.release("l", gone))
+    assert run(engine.blocking.locks.release("l", holder))
+    assert queued(engine, next_one).token == named
+    assert not run(engine.blocking.locks.release("l", named))  # it leaves when its turn has come already
+    assert isinstance(run(engine.blocking.locks.acquire("l", next_one, LONG, waits=True)), Granted)
+
+
+@both
+def test_a_lock_that_was_waited_for_in_vain_is_free_at_once(server: RedisServer, face: Faces, colour: str) -> None:
+    """The same through the user's face: `wait` ran out, or the waiter was cancelled."""
+    cache = face(server.url, colour).cache
+    first, other = cache.lock("l"), cache.lock("l")
+    assert first.acquire()
+
+    async def cancelled() -> None:
+        waiter = asyncio.create_task(cache.lock("l").aacquire())
+        await asyncio.to_thread(until, lambda: int(server.cli("ZCARD", locks._names("l").queue.decode())) == 1)
+        waiter.cancel()
+        await asyncio.wait([waiter])
+
+    assert not cache.lock("l").acquire(0.05)
+    asyncio.run(cancelled())
+    first.release()
+    assert other.acquire(0)
+    other.release()
+
+
+def test_a_waiter_whose_process_died_costs_nothing(server: RedisServer, open_: Open) -> None:
+    """Its place would keep the lock from everybody when its turn comes."""
+    engine, doomed = open_(server.url), open_(server.url)
+    holder, dead, other = new_id(), new_id(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    busy = queued(doomed, dead)
+    thread = threading.Thread(target=lambda: run(doomed.blocking.locks.wait("l", busy, LONG)), daemon=True)
+    thread.start()
+    until(lambda: ears(doomed) == 1)
+    time.sleep(0.35)  # it has been heard of lately
+    doomed._servers.news._thread, news = None, doomed._servers.news
+    news._closed = True  # (as a process dies: nothing is given back, and nobody listens any more)
+    until(lambda: server.cli("PUBSUB", "CHANNELS", "*C" + news.home) == "")
+    assert run(engine.blocking.locks.release("l", holder))
+    assert isinstance(run(engine.blocking.locks.acquire("l", other, LONG)), Granted)
+
+
+def test_a_waiter_that_hangs_costs_a_turn_and_keeps_its_place(server: RedisServer, open_: Open) -> None:
+    """One whose process is frozen would keep the lock from everybody; or have to queue again when it goes on."""
+    engine = open_(server.url)
+    holder, frozen, *others = (new_id() for _ in range(4))
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    for token in (frozen, *others):
+        queued(engine, token)
+    assert run(engine.blocking.locks.release("l", holder))
+    start = time.monotonic()
+    while isinstance(reply := run(engine.blocking.locks.acquire("l", others[0], LONG, waits=True)), Busy):
+        assert reply.token == frozen
+        run(engine.blocking.locks.wait("l", reply, LONG))
+    assert time.monotonic() - start < 0.9
+    queued(engine, frozen)
+    assert run(engine.blocking.locks.release("l", others[0]))
+    assert queued(engine, others[1]).token == frozen
+
+
+def test_who_has_a_place_waits_for_its_own_turn(
+    server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while the lock goes from hand to hand would ask again at every hand-over, and never get to wait."""
+    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # nobody looks for himself
+    engine = open_(server.url)
+    holder, first, second = (new_id() for _ in range(3))
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    queued(engine, first)
+    busy = queued(engine, second)  # refused for the holder, which has gone when it begins to wait
+    assert run(engine.blocking.locks.release("l", holder))
+    assert isinstance(run(engine.blocking.locks.acquire("l", first, LONG, waits=True)), Granted)
+    start = time.monotonic()
+    run(engine.blocking.locks.wait("l", busy, 0.1))
+    assert time.monotonic() - start >= 0.1
+    assert run(engine.blocking.locks.release("l", first))
+    start = time.monotonic()
+    run(open_(server.url).blocking.locks.wait("l", busy, LONG))  # its own, as another process was told
+    assert time.monotonic() - start < LONG / 4
+    assert isinstance(run(engine.blocking.locks.acquire("l", second, LONG, waits=True)), Granted)
+
+
+def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer, open_: Open) -> None:
+    """Each would ask again and again, also when it is somebody else's turn."""
+    cache, order, count = Cache(server.url), [], 300
+
+    async def visit(number: int) -> None:
+        async with cache.lock("l", wait=PATIENCE):
+            order.append(number)
+
+    async def main() -> None:
+        async with cache.lock("l"):
+            visits = [asyncio.create_task(visit(number)) for number in range(count)]
+            await asyncio.to_thread(until, lambda: int(server.cli("ZCARD", locks._names("l").queue.decode())) == count)
+        await asyncio.gather(*visits)
+
+    channels = locks._names("l").channel.decode() + "*"
+    with cache.lock("l") as first:  # the server knows the scripts, and this process listens
+        assert first.held
+        until(lambda: not cache.lock("l").acquire(0.1) and server.cli("PUBSUB", "CHANNELS", channels))
+    before = calls(server)
+    with cache:
+        asyncio.run(main())
+    assert order == list(range(count))
+    assert calls(server) - before < 5 * count  # asked, looked, asked and left
+
+
+def calls(server: RedisServer) -> int:
+    """Scripts that were run so far."""
+    stats = re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", server.cli("INFO", "commandstats"))
+    return sum(map(int, stats))
+
+
+@pytest.mark.parametrize("places", [1, inf, 3])
+def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -> None:
+    """Names alone would be shown, and nobody be found who could be asked; or who came first, after a renewal."""
+    ours = open_(server.url).blocking.locks
+    token, began = new_id(), time.time()
+    granted = run(ours.acquire("l", token, 20.0, room=places))
+    assert isinstance(granted, Granted)
+    run(open_(server.url).blocking.locks.acquire("l", new_id(), 20.0, waits=True))
+    for _ in range(2):
+        (held,) = run(open_(server.url).blocking.locks.held())
+        assert (held.host, held.pid) == parts_of(here())
+        assert (held.fence, held.waiting) == (granted.fence, 1)
+        assert held.since is not None and began - 1 < held.since < time.time() + 1
+        assert held.seconds is not None and 0 <= held.seconds < PATIENCE
+        assert run(ours.renew("l", token, 20.0))
+
+
+def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
+    """A lock for each user would fill the server, with keys that can't even be evicted."""
+    engine = open_(server.url)
+    holder, waiter = new_id(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
+    queued(engine, waiter)
+    assert run(engine.blocking.locks.renew("l", holder, LONG))
+    its = [key for key in server.cli("KEYS", "{*").split("\n") if key.startswith("{" + locks.tag_of("l").decode())]
+    assert len(its) == 3
+    for key in its:
+        assert 0 < int(server.cli("PTTL", key)) <= 1000 * (LONG + 10 + locks.QUEUE)
+    run(engine.blocking.locks.release("l", waiter))
+    assert run(engine.blocking.locks.release("l", holder))
+    for key in server.cli("KEYS", "{" + locks.tag_of("l").decode() + "*").split():
+        assert 0 < int(server.cli("PTTL", key)) <= 10_000
+
+
+@both
+def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces, colour: str) -> None:
+    """Thousands of questions a second, as long as somebody waits for a lease that a foreign hand has made."""
+    asked = face(server.url, colour)
+    asked.cache.get("k")  # from then on it knows by which name it calls the key
+    server.cli("SET", wire.names(asked.cache._root.prefix + "k").lease.decode(), "somebody")
+    before = calls(server)
+    with pytest.raises(WaitTimeout):
+        asked("k", lambda: 1, wait=0.3)
+    assert calls(server) - before < 40
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int) -> None:
+    """Its scripts say the same in another language: two writers would be inside, or somebody passed who came before."""
+    engine, dice, model, now = open_(server.url), random.Random(seed), room.EMPTY, 1000.0
+    tokens, rooms = [new_id() for _ in range(6)], [1, 1, 2, 3, inf, inf]
+    waiting: list[tuple[bytes, float]] = []
+    fences: list[int] = []
+
+    def asks(token: bytes, its: float, waits: bool) -> bool:
+        nonlocal model
+        again = any(each.token == token for each in model.inside)
+        model, expected, _ = room.acquire(model, token, LONG, its, now, waits=waits)
+        answer = run(engine.blocking.locks.acquire("l", token, LONG, waits=waits, room=its))
+
+        assert isinstance(answer, Granted) == isinstance(expected, Granted)
+        if isinstance(answer, Granted) and not again:
+            fences.append(answer.fence)
+        if isinstance(answer, Busy):
+            assert answer.token != token and answer.lease > 0
+        return isinstance(answer, Granted)
+
+    for _ in range(150):
+        number = dice.randrange(len(tokens))
+        token, its = tokens[number], rooms[number]
+        verb = dice.choice(["enter", "queue", "queue", "renew", "release", "release"])
+        if verb == "release" and model.inside and dice.random() < 0.7:
+            token = dice.choice(model.inside).token
+        if verb in ("enter", "queue") and (token, its) not in waiting:
+            if not asks(token, its, verb == "queue") and verb == "queue":
+                waiting.append((token, its))
+        elif verb == "renew":
+            model, stood, _ = room.renew(model, token, LONG, now)
+            assert run(engine.blocking.locks.renew("l", token, LONG)) == stood
+        elif verb == "release":
+            model, stood, _ = room.release(model, token, now)
+            assert run(engine.blocking.locks.release("l", token)) == stood
+            waiting = [each for each in waiting if each[0] != token]
+        waiting = [each for each in waiting if not asks(*each, True)]
+    assert fences == sorted(set(fences)) and len(fences) > 10
+
+
+def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Open) -> None:
+    """Readers behind it would wait as long as one is inside."""
+    engine, tokens = open_(server.url), [new_id() for _ in range(4)]
+    inside, writer, dead, reader = tokens
+    assert isinstance(run(engine.blocking.locks.acquire("l", inside, LONG, room=inf)), Granted)
+    for token, its in ((writer, 1), (dead, inf), (reader, inf)):
+        refused = run(engine.blocking.locks.acquire("l", token, LONG, waits=True, room=its))
+        assert isinstance(refused, Busy)
+    assert run(engine.blocking.locks.release("l", writer)) is False  # it goes, and the next one is called
+    start = time.monotonic()
+    while isinstance(refused, Busy) and time.monotonic() < start + PATIENCE:
+        run(engine.blocking.locks.wait("l", refused, PATIENCE))
+        refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    assert isinstance(refused, Granted)
+    assert time.monotonic() < start + 5
+
+
+def test_a_dead_writer_keeps_nobody_out(server: RedisServer, open_: Open) -> None:
+    """Broken if readers behind it waited for those who read."""
+    engine, doomed = open_(server.url), open_(server.url)
+    inside, dead, reader = (new_id() for _ in range(3))
+    assert isinstance(run(engine.blocking.locks.acquire("l", inside, LONG, room=inf)), Granted)
+    busy = queued(doomed, dead)
+    threading.Thread(target=lambda: run(doomed.blocking.locks.wait("l", busy, LONG)), daemon=True).start()
+    until(lambda: ears(doomed) == 1)
+    doomed._servers.news._thread, news = None, doomed._servers.news
+    news._closed = True  # (as a process dies)
+    start = time.monotonic()
+    refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    while isinstance(refused, Busy) and time.monotonic() < start + 8:
+        run(engine.blocking.locks.wait("l", refused, PATIENCE))
+        refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
+    assert isinstance(refused, Granted)
+    assert time.monotonic() - start < 8
+
+
+def test_foreign_bytes_are_no_lock(server: RedisServer, open_: Open) -> None:
+    """Broken if a string that somebody has put there kept everybody out."""
+    for bytes_ in ("", "somebody", "\x81\xa6inside"):
+        server.cli("SET", locks._names("l").lock.decode(), bytes_)
+        token = new_id()
+        assert isinstance(run(open_(server.url).blocking.locks.acquire("l", token, LONG)), Granted)

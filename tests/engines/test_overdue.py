@@ -1,0 +1,94 @@
+"""Questions of clients that know no time limit: who hangs up, on whom, and when."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from herd import Herd
+
+from stampede.engines.kit.hang_up import Overdue
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A client's connection, and the server's end."""
+    client, server = socket.socketpair()
+    client.settimeout(20)
+    server.settimeout(20)
+    with client, server:
+        yield client, server
+
+
+def test_who_waits_too_long_is_hung_up(pair: Pair) -> None:
+    """A server that hangs would keep its callers for ever."""
+    overdue, began = Overdue(0.1), time.monotonic()
+    with overdue.asking(pair[0]):
+        assert pair[0].recv(1) == b""
+    assert 0.1 <= time.monotonic() - began < 10
+    assert pair[1].recv(1) == b""
+
+
+def test_each_has_its_own_time(pair: Pair) -> None:
+    """One that has begun later would be cut short, or one behind another never be found out."""
+    overdue, late = Overdue(0.3), socket.socketpair()
+
+    def asks(client: socket.socket) -> float:
+        began = time.monotonic()
+        with overdue.asking(client):
+            client.recv(1)
+        return time.monotonic() - began
+
+    first = Herd(lambda: asks(pair[0]))
+    time.sleep(0.1)
+    second = Herd(lambda: asks(late[0]))
+    assert all(0.3 <= took < 10 for took in first.join() + second.join())
+    for each in late:
+        each.close()
+
+
+def test_who_was_answered_is_left_alone(pair: Pair) -> None:
+    """The number of a connection that was closed may be that of anything else of the program."""
+    overdue = Overdue(0.05)
+    with overdue.asking(pair[0]):
+        pass
+    time.sleep(0.2)
+    overdue.look(time.monotonic())
+    pair[1].sendall(b"x")
+    assert pair[0].recv(1) == b"x"
+
+
+def test_a_forked_child_hangs_up_on_nobody(pair: Pair) -> None:
+    """It would end the question that its parent waits for."""
+    overdue = Overdue(5.0)
+    with overdue.asking(pair[0]):
+        pid = os.fork()
+        if not pid:
+            overdue.look(time.monotonic() + 9)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        pair[1].sendall(b"x")
+        assert pair[0].recv(1) == b"x"
+
+
+def test_what_has_no_connection_to_show_is_asked_all_the_same() -> None:
+    """A file, for example: sqlite3's."""
+
+    class Gone:
+        def fileno(self) -> int:
+            raise ValueError("it is closed")
+
+    overdue, threads = Overdue(0.1), threading.active_count()
+    for client in (object(), Gone()):
+        entered: list[Any] = []
+        with overdue.asking(client):
+            entered.append(client)
+        assert entered
+    assert threading.active_count() == threads

@@ -1,0 +1,154 @@
+"""Slow links: the time-out bounds each piece, and a small value does not wait for a large one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from faces import Face, never
+from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
+from proxy import Proxy
+from servers import RedisServer, shared_redis
+
+from stampede import Cache, TooLarge, events
+from stampede.engines.kit.hangs import Vigil
+from stampede.engines.kit.sock import Sock
+from stampede.engines.kit.wire import Wire
+
+RATE = 7e5
+BLOB = os.urandom(500_000)
+
+Slow = tuple[str, str, Proxy]
+
+
+@pytest.fixture(params=["redis", "memcached", "postgres"])
+def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow:
+    """The URL of a server, of the same behind a slow link, and the link. A reply may take less than a large value."""
+    servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
+    server: Any = servers[request.param]()
+    proxy = before(server)
+    proxy.rate = RATE
+    if request.param == "redis":
+        server.cli("FLUSHALL")
+        return server.url, f"{proxy.url}?socket_timeout=1.0", proxy
+    if request.param == "postgres":
+        far = f"postgres://root@127.0.0.1:{proxy.port}/postgres?sslmode=disable&timeout=1.0"
+        return server.postgres_url, far, proxy
+    server.empty()
+    return server.url, f"memcached://127.0.0.1:{proxy.port}?timeout=1.0", proxy
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callable[..., Face], colour: str) -> None:
+    """The time-out would bound the whole of a reply, and a large one be cut off on a slow link."""
+    near, far, link = slow
+    with Cache(near) as cache:
+        cache.set("k", b"x" * 400)
+    slowly = face(far.replace("=1.0", "=0.15"), colour)
+    slowly.run("set", "other", 1)
+    link.rate, link.piece, link.delay = None, 50, 0.05
+    began = time.monotonic()
+    assert slowly("k", never) == b"x" * 400
+    assert time.monotonic() - began > 2 * 0.15
+    assert slowly.cache.stats().engine_downs == 0
+
+
+@pytest.mark.alone
+def test_each_piece_that_is_sent_has_the_time_out() -> None:
+    """A large value would have one time-out for all its pieces."""
+    ours, theirs = socket.socketpair()
+    piece, pieces = 20_000, 12
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, piece)
+    sock = Sock(Vigil())
+    sock.stand(ours, 0.3)
+
+    def take() -> int:
+        taken = 0
+        while taken < piece * pieces and (some := theirs.recv(piece)):
+            time.sleep(0.05)
+            taken += len(some)
+        return taken
+
+    with ThreadPoolExecutor(1) as beside, theirs, ours:
+        taken = beside.submit(take)
+        began = time.monotonic()
+        sock.send(bytes(piece * pieces))
+        assert time.monotonic() - began > 0.3
+        assert taken.result() == piece * pieces
+
+
+def test_what_an_event_loop_sends_has_the_time_out_for_each_piece() -> None:
+    """The same of a transport, which sends what it has as fast as it is taken."""
+    transport = SimpleNamespace(unsent=500_000, write=lambda data: None, is_closing=lambda: False)
+    transport.get_write_buffer_size = lambda: transport.unsent
+    transport.get_extra_info = {"sslcontext": "some"}.get
+    wire = Wire(cast(Any, SimpleNamespace(vigil=Vigil())), cast(Any, None))
+    wire.connection_made(transport)
+    wire.stand()
+    wire.send(b"", idle=True)
+    assert 0.0 < wire.left(5.0) <= 5.0
+    wire.since -= 10.0
+    assert wire.left(5.0) < 0.0
+    transport.unsent -= 1
+    assert wire.left(5.0) > 0.0
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
+    slow: Slow, face: Callable[..., Face], colour: str
+) -> None:
+    """A caller would wait for ever for the other half."""
+    near, far, link = slow
+    with Cache(near) as cache:
+        cache.set("big", BLOB)
+    slowly = face(far, colour)
+    slowly.run("set", "small", 1)
+    link.rate = None
+    link.at(b"big", answered=100_000, silent=True, times=2)
+    began = time.monotonic()
+    assert slowly("big", lambda: "computed") == "computed"
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_value_that_the_server_does_not_take_is_no_outage(
+    request: pytest.FixtureRequest, face: Callable[..., Face], colour: str
+) -> None:
+    """Each store of it would take the engine down for all, though only this value is too large for it."""
+    server = RedisServer("--proto-max-bulk-len", "1mb")
+    request.addfinalizer(server.close)
+    asked = face(server.url, colour)
+    blob = bytes(3_000_000)
+    assert asked("big", lambda: blob) == blob
+    assert asked("small", lambda: 1) == 1
+    assert [type(event) for event in asked.told if isinstance(event, (events.EngineDown, events.Unkept))] == [
+        events.Unkept
+    ]
+    with pytest.raises(TooLarge):
+        asked.run("set", "big", blob)
+
+
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+def test_a_loop_that_is_blocked_while_it_connects(engine: str) -> None:
+    """The TLS contexts of many servers, or an application's start, would pass for an outage."""
+    url = shared_redis().url + "?socket_connect_timeout=0.2" if engine == "redis" else shared_memcached().url
+    with Cache(url) as cache:
+
+        async def use() -> None:
+            asking = asyncio.ensure_future(cache.aset("k", 1))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            time.sleep(0.6 if engine == "redis" else 1.2)
+            await asking
+
+        asyncio.run(use())
+        assert cache.get("k") == 1

@@ -1,0 +1,683 @@
+"""Brokers and their clients in trouble: killed, frozen, cut off, forked, fed with rubbish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import zmq
+from broker_server import Address, BrokerProcess, BrokerThread, Limits, ZmqEngine
+from disk_world import Script
+from proxy import Proxy
+from server_process import free_port, freeze
+
+from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, StampedeError, try_lock
+from stampede.cli.command import main
+from stampede.engines import open_engine
+from stampede.engines.zmq import wire
+from stampede.engines.zmq.curve import make_keys
+from stampede.engines.zmq.server import PAGE, Broker
+from stampede.engines.zmq.wire import Word
+from stampede.errors import EngineClosed
+from stampede.model.entry import new_id
+from stampede.model.ports import Busy, Granted, Rate
+from stampede.runtime.colour import BLOCKING
+from stampede.runtime.colour import run_blocking as run
+
+LONG = 20.0
+
+Open = Callable[..., ZmqEngine]
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerThread]:
+    made = BrokerThread()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def open_() -> Iterator[Open]:
+    opened: list[Any] = []
+
+    def open_one(url: str, **options: Any) -> Any:
+        opened.append(open_engine(url, **options))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def until(true: Callable[[], object], within: float = 10.0) -> float:
+    """Seconds until it was."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < within, "it never is"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def broker_of(engine: ZmqEngine, name: str) -> Address:
+    """The broker that has the locks of this name."""
+    return engine._links.of(wire.name_of(name)).place
+
+
+def took(engine: ZmqEngine, name: str = "l", token: bytes | None = None, lease: float = LONG) -> bool:
+    return isinstance(run(engine.blocking.locks.acquire(name, token or new_id(), lease)), Granted)
+
+
+HOLDER = """
+import sys, time
+from stampede import Lock
+lock = Lock("l", on=sys.argv[1], lease=20)
+assert lock.acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder() -> Iterator[Callable[[str], Script]]:
+    with ExitStack() as stack:
+        yield lambda url: stack.enter_context(Script(HOLDER, url))
+
+
+@pytest.mark.alone
+def test_what_a_killed_client_had_is_free_in_a_moment(
+    broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
+) -> None:
+    """A crash would stop its fleet for a whole lease."""
+    process = holder(broker.url)
+    assert process.stdout.readline() == "held\n"
+    lock = Lock("l", on=open_(broker.url), lease=20)
+    assert not lock.acquire(0.1)
+    process.kill()
+    began = time.monotonic()
+    assert lock.acquire(10)
+    assert time.monotonic() - began < 3  # 1.5 seconds, and what a busy machine adds
+    lock.release()
+
+
+def test_a_holder_whose_connection_is_reset_comes_back(open_: Open) -> None:
+    """A proxy that is reloaded would let two in, though the holder and the broker are well."""
+    ahead = 0.0
+    broker = BrokerThread(clock=lambda: time.monotonic() + ahead)
+    proxy = Proxy(broker.port)
+    try:
+        engine, other = open_(f"zmq://127.0.0.1:{proxy.port}"), open_(broker.url)
+        assert took(engine)
+        (session,) = broker.broker.machine.sessions.values()
+        proxy.hold()
+        proxy.cut()
+        until(lambda: session.gone < math.inf)
+        ahead += 0.8
+        assert not any(took(other) for _ in range(2))  # behind the first one the broker looks who is gone
+        proxy.let_go()
+        until(lambda: session.gone == math.inf)
+        ahead += 0.8
+        assert not took(other)
+    finally:
+        proxy.close()
+        broker.stop()
+
+
+def test_a_frozen_client_keeps_its_lock_for_its_lease(
+    broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
+) -> None:
+    """Of one that is silent nobody can say that it is dead: two would be inside when it goes on."""
+    process = holder(broker.url)
+    assert process.stdout.readline() == "held\n"
+    freeze(process.pid)
+    engine = open_(broker.url)
+    began = time.monotonic()
+    while time.monotonic() - began < 1.8:  # longer than a client may be silent for any other purpose
+        assert not took(engine)
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGCONT)
+
+
+def test_nobody_waits_behind_a_frozen_waiter(
+    broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
+) -> None:
+    """A lock that came free would be kept for it, again and again."""
+    first = open_(broker.url)
+    token = new_id()
+    assert took(first, token=token)
+    process = holder(broker.url)
+    until(lambda: any(session.waits for session in list(broker.broker.machine.sessions.values())))
+    freeze(process.pid)
+    until(lambda: not any(session.waits for session in list(broker.broker.machine.sessions.values())))
+    assert run(first.blocking.locks.release("l", token))
+    assert took(open_(broker.url))
+
+
+def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
+    """Its successor knows nothing: it would grant what somebody has; or who holds would lose it for nothing."""
+    server = BrokerProcess("--grace", "3s")
+    try:
+        engine, other = open_(server.url), open_(server.url)
+        lock = Lock("l", on=engine, lease=4, wait=10)
+        assert lock.acquire()
+        fence = lock.fence
+        server.restart()
+        began, refused = time.monotonic(), new_id()
+        while time.monotonic() - began < 3.5:  # the grace, and more
+            assert isinstance(run(other.blocking.locks.acquire("l", refused, 1.0)), Busy)
+            time.sleep(0.05)
+        assert lock.held
+        lock.release()
+        again = run(other.blocking.locks.acquire("l", refused, 1.0))
+        assert isinstance(again, Granted)
+        assert again.fence > fence
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_is_refused_in_a_grace_is_told_so(open_: Open, colour: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first user of a new broker heard for half a minute that somebody else has the lock, which nobody had."""
+    began = BrokerThread(quiet=30.0)
+    try:
+        engine = open_(began.url)
+        said = rf"is not to be had yet, and wait ran out: 0.1 s: {began.url} has just been started, and for another 2\d"
+
+        async def meet(lock: Lock) -> bool:
+            with pytest.raises(LockTimeout, match=said):
+                async with lock:
+                    pass
+            return await lock.alocked()
+
+        for lock in Lock("l", on=engine, wait=0.1), Bulkhead("b", concurrency=3, on=engine, wait=0.1):
+            if colour == "async":
+                assert asyncio.run(meet(lock))
+                continue
+            with pytest.raises(LockTimeout, match=said), lock:
+                pass
+            assert lock.locked()
+        assert main(["locks", began.url]) == 0
+        assert (
+            capsys.readouterr().out.splitlines()[0].startswith(f"{began.url} has just been started, and for another 2")
+        )
+        assert list(engine.grace()) == [began.url]
+    finally:
+        began.stop()
+
+
+def test_a_lock_that_its_holder_has_again_in_a_grace_is_somebody_s(open_: Open) -> None:
+    """Who is refused would wait for the end of the grace, and be refused again."""
+    server = BrokerProcess("--grace", "0s")
+    try:
+        with Lock("l", on=open_(server.url)) as lock:
+            server._options = ("--grace", "20s")
+            server.restart()
+            lock.extend(20)
+            with pytest.raises(LockTimeout, match="the lock 'l' is already held"), Lock("l", on=server.url, wait=0):
+                pass
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("verb", ["extend", "detach"])
+def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None:
+    """A job that asked for more than there is would be told so, go on, and lose its lock a lease later."""
+    server = BrokerThread(limits=Limits(longest=5.0))
+    try:
+        with Lock("l", on=open_(server.url), lease=0.6) as lock:
+            with pytest.raises(
+                EngineError,
+                match="a lease of 600 s: it grants 5 s at most: start it with stampede serve --longest 600s",
+            ):
+                getattr(lock, verb)("10m")
+            began = time.monotonic()
+            until(lambda: lock.lost or time.monotonic() - began > 2.0)
+            assert lock.held and lock.remaining < 1.0
+    finally:
+        server.stop()
+
+
+def test_killed_and_restarted_under_load(open_: Open) -> None:
+    """Two would be inside, or a fence come twice, or somebody wait for ever."""
+    server = BrokerProcess("--grace", "0.8s", "--longest", "0.8s")
+    inside: list[Lock] = []
+    overlaps, fences, over = list[str](), list[int](), threading.Event()
+
+    def visit(engine: ZmqEngine) -> None:
+        lock = Lock("l", on=engine, lease=0.8, wait=10)
+        while not over.is_set():
+            with suppress(LockLost, EngineError), lock:
+                inside.append(lock)
+                if sum(each.held for each in inside.copy()) > 1:  # one that was lost may be slow to hear of it
+                    overlaps.append("two are inside")
+                fences.append(lock.fence)
+                time.sleep(0.002)
+                inside.remove(lock)
+
+    try:
+        engines = [open_(server.url) for _ in range(3)]
+        threads = [threading.Thread(target=visit, args=(each,), daemon=True) for each in engines for _ in range(2)]
+        for each in threads:
+            each.start()
+        for _ in range(2):
+            known = len(fences)
+            until(lambda: len(fences) > known + 20)
+            server.restart()
+        known = len(fences)
+        until(lambda: len(fences) > known + 20)
+        over.set()
+        for each in threads:
+            each.join(15)
+            assert not each.is_alive()
+        assert not overlaps
+        assert fences == sorted(set(fences))
+    finally:
+        over.set()
+        server.close()
+
+
+def test_who_comes_before_the_broker_waits_for_it(open_: Open) -> None:
+    """A rack that is switched on would begin with errors."""
+    port = free_port()
+    engine = open_(f"zmq://127.0.0.1:{port}", timeout=10)
+    tried: list[bool] = []
+    thread = threading.Thread(target=lambda: tried.append(took(engine)))
+    thread.start()
+    time.sleep(0.2)
+    broker = BrokerThread(port=port)
+    thread.join(10)
+    broker.stop()
+    assert tried == [True]
+
+
+def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) -> None:
+    """A lock would hang with it, or never come back."""
+    server = BrokerProcess("--grace", "0s")
+    try:
+        engine = open_(server.url, timeout=1)
+        engine.ping()
+        server.freeze()
+        with pytest.raises(EngineError, match=r"no answer from zmq://[0-9.:]+ within 1 s$"):
+            run(engine.blocking.locks.acquire("l", new_id(), LONG))
+        with pytest.raises(EngineError), try_lock("l", on=engine):
+            pass
+        server.thaw()
+        token = new_id()
+        until(lambda: _answers(engine, token))
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_who_has_no_answer_is_told_what_is_known(open_: Open, listens: bool) -> None:
+    """ "It hangs" would send people to look for a process that isn't there."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        if listens:  # and says nothing
+            door.listen()
+        place = f"zmq://127.0.0.1:{door.getsockname()[1]}"
+        known = "is it running?" if listens else "nobody listens there"
+        with pytest.raises(EngineError) as error, try_lock("l", on=open_(place, timeout=0.3)):
+            pass
+        assert str(error.value).endswith(f"no answer from {place} within 0.3 s: {known}")
+
+
+MEETS = """
+import asyncio, atexit, sys, threading
+from stampede import EngineError, try_lock
+
+def refused(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+def meet(url):
+    with try_lock("l", on=url):
+        pass
+
+async def ameet(url):
+    async with try_lock("l", on=url):
+        pass
+
+url, colour, threads = sys.argv[1:]
+try:
+    meet(url) if colour == "sync" else asyncio.run(ameet(url))
+except EngineError:
+    if threads == "none":  # as it is since Python 3.12
+        atexit.register(setattr, threading.Thread, "start", refused)
+    print("met", flush=True)
+"""
+
+
+@pytest.mark.parametrize("threads", ["threads", "none"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_leaves_where_nobody_listens_is_gone_in_a_moment(colour: str, threads: str) -> None:
+    """A script would have met its error after a second, and stay for as long as a broker has for its answer."""
+    words = [sys.executable, "-c", MEETS, f"zmq://127.0.0.1:{free_port()}?timeout=8", colour, threads]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "met\n"
+        began = time.monotonic()
+        assert process.wait(60) == 0
+        assert time.monotonic() - began < 5.0
+        assert not process.stderr.read()
+
+
+def _answers(engine: ZmqEngine, token: bytes) -> bool:
+    with suppress(EngineError):
+        return took(engine, "other", token)
+    return False
+
+
+def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """A deploy would wait, and kill it; and its successor grant nothing for a while, though nobody has anything."""
+    memory = tmp_path / "broker.json"
+    server = BrokerProcess("--memory", str(memory))
+    try:
+        assert server._process is not None
+        lock = Lock("l", on=server.url, lease=4)
+        with lock:  # at once: it is the first one here
+            assert memory.read_text() == '{"longest": 6.0}'
+        until(lambda: "0.0" not in memory.read_text())
+        server._process.send_signal(signal.SIGTERM)
+        assert server._process.wait(10) == 0
+        assert memory.read_text() == '{"longest": 0.0}'
+        lock._engine.close()
+    finally:
+        server.close()
+
+
+def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> None:
+    """Who looks at ten thousand limits would cost all others their leases, and the broker the memory of each answer."""
+    machine, counts = broker.broker.machine, broker.broker.counts
+    session, _ = machine.hello(b"other", "h:1", time.monotonic())
+    for number in range(2500):
+        counts.take(b"user:%d" % number, Rate(5, 3600.0), 1, 0.0, time.monotonic())
+        machine.acquire(session, b"%d:lock" % (number % 2), new_id(), 60.0, math.inf, False, time.monotonic())
+    engine = open_(broker.url)
+    assert len(run(engine.blocking.limits.listed())) == 2500
+    assert len(run(engine.blocking.holds.held("1:"))) == PAGE
+    _, payload = run(engine._links.links[0].ask(BLOCKING, Word.LIMITS, wire.page(0, b"")))
+    at, rows = json.loads(payload)
+    assert at == len(rows) == PAGE, "others are answered between two pages"
+
+
+def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> None:
+    """One client, or a port scanner, would stop the locks of all."""
+    random, engine = Random(5), open_(broker.url, timeout=10)
+    context: zmq.Context[Any] = zmq.Context()
+    senders = [context.socket(kind) for kind in (zmq.DEALER, zmq.DEALER, zmq.REQ, zmq.DEALER)]
+    try:
+        for each in senders:
+            each.linger = 0
+            each.connect(f"tcp://{broker.place}")
+        senders[0].send(wire.VERSION + wire.record(Word.HELLO, 1, wire.hello(0, "h:1")))
+        assert senders[0].poll(5000)
+        kinds = [*range(20), 65, 73, 255]
+        for number in range(2, 3000):
+            payload = random.choice(
+                [
+                    random.randbytes(random.randrange(80)),
+                    wire.asking(random.randbytes(5), random.randbytes(3), random.choice([1.0, -1.0, float("nan")])),
+                    struct.pack(">ddQBB", random.random(), random.random(), 1 << 63, 1, 200) + b"x" * 20,
+                    wire.page(1 << 63, b"zz"), wire.page(random.randrange(9), b""),
+                ]
+            )  # fmt: skip
+            said = wire.VERSION + wire.record(random.choice(kinds), random.choice([number, 0, 1 << 63]), payload)
+            cut = random.randrange(len(said)) if random.random() < 0.2 else len(said)
+            parts = [said[:cut]] + [b"more"] * (random.random() < 0.05)
+            random.choice(senders[:2] if random.random() < 0.8 else senders[3:]).send_multipart(parts)
+        senders[2].send(b"\x01")
+        senders[1].send(b"x" * (1 << 20))  # more than a message may be: its connection is closed
+        with socket.create_connection(broker.place) as raw:
+            raw.sendall(random.randbytes(5000))
+        with socket.create_connection(broker.place) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        for _ in range(20):
+            assert took(engine, "mine" + os.urandom(3).hex())
+        assert broker._thread.is_alive()
+        assert broker.broker._malformed > 100
+    finally:
+        context.destroy(linger=0)
+
+
+def test_what_is_asked_twice_is_done_in_its_order(broker: BrokerThread) -> None:
+    """A client asks again what had no answer when its connection broke: nothing may be left behind."""
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(f"tcp://{broker.place}")
+
+        def say(*some: bytes) -> list[tuple[int, int]]:
+            dealer.send(wire.VERSION + b"".join(some))
+            heard: list[tuple[int, int]] = []
+            while len(heard) < len(some) and dealer.poll(5000):
+                heard += [(kind, number) for kind, number, _ in wire.records(dealer.recv())]
+            return heard
+
+        greeting = wire.record(Word.HELLO, 1, wire.hello(0, "h:1"))
+        acquire = wire.record(Word.ACQUIRE, 1, wire.asking(b"l", b"t", 5.0))
+        release = wire.record(Word.RELEASE, 2, wire.asking(b"l", b"t"))
+        assert say(wire.record(Word.PING, 1)) == [(Word.WHO, 0)]
+        assert say(greeting) == [(Word.WELCOME, 1)]
+        assert say(acquire, release) == [(Word.GRANTED, 1), (Word.YES, 2)]
+        assert say(acquire, acquire, release) == [(Word.GRANTED, 1), (Word.GRANTED, 1), (Word.YES, 2)]
+        assert say(release) == [(Word.NO, 2)], "what became of it the first time is not known any more"
+        assert broker.broker.machine.leases == 0
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_start_of_a_limit_is_asked_for_once(broker: BrokerThread, open_: Open) -> None:
+    """It would count twice, if only its reply was lost. Other questions are asked again on the next connection."""
+    proxy = Proxy(broker.port)
+    failed: list[EngineError] = []
+    try:
+        engine = open_(f"zmq://127.0.0.1:{proxy.port}", timeout=1.0)
+        engine.ping()
+        proxy.hold()
+
+        def take() -> None:
+            with pytest.raises(EngineError) as error:
+                run(engine.blocking.limits.take("l", Rate(5, 60.0), 1, 0.0))
+            failed.append(error.value)
+
+        (link,) = engine._links.links
+        thread = threading.Thread(target=take)
+        thread.start()
+        until(lambda: any(each.sent for each in link._questions.copy().values()))
+        proxy.cut()
+        proxy.let_go()
+        thread.join(10)
+        assert failed and run(engine.blocking.limits.used("l")).used == 0
+    finally:
+        proxy.close()
+
+
+def test_keys_let_in_who_has_them(tmp_path: Path, open_: Open) -> None:
+    """Whoever gets to the port would have all locks, or read their names on the way."""
+    for name in ("right", "wrong"):
+        make_keys(tmp_path / name)
+    assert (tmp_path / "right" / "server.key_secret").stat().st_mode & 0o77 == 0
+    with pytest.raises(OptionError, match="there already"):
+        make_keys(tmp_path / "right")
+    with pytest.raises(OptionError, match="not loopback: give --keys"):
+        Broker(["0.0.0.0:7867"])
+    broker = BrokerThread(keys=tmp_path / "right")
+    try:
+        assert took(open_(f"{broker.url}?keys={tmp_path / 'right'}"))
+        (tmp_path / "mixed").mkdir()
+        (tmp_path / "mixed" / "server.key").write_text((tmp_path / "right" / "server.key").read_text())
+        (tmp_path / "mixed" / "client.key_secret").write_text((tmp_path / "wrong" / "client.key_secret").read_text())
+        for keys in ("", f"?keys={tmp_path / 'wrong'}", f"?keys={tmp_path / 'mixed'}"):
+            with pytest.raises(EngineError):
+                run(open_(f"{broker.url}{keys}", timeout=0.5).blocking.locks.acquire("m", new_id(), LONG))
+        with pytest.raises(OptionError, match="key"):
+            open_(f"{broker.url}?keys={tmp_path}")
+        assert took(open_(f"{broker.url}?keys={tmp_path / 'right'}"), "m")
+    finally:
+        broker.stop()
+
+
+def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(open_: Open) -> None:
+    """Two processes would ask two brokers for one lock; or one broker's end be the end of all locks."""
+    brokers = [BrokerThread() for _ in range(3)]
+    try:
+        places = [str(each.place) for each in brokers]
+        engine = open_(f"zmq://{','.join(places)}", timeout=2)
+        other = open_(f"zmq://{','.join(reversed(places))}", timeout=2)
+        names = [f"name {number}" for number in range(60)]
+        for name in names:
+            assert broker_of(engine, name) == broker_of(other, name)
+            assert took(engine, name)
+            assert not took(other, name)
+        counts = [each.broker.machine.leases for each in brokers]
+        assert sum(counts) == 60
+        assert min(counts) > 5
+        assert {each.name for each in run(other.blocking.holds.held())} == set(names)  # type: ignore[union-attr]
+        brokers[0].stop()
+        lost = [name for name in names if broker_of(engine, name) == brokers[0].place]
+        assert not any(took(engine, name) for name in names if name not in lost)
+        with pytest.raises(EngineError):
+            took(engine, lost[0])
+        assert next(iter(engine.facts().values())).keys() == {"down"}
+    finally:
+        for each in brokers:
+            each.stop()
+
+
+def test_a_forked_child_has_a_connection_of_its_own(broker: BrokerThread, open_: Open) -> None:
+    """It would speak on its parent's, or give back what that holds."""
+    engine = open_(broker.url)
+    lock = Lock("l", on=engine)
+    assert lock.acquire()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            code = (
+                0
+                if not took(engine) and took(engine, "m") and run(engine.blocking.locks.release("m", b"x")) is False
+                else 2
+            )
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    until(lambda: took(engine, "m"), 3)  # the child has ended, and so has its lock
+    assert lock.held
+    assert not took(open_(broker.url))
+    lock.release()
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_close_wakes_who_waits(broker: BrokerThread, open_: Open, suspending: bool) -> None:
+    """A program would not end."""
+    engine = open_(broker.url)
+    assert took(open_(broker.url))
+    locks = engine.suspending.locks if suspending else engine.blocking.locks
+
+    async def waiting() -> None:
+        token = new_id()
+        while isinstance(busy := await locks.acquire("l", token, LONG, waits=True), Busy):
+            await locks.wait("l", busy, LONG)
+
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            asyncio.run(waiting()) if suspending else run(waiting())
+        except StampedeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: any(session.waits for session in list(broker.broker.machine.sessions.values())))
+    engine.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert isinstance(failed[0], EngineClosed)
+    with pytest.raises(EngineClosed):
+        took(engine)
+
+
+def test_many_loops_and_threads_share_one_connection(broker: BrokerThread, open_: Open) -> None:
+    """A connection would belong to a loop that has ended; or two be inside."""
+    engine, inside, most = open_(broker.url), list[int](), list[int]()
+
+    async def visit() -> None:
+        for _ in range(5):
+            async with Lock("l", on=engine, wait=20):
+                inside.append(1)
+                most.append(len(inside))
+                await asyncio.sleep(0)
+                inside.pop()
+
+    async def visits() -> None:
+        await asyncio.gather(*(visit() for _ in range(4)))
+
+    threads = [threading.Thread(target=asyncio.run, args=(visits(),)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    asyncio.run(visits())
+    assert most == [1] * 100
+    assert len(broker.broker.machine.sessions) == 1
+
+
+def test_one_more_than_it_bears_is_an_error_that_says_so(open_: Open) -> None:
+    """Its memory would be the limit."""
+    broker = BrokerThread(limits=Limits(clients=1, locks=2, longest=30))
+    try:
+        engine = open_(broker.url, timeout=3)
+        assert took(engine, "1")
+        assert took(engine, "2")
+        with pytest.raises(EngineError, match="--max-locks"):
+            took(engine, "3")
+        with pytest.raises(EngineError, match="--longest"):
+            took(engine, "1", lease=31)
+        with pytest.raises(EngineError, match="--max-clients"):
+            took(open_(broker.url, timeout=3), "1")
+        assert engine.ping() < 3
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "zmq://",
+        "zmq://h:0",
+        "zmq://h:x",
+        "zmq://u@h",
+        "zmq://h/path",
+        "zmq://h,h",
+        "zmq://h?size=3",
+        "zmq://h?timeout=x",
+    ],
+)
+def test_urls_that_are_none(url: str) -> None:
+    """It would be found out at night, or never."""
+    with pytest.raises(OptionError):
+        open_engine(url)
+
+
+def test_places_have_ports() -> None:
+    """`zmq://localhost` would not be where `stampede serve` is."""
+    assert str(Address("::1", 7867)) == "[::1]:7867"
+    engine = open_engine("zmq://localhost,[::1],h:1")
+    assert isinstance(engine, ZmqEngine)
+    assert [link.place for link in engine._links.links] == [("localhost", 7867), ("::1", 7867), ("h", 1)]
+    engine.close()

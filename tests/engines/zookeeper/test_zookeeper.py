@@ -1,0 +1,444 @@
+"""Locks on ZooKeeper: what they cost, whose turn it is, and what killed servers and holders leave."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from disk_world import Connection, other
+from herd import Herd, until
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from proxy import Proxy
+from server_process import PATIENCE
+from servers import Authority
+from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, shared_zookeeper
+
+from stampede import Cache, EngineError, Lock, LockLost, LockTimeout
+from stampede.engines import check_url
+from stampede.engines.zookeeper import ZooKeeperEngine, from_url
+from stampede.errors import EngineClosed, OptionError
+from stampede.model.entry import new_id
+from stampede.model.ports import Busy, Granted
+from stampede.runtime.colour import run_blocking as run
+
+LEASE = 3.0
+
+
+@pytest.fixture
+def open_(request: pytest.FixtureRequest) -> Callable[..., ZooKeeperEngine]:
+    def opened(url: str = "") -> ZooKeeperEngine:
+        engine = from_url(url or shared_zookeeper().url)
+        request.addfinalizer(engine.close)
+        return engine
+
+    return opened
+
+
+Open = Callable[..., ZooKeeperEngine]
+
+
+def waiting(engine: ZooKeeperEngine) -> int:
+    (held,) = run(engine.blocking.locks.held())
+    assert held.pid == os.getpid()
+    return held.waiting
+
+
+def test_a_server_that_hangs_keeps_nobody_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be begun at the end of the program, since Python 3.12, it would take twenty seconds."""
+    with closing(ZooKeeperServer()) as server:
+        engine = from_url(server.url)
+        with Lock("l", on=engine, lease=LEASE):
+            pass
+        monkeypatch.setattr("stampede.engines.zookeeper.session.begun", lambda *_: None)
+        server.freeze()
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 1.0
+        server.thaw()
+        for session in engine._sessions._sessions.values():
+            session._end()
+
+
+def test_a_release_wakes_the_next_one(open_: Open) -> None:
+    """All would come at each release, or the first of them last."""
+    shared_zookeeper().empty()
+    holder, crowd, order = open_(), [open_() for _ in range(3)], list[int]()
+    lock = Lock("l", on=holder)
+    assert lock.acquire()
+    herd = []
+    for number, engine in enumerate(crowd):
+
+        def visit(number: int = number, engine: ZooKeeperEngine = engine) -> int | None:
+            with Lock("l", on=engine, wait=20) as mine:
+                order.append(number)
+                return mine.fence
+
+        herd.append(Herd(visit))
+        until(lambda number=number: waiting(holder) == number + 1)
+    fences = [lock.fence]
+    lock.release()
+    fences += [fence for each in herd for fence in each.join()]
+    assert order == [0, 1, 2]
+    assert fences == sorted(set(fences))  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("lost", ["question", "answer"])
+@pytest.mark.parametrize("step", ["acquire", "release"])
+def test_a_cut_connection_leaves_no_contender(open_: Open, step: str, lost: str) -> None:
+    """A node whose creation or removal had no answer would stand for as long as its process does."""
+    shared_zookeeper().empty()
+    proxy = Proxy(shared_zookeeper().port)
+    try:
+        engine, far = open_(f"zookeeper://127.0.0.1:{proxy.port}?timeout=1"), open_()
+        with Lock("l", on=engine):
+            pass  # there is a session, and the lock's node
+        token = new_id()
+        if step == "release":
+            assert isinstance(run(engine.blocking.locks.acquire("l", token, LEASE)), Granted)
+        proxy.at(token.hex().encode(), **({"sent": 0} if lost == "question" else {"answered": 0}))  # type: ignore[arg-type]
+        locks = engine.blocking.locks
+        with pytest.raises(EngineError):
+            run(locks.acquire("l", token, LEASE) if step == "acquire" else locks.release("l", token))  # type: ignore[type-var]
+        until(lambda: run(far.blocking.locks.holder("l")) == [], LEASE / 2)
+        assert isinstance(run(far.blocking.locks.acquire("l", new_id(), LEASE)), Granted)
+        assert not any(each.dead for each in engine._sessions._sessions.values())  # nor did they end it
+    finally:
+        proxy.close()
+
+
+def hold(pipe: Connection, url: str) -> None:
+    """Take the lock, and say so."""
+    lock = Lock("l", on=from_url(url), lease=1.0)
+    assert lock.acquire()
+    pipe.send(lock.fence)
+    pipe.recv()
+
+
+def test_a_killed_holder_blocks_nobody_beyond_its_session(open_: Open) -> None:
+    """The lock would be its own for ever."""
+    shared_zookeeper().empty()
+    engine = open_()
+    with other(hold, shared_zookeeper().url) as one:
+        old = one.hear()
+        assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Busy)
+        one.kill()
+        with Lock("l", on=engine, wait=20) as lock:
+            assert lock.fence > old
+
+
+def test_a_forked_child_has_a_session_of_its_own(open_: Open) -> None:
+    """It would speak on its parent's connection, or end what that has."""
+    shared_zookeeper().empty()
+    engine = open_()
+    token = new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, LEASE)), Granted)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            busy = isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Busy)
+            mine = isinstance(run(engine.blocking.locks.acquire("other", new_id(), LEASE)), Granted)
+            os._exit(0 if busy and mine else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert run(engine.blocking.locks.renew("l", token, LEASE))
+    assert run(engine.blocking.locks.release("l", token))
+
+
+def test_a_lock_is_not_extended_beyond_its_session(open_: Open) -> None:
+    """A frozen holder would wake up in a lock that the servers have given to another."""
+    shared_zookeeper().empty()
+    engine, token = open_(), new_id()
+    assert isinstance(run(engine.blocking.locks.acquire("l", token, 1.0)), Granted)
+    with pytest.raises(EngineError, match="session="):
+        run(engine.blocking.locks.renew("l", token, 60.0))
+    assert run(engine.blocking.locks.renew("l", token, 1.0))
+    assert run(engine.blocking.locks.release("l", token))
+
+
+def test_a_lease_that_no_session_outlasts_is_refused(open_: Open) -> None:
+    """Its holder would believe in it for longer than the servers do."""
+    with pytest.raises(EngineError, match="maxSessionTimeout"):
+        run(open_().blocking.locks.acquire("l", new_id(), 1000.0))
+
+
+@pytest.mark.parametrize("url", ["zookeeper://", "zookeeper://h?timeout=0", "zookeeper://h?key=k", "zookeeper://h:x"])
+def test_bad_urls(url: str) -> None:
+    """They would be found out in production."""
+    with pytest.raises(OptionError):
+        check_url(url)
+
+
+def below(session: KazooClient, path: str) -> Iterator[str]:
+    yield path
+    for each in session.get_children(path):
+        yield from below(session, f"{path}/{each}")
+
+
+def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
+    """Whoever reaches the servers could read the values, take the locks, or break them."""
+    server = shared_zookeeper()
+    own, same = (open_(f"zookeeper://us:it%3As@127.0.0.1:{server.port}/theirs") for _ in range(2))
+    strangers = [
+        open_(f"zookeeper://{login}127.0.0.1:{server.port}/theirs") for login in ("", "us:other@", "you:it%3As@")
+    ]
+    lock = Lock("l", on=own)
+    with closing(KazooClient(f"127.0.0.1:{server.port}", auth_data=[("digest", "us:it:s")])) as owner:
+        owner.start(PATIENCE)
+        try:
+            with Cache(own) as cache, lock:
+                cache.set("k", 1)
+                assert Cache(same).get("k") == 1
+                assert [token for token, _ in run(same.blocking.locks.holder("l"))] == [lock.token]
+                for each in strangers:
+                    for act in (
+                        lambda each=each: Lock("l", on=each).acquire(),
+                        lambda each=each: Lock("another", on=each).acquire(),
+                        lambda each=each: run(each.blocking.locks.holder("l")),
+                    ):
+                        with pytest.raises(EngineError, match="NoAuth"):
+                            act()
+                with closing(KazooClient(f"127.0.0.1:{server.port}")) as nobody:
+                    nobody.start(PATIENCE)
+                    for path in below(owner, "/theirs"):
+                        for verb in (nobody.get, nobody.get_children, nobody.delete, nobody.get_acls):
+                            if (verb, path) != (nobody.delete, "/theirs"):  # that is for who has the root
+                                with pytest.raises(NoAuthError):
+                                    verb(path)
+                        with pytest.raises(NoAuthError):
+                            nobody.set(path, b"mine")
+                        with pytest.raises(NoAuthError):
+                            nobody.create(f"{path}/mine")
+                    nobody.stop()
+                assert lock.held
+            with Lock("l", on=same) as mine:
+                assert mine.held
+        finally:
+            owner.delete("/theirs", recursive=True)
+            owner.stop()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # kazoo drops what wasn't let in
+def test_over_tls(open_: Open) -> None:
+    """What is sent could be read on its way; or a server be believed, or let in, that nobody has signed."""
+    its, engines = Authority(), list[ZooKeeperEngine]()
+
+    def opened(url: str) -> ZooKeeperEngine:
+        engines.append(open_(url))
+        return engines[-1]
+
+    with closing(ZooKeeperServer(authority=its)) as server:
+        place = f"zookeeper://127.0.0.1:{server.port}?timeout=10"
+        whole = f"{place}&ca={its.ca}&cert={its.certificate}&key={its.key}"
+        with Lock("l", on=opened(whole), lease=10.0) as lock:
+            assert run(opened(whole).blocking.locks.holder("l"))[0][0] == lock.token
+        other_authority = Authority()
+        for wrong in (place, f"{place}&ca={its.ca}", whole.replace(its.ca, other_authority.ca)):
+            with pytest.raises(EngineError, match="no server"):
+                run(opened(wrong.replace("timeout=10", "timeout=0.5")).blocking.locks.acquire("l", new_id(), 1.0))
+        for engine in engines:  # before their server ends, or they would look for it and leave sockets
+            engine.close()
+        until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
+    gc.collect()
+
+
+def _visit(engine: ZooKeeperEngine) -> bool:
+    with Lock("l", on=engine, wait=20) as lock:
+        return lock.held
+
+
+@pytest.mark.parametrize("suspending", [False, True])
+def test_close_wakes_who_waits_and_leaves_nothing(open_: Open, suspending: bool) -> None:
+    """A program would not end; or the lock be kept for one who has gone, and from all behind it."""
+    shared_zookeeper().empty()
+    holder, engine, behind = open_(), open_(), open_()
+    lock = Lock("l", on=holder)
+    assert lock.acquire()
+
+    async def enter() -> bool:
+        async with Lock("l", on=engine, wait=60):
+            return True
+
+    first = Herd(*[(lambda: asyncio.run(enter())) if suspending else (lambda: _visit(engine))] * 3)
+    until(lambda: waiting(holder) == 3)
+    last = Herd(lambda: _visit(behind))
+    until(lambda: waiting(holder) == 4)
+    engine.close()
+    assert [type(each) for each in first.join()] == [EngineClosed] * 3
+    until(lambda: waiting(holder) == 1, 1.5)  # before their session would end by itself
+    lock.release()
+    assert last.join() == [True]
+
+
+def test_close_gives_back_what_is_held(open_: Open) -> None:
+    """Who waits would wait for the session of one who has said that it has ended."""
+    shared_zookeeper().empty()
+    engine, far = open_(), open_()
+    assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Granted)
+    waiter = Herd(lambda: _visit(far))
+    until(lambda: waiting(engine) == 1)
+    engine.close()
+    began = time.monotonic()
+    assert waiter.join() == [True]
+    assert time.monotonic() - began < LEASE
+
+
+_ensemble = cache(partial(ZooKeeperEnsemble, 500))
+"""For all that needs three. Their leader asks for signs of life so rarely that a lock can come and stand in between."""
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
+    """Its holder would lose the lock with a server, or another have it too; who waits would never be told. And a holder
+    whose own server it is would believe in what the others have ended."""
+    ensemble = _ensemble()
+    leader = ensemble.leader()
+    followers = [each for each in ensemble.members if each is not leader]
+    theirs = "zookeeper://" + ",".join(each.url[12:] for each in followers)
+    holder, waiter, cut_off = open_(f"{theirs}?timeout=3"), open_(f"{theirs}?timeout=10"), open_(leader.url)
+    lock, own_lock = Lock("l", on=holder, lease=20.0), Lock("m", on=cut_off, lease=LEASE)
+    assert lock.acquire() and own_lock.acquire()
+    fences, hold = [lock.fence, own_lock.fence], own_lock._last.hold  # type: ignore[union-attr]
+
+    def visit(name: str) -> Any:
+        with Lock(name, on=waiter, lease=10.0, wait=30) as mine:
+            return mine.fence, hold.lost  # type: ignore[union-attr]
+
+    herds = [Herd(partial(visit, name)) for name in ("l", "m")]
+    until(lambda: [each.waiting for each in run(holder.blocking.locks.held())] == [1, 1])
+    own = holder._desk._owned["l", lock.token]  # type: ignore[index]
+    if how == "frozen":
+        leader.freeze()
+    else:
+        leader.stop()
+    began = time.monotonic()
+    try:
+        with suppress(EngineError):  # a follower alone knows of no session that has ended
+            assert not run(holder.blocking.locks.renew("l", lock.token, 20.0)) or any(each.leads for each in followers)
+        until(lambda: own.end > began + 20.0)
+        assert lock.held
+        assert herds[0].waiting
+        lock.release()
+        ((fence, _),) = herds[0].join()
+        ((other_fence, lost),) = herds[1].join()
+    finally:
+        if how == "frozen":
+            leader.thaw()
+        else:
+            leader.start()
+    assert lost
+    assert fence > fences[0] and other_fence > fences[1]
+    with pytest.raises(LockLost):
+        own_lock.release()
+
+
+def come_back(pipe: Connection, url: str, lease: float) -> None:
+    """Take the lock, give it back, take it again when told to, and say until when it is believed in."""
+    lock = Lock("l", on=from_url(url), lease=lease)
+    with lock:
+        pass
+    pipe.send(None)
+    pipe.recv()
+    assert lock.acquire()
+    pipe.send(lock._last.hold.ends)  # type: ignore[union-attr]
+    pipe.recv()
+
+
+@pytest.mark.parametrize("lease, silence, frozen", [(7.0, 2.2, False), (2.0, 3.9, True)], ids=["idle", "frozen"])
+def test_a_lock_that_only_a_follower_knows_of_stands(open_: Open, lease: float, silence: float, frozen: bool) -> None:
+    """It is cut off before its leader asks for signs of life: that would count from the one before, which was long ago,
+    and let another in while the holder believes in its lock."""
+    ensemble = _ensemble()
+    leader = ensemble.leader()
+    follower = next(each for each in ensemble.members if each is not leader)
+    engine = open_(leader.url)
+    with Lock("l", on=engine, lease=1.0):
+        pass
+    with other(come_back, follower.url, lease) as one:
+        one.hear()
+        if frozen:
+            one.freeze()
+        time.sleep(silence)  # it is what nothing happens in
+        if frozen:
+            one.thaw()
+        one.tell()
+        believed = one.hear()
+        follower.freeze()
+        try:
+            with suppress(LockTimeout), Lock("l", on=engine, wait=believed - time.monotonic()):
+                assert time.monotonic() >= believed
+        finally:
+            follower.thaw()
+
+
+def test_a_holder_leaves_a_server_that_is_silent(open_: Open) -> None:
+    """It would lose its lock with one server of three: no connection ends when a machine or its network does."""
+    shared_zookeeper().empty()
+    proxies = [Proxy(shared_zookeeper().port) for _ in range(2)]
+    engine = open_("zookeeper://" + ",".join(f"127.0.0.1:{each.port}" for each in proxies))
+    lock = Lock("l", on=engine, lease=10.0)
+    try:
+        with lock:
+            (used,) = (each for each in proxies if each.accepted)
+            hold = lock._last.hold  # type: ignore[union-attr]
+            ends = hold.ends
+            used.hold()
+            until(lambda: hold.lost or hold.ends > ends + 2.0, PATIENCE)  # one renewal may be under way
+            until(lambda: hold.lost or hold.ends > ends + 10.0, PATIENCE)
+            assert not hold.lost
+    finally:
+        for each in proxies:
+            each.close()
+
+
+@pytest.mark.parametrize("how", ["silent", "unreachable"])
+def test_one_server_that_does_not_answer_keeps_nobody_from_the_others(open_: Open, how: str) -> None:
+    """A process that begins, or comes back, would try it until its time is over."""
+    shared_zookeeper().empty()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, ExitStack() as stack:
+        port = silent.getsockname()[1]
+        if how == "unreachable":  # it has no room for more who connect, and says nothing
+            for _ in range(4):
+                full = stack.enter_context(socket.socket())
+                full.setblocking(False)
+                full.connect_ex(("127.0.0.1", port))
+        url = f"zookeeper://127.0.0.1:{port},127.0.0.1:{shared_zookeeper().port}?timeout=4"
+        engines = [open_(url) for _ in range(5)]  # which one they try first is chance
+        herd = Herd(*[partial(run, each.blocking.locks.acquire("l", new_id(), 30.0)) for each in engines])
+        assert sorted(isinstance(each, Granted) for each in herd.join()) == [False] * 4 + [True]
+
+
+def test_a_reply_to_another_question_is_an_engine_error() -> None:
+    """kazoo's own RuntimeError would come to the caller; and as its thread would end, all locks of the session go."""
+    proxy, spoilt = Proxy(shared_zookeeper().port), []
+
+    def spoil(piece: bytes) -> bytes:
+        size, xid = struct.unpack(">ii", piece[:8]) if len(piece) > 20 else (0, 0)
+        if spoilt or not 0 < xid < 2**20 or len(piece) != size + 4:
+            return piece
+        spoilt.append(piece)
+        return piece[:4] + struct.pack(">i", xid + 1) + piece[8:]
+
+    url = f"zookeeper://127.0.0.1:{proxy.port}?timeout=1"
+    with closing(proxy), closing(from_url(url)) as engine, Lock("kept", on=engine, wait=PATIENCE) as kept:
+        proxy.alter = spoil
+        while not spoilt:
+            with suppress(EngineError):  # what it asks without need of an answer raises nothing
+                run(engine.blocking.locks.release("odd", new_id()))
+                run(engine.blocking.locks.acquire("odd", new_id(), 1.0))  # it may be granted, and stand until it ends
+        with Lock("odd", on=engine, wait=PATIENCE):
+            assert kept.held

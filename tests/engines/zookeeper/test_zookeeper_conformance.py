@@ -1,0 +1,40 @@
+"""The zookeeper engine does what every engine has to do; its peer is another engine on the same server."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("kazoo")
+
+from zookeeper_server import shared_zookeeper
+
+from stampede.engines import open_engine
+from stampede.engines.cells import Cell
+from stampede.engines.zookeeper import from_url
+from stampede.model.ports import Engine
+from stampede.testing.conformance import CellSuite, LocksSuite
+
+
+class TestZooKeeperCell(CellSuite):
+    def make_cell(self) -> Cell:
+        shared_zookeeper().empty()
+        return from_url(shared_zookeeper().url)._open.cell
+
+    def make_peer(self, cell: Cell) -> Cell:
+        return from_url(shared_zookeeper().url)._open.cell
+
+
+class TestZooKeeperLocks(LocksSuite):
+    short = 0.4  # of sessions that are long enough for what it is extended to
+    slack = 0.2
+
+    def make_engine(self) -> Engine:
+        shared_zookeeper().empty()
+        return open_engine(f"{shared_zookeeper().url}?session=64")
+
+    def make_peer(self, engine: Engine) -> Engine:
+        return open_engine(f"{shared_zookeeper().url}?session=64")
+
+
+class TestZooKeeperLocksAsync(TestZooKeeperLocks):
+    suspending = True

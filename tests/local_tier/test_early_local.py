@@ -1,0 +1,92 @@
+"""The early moment of what a local tier keeps: drawn when a value enters the process, and counted from its real end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from herd import until
+from memcached_server import shared_memcached
+from servers import shared_redis
+
+from stampede import Cache
+from stampede.engines.redis.news import News
+from stampede.model.entry import Entry, new_id
+from stampede.runtime.colour import run_blocking
+
+ALWAYS = 1e9  # a draw so large that the early moment is half of ttl
+LONG = 60.0
+
+
+@pytest.fixture
+def caches(engine: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+    """Several processes, as it were: each with a local tier of its own."""
+    url = f"disk://{tmp_path}"
+    if engine != "disk":
+        url = shared_redis().url if engine == "redis" else shared_memcached().url
+    opened: list[Cache] = []
+
+    def another(**options: Any) -> Cache:
+        opened.append(Cache(url, local=True, namespace=tmp_path.name, **options))
+        return opened[-1]
+
+    yield another
+    for cache in opened:
+        cache.close()
+
+
+@pytest.mark.parametrize(
+    "engine, background", [("disk", False), ("disk", True), ("redis", False), ("redis", True), ("memcached", False)]
+)
+def test_who_sees_it_first_in_its_early_moment_refreshes_it(
+    caches: Callable[..., Cache], engine: str, colour: str, background: bool
+) -> None:
+    """Processes that ask once each would all go by, and somebody would wait at the end."""
+    first, late, computed = caches(), caches(early=ALWAYS, background=background), Event()
+    # From then on both know by which name they call a key, and hear of changes; of this key it has none to hear of.
+    first.get("other"), late.get("other")
+    old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)  # its early moment has come
+    run_blocking(first._root.store.set(first._root.prefix + first._key("k"), old))
+
+    async def asks() -> None:
+        await late.aget_or_compute("k", computed.set)
+        await asyncio.to_thread(computed.wait, 5)  # what goes on beside the caller
+
+    if engine == "redis":
+        until(lambda: late.engine.blocking.claims._news.told)  # type: ignore[union-attr]  # before that it keeps nothing
+    if colour == "async":
+        asyncio.run(asks())
+    else:
+        late.get_or_compute("k", computed.set)
+        computed.wait(5)
+    assert computed.is_set()
+
+
+@pytest.mark.parametrize("engine", ["redis"])
+def test_the_first_look_refreshes_it_before_changes_are_told(
+    caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a local tier keeps nothing: processes that ask once each would go by."""
+    monkeypatch.setattr(News, "start", lambda news: None)  # it never connects
+    first, late, computed = caches(), caches(early=ALWAYS), Event()
+    old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)
+    run_blocking(first._root.store.set(first._root.prefix + first._key("k"), old))
+    late.get_or_compute("k", computed.set)
+    assert computed.is_set()
+
+
+@pytest.mark.parametrize("engine", ["disk", "redis", "memcached"])
+def test_a_value_that_is_believed_for_a_second_is_not_refreshed_all_the_time(caches: Callable[..., Cache]) -> None:
+    """Counted from the end of what a process believes, each expensive value would be due as soon as it is kept."""
+    first, second = caches(), caches()
+    first.get_or_compute("k", lambda: time.sleep(0.2))  # its margin is more than a second
+    again: list[int] = []
+    for _ in range(3):
+        first.get_or_compute("k", lambda: again.append(1))
+        second.get_or_compute("k", lambda: again.append(2))
+    assert again == []

@@ -1,0 +1,374 @@
+"""Observers: what is counted, logged and exported, and that none of them can break a call."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from stampede import Cache, cached, events, get_cache
+from stampede.errors import EngineError, OptionError
+from stampede.metrics import Counters, Observers, Stats, log_events
+from stampede.testing import isolated
+
+ERROR = ValueError("no such customer")
+DOWN = EngineError("refused")
+DAY: list[events.Event] = [
+    events.Found("f", "f(1)"),
+    events.Computed("f", "f(1)", "missing", 0.25, True),
+    events.Computed("f", "f(1)", "early", 0.5, False),
+    events.Computed("g", "g(1)", "missing", 2.0, True),
+    events.Failed("f", "f(2)", "missing", 0.25, ERROR),
+    events.Waited("f", "f(1)", 0.125),
+    events.Waited("f", "f(1)", 0.25),
+    events.Served("f", "f(1)", "computing"),
+    events.LeaseLost("f", "f(1)"),
+    events.Unkept("f", "f(1)", "12 MB is more than max_bytes"),
+    events.BadBytes("f", "f(1)", "truncated"),
+    events.Invalidated("f", "f(1)", "invalidate"),
+    events.Untold("", "", "redis://x", "ERR syntax error"),
+    events.EngineDown("", "", "disk:///x", DOWN),
+    events.EngineUp("", "", "disk:///x", 3.0),
+]
+KINDS = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)}
+
+
+def test_the_day_holds_every_kind_of_event() -> None:
+    """The tests below are about all events only as long as this holds."""
+    assert {type(event) for event in DAY} == KINDS - {events.Event}
+
+
+# -- counters ---------------------------------------------------------------------------------------------------
+
+
+def counted(day: list[events.Event] = DAY) -> Counters:
+    counters = Counters()
+    for event in day:
+        counters(event)
+    return counters
+
+
+def test_counts_by_scope() -> None:
+    """Each event must be counted once, where it belongs."""
+    assert counted().of("f") == Stats(
+        found=1,
+        waits=2,
+        waited_seconds=0.375,
+        served={"computing": 1},
+        computed={"missing": 1, "early": 1},
+        failed=1,
+        cost_total=1.0,
+        cost_max=0.5,
+        lease_lost=1,
+        unkept=1,
+        bad_bytes=1,
+        invalidated=1,
+        waited_within={0.25: 2},
+        cost_within={0.25: 2, 0.5: 1},
+    )
+    assert counted().of("g") == Stats(computed={"missing": 1}, cost_total=2.0, cost_max=2.0, cost_within={2.5: 1})
+    assert counted().of("nobody") == Stats()
+    assert counted().scopes() == ["", "f", "g"]
+
+
+def test_the_total_adds_up() -> None:
+    """Sums over scopes, but the largest of the largest costs; an engine's outage belongs to no scope and is in it."""
+    total = counted().total()
+    assert (total.computed, total.computations, total.failed) == ({"missing": 2, "early": 1}, 4, 1)
+    assert (total.cost_total, total.cost_max, total.engine_downs) == (3.0, 2.0, 1)
+
+
+def test_the_ratio() -> None:
+    """The number that everybody looks at first: 8 hits, 1 found, 1 served of 16 answers."""
+    assert Stats().ratio == 0.0
+    assert Stats(hits=8, found=1, served={"failed": 1}, waits=2, computed={"missing": 3}, failed=1).ratio == 10 / 16
+
+
+def test_every_event_is_counted() -> None:
+    """An event that is overlooked by the counters is seen nowhere."""
+    for event in DAY:
+        assert counted([event]).total() != Stats(), event
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    """Two threads that both make the tally of a new scope: one of them counts into what is thrown away."""
+    counters, start = Counters(), threading.Barrier(4)
+
+    def count() -> None:
+        start.wait(10)
+        for number in range(10_000):
+            counters(events.Waited(f"f{number}", "k", 1.0))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert counters.total() == Stats(waits=40_000, waited_seconds=40_000.0, waited_within={1.0: 40_000})
+
+
+def test_a_fork_while_somebody_counts() -> None:
+    """The child has no thread that could unlock: its first event would hang it for ever."""
+    program = """
+import os, signal, threading
+from stampede.runtime import process_lock
+from stampede.events import Found
+from stampede.metrics import Counters
+counters, counting, done = Counters(), threading.Event(), threading.Event()
+def count():
+    with process_lock.lock:
+        counting.set()
+        done.wait()
+thread = threading.Thread(target=count)
+thread.start()
+counting.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)  # a hang ends with this signal's exit code
+    counters(Found("f", "k"))
+    os._exit(counters.total().found)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+thread.join()
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=30)
+    assert (run.stdout, run.stderr) == ("1\n", "")
+
+
+def test_stats_are_values() -> None:
+    """What somebody holds must not change under their hands when the next event comes."""
+    counters = counted()
+    before = counters.of("f")
+    copy = {field.name: getattr(before, field.name) for field in fields(before)}
+    counters(DAY[1])
+    assert before == Stats(**copy)
+    assert counters.of("f").computed["missing"] == 2
+    assert before.computed["missing"] == 1
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------
+
+
+def test_a_raising_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A metrics backend that is down would otherwise be an outage; and a log line per call another one."""
+
+    def broken(event: events.Event) -> None:
+        raise OSError("no metrics today")
+
+    seen: list[events.Event] = []
+    hub = Observers([broken, seen.append, broken])
+    hub.emit(DAY[0])
+    hub.emit(DAY[1])
+    assert seen == DAY[:2]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # one for each of the two
+    assert "no metrics today" in caplog.text
+    assert "broken" in caplog.text
+
+
+def test_ctrl_c_in_an_observer_is_no_error_of_its() -> None:
+    """KeyboardInterrupt belongs to the program, wherever it arrives."""
+
+    def interrupted(event: events.Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Observers([interrupted]).emit(DAY[0])
+
+
+def test_an_observer_that_causes_events() -> None:
+    """One that uses a cached function itself would call itself for ever; the others hear of both events."""
+    seen: list[events.Event] = []
+
+    def curious(event: events.Event) -> None:
+        hub.emit(DAY[1])
+
+    hub = Observers([curious, seen.append])
+    hub.emit(DAY[0])
+    hub.emit(DAY[0])
+    assert seen == [DAY[1], DAY[0], DAY[1], DAY[0]]
+
+
+def test_what_is_no_observer_is_refused() -> None:
+    """An `async def` would be called, and never run."""
+
+    async def later(event: events.Event) -> None: ...
+
+    class Later:
+        async def __call__(self, event: events.Event) -> None: ...
+
+    for wrong in (later, Later(), 5):
+        with pytest.raises(OptionError, match="observers holds"):
+            Observers([wrong])  # type: ignore[list-item]
+    assert list(Observers([log_events])) == [log_events]
+    assert len(Observers()) == 0
+
+
+# -- log lines --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setattr("stampede.metrics.log._due", {})
+    with caplog.at_level(logging.DEBUG, "stampede"):
+        yield caplog
+
+
+def test_log_lines(log: pytest.LogCaptureFixture) -> None:
+    """Operators grep for these: who, why, how long, at a level that wakes only when it should."""
+    for event in DAY:
+        log_events(event)
+    assert [(record.name, record.levelname, record.getMessage()) for record in log.records] == [
+        ("stampede", "DEBUG", "found 'f(1)'"),
+        ("stampede", "DEBUG", "computed 'f(1)' in 0.250 s: missing"),
+        ("stampede", "DEBUG", "computed 'f(1)' in 0.500 s: early; not stored"),
+        ("stampede", "DEBUG", "computed 'g(1)' in 2.000 s: missing"),
+        ("stampede", "WARNING", "computing 'f(2)' failed after 0.250 s (missing): ValueError: no such customer"
+         " (more like this in the next 10 s are not written)"),
+        ("stampede", "DEBUG", "waited 0.125 s for 'f(1)', which somebody else computed"),
+        ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which somebody else computed"),
+        ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
+        ("stampede", "WARNING", "the value of 'f(1)' is its caller's only: "
+         "the key was invalidated or set meanwhile, or its lease ended"
+         " (more like this in the next 10 s are not written)"),
+        ("stampede", "ERROR", "'f(1)' is served, and is not kept: 12 MB is more than max_bytes"
+         " (more like this in the next 600 s are not written)"),
+        ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"
+         " (more like this in the next 10 s are not written)"),
+        ("stampede", "DEBUG", "invalidate: 'f(1)'"),
+        ("stampede", "WARNING", "redis://x does not tell this process of changes: ERR syntax error"),
+        ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
+        ("stampede", "WARNING", "disk:///x is back after 3.0 s"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed", "disk"])
+def test_what_takes_longer_than_max_hold_is_told_what_to_do(
+    url: str, log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A job of ten minutes would be computed anew by each who asks, and its log would speak of leases."""
+    with Cache(f"disk://{tmp_path}" if url == "disk" else url, early=0) as cache:
+        computed = [cache.get_or_compute("k", lambda: time.sleep(0.2), lease=0.05, max_hold=0.05) for _ in range(2)]
+    assert computed == [None, None] and cache.stats().lease_lost == 2
+    told = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
+    assert len(told) == 1 and "max_hold, which is 0.05 s" in told[0] and "max_hold=..." in told[0]
+
+
+def test_a_refusing_cache_if_is_no_warning(log: pytest.LogCaptureFixture) -> None:
+    """It does what the user asked for, perhaps at every call."""
+    log_events(events.Unkept("f", "f(1)", "cache_if refused it"))
+    assert [record.levelname for record in log.records] == ["DEBUG"]
+
+
+def test_a_flood_is_one_line(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """145 damaged entries would write 145 warnings, and hide what else goes wrong."""
+    now = 1000.0
+    monkeypatch.setattr("stampede.metrics.log.monotonic", lambda: now)
+    damaged, failing = events.BadBytes("f", "f(1)", "truncated"), events.Failed("f", "f(1)", "missing", 0.1, OSError())
+    for _ in range(145):
+        for event in (damaged, failing, events.Unkept("f", "f(1)", "a lock can't be stored")):
+            log_events(event)
+    log_events(events.BadBytes("g", "g(1)", "truncated"))
+    told = [record.getMessage() for record in log.records if record.levelname != "DEBUG"]
+    assert len(told) == 4  # of which each says that it may be one of many
+    assert [line.partition("more like this in the next ")[2][:4] for line in told] == ["10 s", "10 s", "600 ", "10 s"]
+    assert len(log.records) == 3 * 145 + 1  # at DEBUG, all of them
+    now += 10.5
+    log_events(damaged)
+    assert log.records[-1].levelname == "WARNING"
+    log_events(damaged)
+    assert log.records[-1].levelname == "DEBUG"
+
+
+def test_one_cache_s_fault_hides_no_other_s(log: pytest.LogCaptureFixture) -> None:
+    """All keys of `get_or_compute` are of one function, "": a second cache's would not be written for ten minutes."""
+    with isolated(caches={name: {"url": "memory://?codec=sealed", "strict": False} for name in "ab"}):
+        for name in ("a", "b", "b"):
+            get_cache(name).get_or_compute("k", threading.Lock)
+    told = [record.getMessage() for record in log.records if record.levelname == "ERROR"]
+    assert [line.partition(" is served")[0] for line in told] == ["cache 'a': 'k'", "cache 'b': 'k'"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.BadBytes("", "k", "truncated"),
+        events.Failed("", "k", "missing", 0.1, OSError()),
+        events.Unkept("", "k", "a lock can't be stored"),
+        events.Untold("", "", "redis://x", "ERR"),
+    ],
+)
+def test_a_line_names_its_cache_once(event: events.Event, log: pytest.LogCaptureFixture) -> None:
+    """An operator of ten caches would not know where to look."""
+    log_events(event, cache="shop", named=True)
+    log_events(event, cache="redis://x", named=False)
+    lines = [record.getMessage() for record in log.records]
+    assert lines[0] == f"cache 'shop': {lines[1]}"
+
+
+def test_a_recursion_that_is_too_deep_is_told_once(log: pytest.LogCaptureFixture) -> None:
+    """A thousand levels, each with a line: nobody finds the one in which it failed."""
+
+    @cached(ttl=None)
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    with pytest.raises(RecursionError):
+        depth(2000)
+    assert len([record for record in log.records if record.levelname == "WARNING"]) == 1
+    assert "RecursionError" in log.text
+
+
+def test_keys_can_be_left_out(log: pytest.LogCaptureFixture) -> None:
+    """Keys and messages may hold what a log must not, for example a person's name."""
+    for event in DAY:
+        partial(log_events, keys=False)(event)
+    assert len(log.records) == len(DAY)
+    everything = log.text + "".join(repr(vars(record)) for record in log.records)
+    assert "(1)" not in everything
+    assert "customer" not in everything
+    assert "computing f failed after 0.250 s (missing): ValueError" in log.text
+
+
+def test_a_key_cannot_forge_a_line(log: pytest.LogCaptureFixture) -> None:
+    """A key is partly what a stranger sent."""
+    log_events(events.Found("", "k\nWARNING all is lost"))
+    assert log.records[0].getMessage() == r"found 'k\nWARNING all is lost'"
+
+
+def test_records_hold_fields(log: pytest.LogCaptureFixture) -> None:
+    """For those who log JSON: nobody should have to parse the text."""
+    log_events(DAY[1])
+    found = {name: value for name, value in vars(log.records[0]).items() if name.startswith("stampede.")}
+    assert found == {"stampede.event": "Computed", "stampede.algorithm.scope": "f", "stampede.key": "f(1)"}
+
+
+# -- observers of foreign packages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, extra", [("PrometheusObserver", "prometheus"), ("OpenTelemetryObserver", "opentelemetry")]
+)
+def test_a_missing_extra_prints_its_pip_line(name: str, extra: str) -> None:
+    """Where the package is not installed, in a Python that has only its standard library, the remedy is said."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "import stampede.metrics as metrics\n"
+        "from stampede.errors import MissingExtra\n"
+        f"try: metrics.{name}()\n"
+        "except MissingExtra as exc: print(exc)\n"
+    )
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30)
+    assert f"pip install 'stampede-guard[{extra}]'" in run.stdout, run.stderr

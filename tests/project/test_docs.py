@@ -1,0 +1,370 @@
+"""The README and the pages of docs/, tried: their code is run as it stands, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import runpy
+import shlex
+import tomllib
+from code import InteractiveConsole
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import python
+from memcached_server import shared_memcached
+from pages import DOCS, PAGES, README, ROOT, Block, Page
+from servers import shared_redis
+
+import stampede.engines
+from stampede import Cache
+from stampede.engines import open_engine
+from stampede.errors import MissingExtra
+from stampede.settings import load
+
+HOME = "https://stampede-guard.readthedocs.io/en/latest/"
+"""Where the pages of docs/ are read."""
+SOURCE = "https://github.com/stampede-guard/stampede/"
+"""Where all files are."""
+
+EXTRAS = {"redis", "pymemcache", "dogpile", "cachetools", "prometheus_client", "starlette", "pandas", "numpy"}
+EXTRAS |= {"django", "fastapi", "httpx", "sqlalchemy"}
+"""What a page may import besides the standard library and us, and what a machine may lack that makes the rest run."""
+
+
+def each_with(language: str) -> pytest.MarkDecorator:
+    """The pages that have blocks of it."""
+    pages = [pytest.param(page, id=name) for name, page in PAGES.items() if page.blocks(language)]
+    return pytest.mark.parametrize("page", pages)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """One in which nothing is found, and nothing left behind, outside of `home`."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home), "COLUMNS": "120"}
+
+
+def run(home: Path, *command: str, code: int = 0) -> str:
+    done = python(*command, cwd=home, env=environment(home))
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_block_is_of_a_language_that_is_tested_here() -> None:
+    """A block in another language would be shown to everybody and tried by nobody."""
+    for page in PAGES.values():
+        fences = [line for line in page.text.splitlines() if line.lstrip().startswith("```")]
+        assert len(fences) == 2 * len(page.blocks("python", "sh", "sql", "toml", "text", "promql")), page.name
+
+
+def test_the_tutorial_can_be_pasted_into_a_prompt() -> None:
+    """The prompts of Python 3.11 and 3.12 end a class or a function at its first blank line."""
+    refused: list[str] = []
+
+    class Prompt(InteractiveConsole):
+        def runcode(self, code: object) -> None: ...
+
+        def showsyntaxerror(self, *_: object, **__: object) -> None:
+            refused.append("\n".join(self.buffer))
+
+    for block in PAGES["tutorial.md"].blocks("python"):
+        prompt = Prompt()
+        for line in [*block.text.splitlines(), ""]:
+            prompt.push(line)
+    assert refused == []
+
+
+def test_pictures_of_the_readme_come_from_the_site() -> None:
+    """The home page would show a broken picture wherever the other site can't be reached."""
+    hook = runpy.run_path(str(DOCS / "site.py"))["on_page_content"]
+    pictures = re.findall(r"!\[[^]]*\]\((\S+)\)", README.text)
+    assert pictures
+    for picture in pictures:
+        (local,) = re.findall(r'src="(.*)"', hook(f'<img src="{picture}">'))
+        assert (DOCS / local).is_file()
+
+
+# -- Python ---------------------------------------------------------------------------------------------------------
+
+# What the comments beside the code say, where the code itself doesn't assert it.
+CLAIMS = {
+    "README.md": """
+assert report(42) == {"customer": 42, "year": 2026}
+assert report.key(42) == report.key(42, year=2026)
+assert exchange_rate.stats().computations == 1
+""",
+    "guides/functions.md": """
+assert price.many([("tea",), ("salt",)]) == [9.5, 9.5]
+assert "price" in price.key("tea") and isinstance(price.key("tea"), str)
+kept = price.peek("tea")
+assert kept.value == 9.5 and kept.cost >= 0 and 0 < kept.fresh <= 600 < kept.keep <= 600 + 3600
+price.set(8.0, "tea")
+assert price("tea") == 8.0
+assert price.refresh("tea") == 9.5
+price.expire("tea")
+assert price.peek("tea").fresh <= 0 < price.peek("tea").keep
+postponed = []
+price.invalidate("tea", via=postponed.append)
+assert price.peek("tea") is not None
+postponed[0]()
+assert price.peek("tea") is None
+assert "Shop.turnover" in shop.turnover.key("2026-11-21")
+assert shop.turnover.peek("2026-11-21") is None
+""",
+    "guides/locks.md": """
+assert not lock.held
+""",
+    "how-to/django.md": """
+from django.core.management import call_command
+call_command("migrate", run_syncdb=True, verbosity=0)
+assert titles() == [] == titles()
+call_command("test", verbosity=0)  # which ends the process where one fails
+""",
+    "how-to/orm.md": """
+assert user.stats().computations == 2
+assert not any(each.stats().unkept for each in (user, user_of, account, accounts, greeting, users))
+""",
+    "engines/redis.md": """
+assert shop.get("greeting") == "hello" == fleet.get("greeting")
+assert fence > 0
+assert sum(each["name"] == "shop" for each in client.client_list()) > 1
+""",
+    "engines/memcached.md": """
+assert items.get("greeting") == "hello" and secured.engine is engine
+""",
+    "engines/sql.md": """
+assert reports.get("greeting") == "hello" and shop.get_or_compute("k", lambda: 1) == 1
+""",
+    "migration/dogpile.md": """
+assert user(42) == {"id": 42} and type(region.backend).__name__ == "StampedeBackend"
+assert user.get(42) == {"id": 42}
+assert theirs.get("key") == "value"
+region.actual_backend.cache.clear()
+assert user.get(42) is NO_VALUE
+""",
+}
+
+
+def program(page: Page, blocks: list[Block], claims: str = "") -> str:
+    """Blocks as one program. Its tracebacks tell the page's own lines. What is asked of servers finds ours."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] * (block.first - 1 - len(lines))
+        lines += block.text.splitlines()
+    text = "\n".join(lines) + claims
+    if "localhost:6379" in text:
+        text = text.replace("localhost:6379", f"127.0.0.1:{shared_redis().port}")
+        text = text.replace("port=6379", f"port={shared_redis().port}")
+    if "localhost:11211" in text:
+        text = text.replace("localhost:11211", f"127.0.0.1:{shared_memcached().port}")
+    return text
+
+
+@each_with("python")
+def test_the_python_runs(page: Page, tmp_path: Path) -> None:
+    """Who copies a page's code, from top to bottom, would meet an error."""
+    blocks = page.blocks("python")
+    for name in re.findall(r"^(?:import|from) (\w+)", "".join(block.text for block in blocks), re.MULTILINE):
+        if name in EXTRAS:
+            pytest.importorskip(name)
+    for block in blocks:
+        if block.title is not None:
+            file = tmp_path / block.title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(program(page, [block]))
+    name = page.path.stem + "_page.py"
+    untitled = [block for block in blocks if block.title is None]
+    (tmp_path / name).write_text(program(page, untitled, CLAIMS.get(page.name, "")))
+    run(tmp_path, "-W", "error", name)
+    tests = [block.title for block in blocks if block.title and Path(block.title).name.startswith("test_")]
+    if tests:
+        run(tmp_path, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+
+
+def test_claims_are_of_pages() -> None:
+    """The claims of a page that was renamed would be tried no more."""
+    assert CLAIMS.keys() <= PAGES.keys()
+
+
+# -- settings, shell ------------------------------------------------------------------------------------------------
+
+
+@each_with("toml")
+def test_the_settings_can_be_read(page: Page, tmp_path: Path) -> None:
+    """Who copies a page's settings would meet an error."""
+    for block in page.blocks("toml"):
+        file = tmp_path / "stampede.toml"
+        file.write_text(block.text)
+        settings = load(file, {"HOME": str(tmp_path), "SHOP_PASSWORD": "secret"})
+        assert settings.caches
+        for each in settings.caches.values():
+            if "redis" in stampede.engines.kit.url.scheme_of(each.url):
+                pytest.importorskip("redis")
+                open_engine(each.url).close()  # which connects to nobody, but knows the options
+
+
+@each_with("sh")
+def test_the_shell_lines_can_be_typed(page: Page, tmp_path: Path) -> None:
+    """Who types what a page says would hear of a missing target, extra or command."""
+    (tmp_path / "stampede.toml").write_text(f'[caches.default]\nurl = "disk://{tmp_path}/cache"\n')
+    with Cache(f"disk://{tmp_path}/cache") as cache:
+        cache.set_many({"KEY": "value", "PREFIX:1": "value"})
+    for block in page.blocks("sh"):
+        for line in block.text.replace("\\\n", "").splitlines():
+            for command in line.partition(" #")[0].split("&&"):
+                _type(shlex.split(command), tmp_path)
+
+
+def _type(words: list[str], home: Path) -> None:
+    match words:
+        case ["pip", "install", *what]:
+            for each in what:
+                _is_known(each)
+        case ["make", target, *_]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        case ["stampede", "locks" | "postgres" as command, *_]:
+            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py does
+        case ["stampede", *arguments]:
+            assert run(home, "-m", "stampede", *arguments)
+        case ["git", "clone", address] if SOURCE.startswith(address):
+            pass
+        case ["cd", "stampede"] | []:
+            pass
+        case ["redis-cli", "ACL", "SETUSER", *_]:
+            pass  # test_docs_servers.py does
+        case _:
+            pytest.fail(f"nobody tries {words}")
+
+
+def _is_known(requirement: str) -> None:
+    """Ours, with extras that pyproject.toml has; or what one of them, or `make test`, installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, _, extras = requirement.rstrip("]").partition("[")
+    if name == project["name"]:
+        assert {extra for extra in extras.split(",") if extra} <= project["optional-dependencies"].keys()
+    else:
+        assert any(each.startswith(name) for extra in project["optional-dependencies"].values() for each in extra)
+
+
+def test_pip_lines_in_the_text() -> None:
+    """The pip line of an extra that isn't there installs nothing, with a warning nobody reads."""
+    for page in PAGES.values():
+        for each in re.findall(r"pip\s+install\s+'([^']+)'", page.prose()):
+            _is_known(each)
+
+
+def test_the_command_s_verbs(tmp_path: Path) -> None:
+    """The pages would name verbs of the command that are not there."""
+    (block,) = [block.text for block in PAGES["guides/observing.md"].blocks("sh") if "stampede get" in block.text]
+    for verb in ("check", "get", "keys", "invalidate", "stats"):
+        assert verb in block
+        run(tmp_path, "-m", "stampede", verb, "--help")
+
+
+# -- links and names ------------------------------------------------------------------------------------------------
+
+
+def test_links_lead_somewhere() -> None:
+    """A reader would be sent to a page, a heading or a file that is not there."""
+    assert [(page.name, link) for page in PAGES.values() for link in page.links() if _broken(page, link)] == []
+
+
+def _broken(page: Page, link: str) -> bool:
+    address, _, anchor = link.partition("#")
+    target = _file(page, address)
+    if target is None:
+        return False
+    return not target.exists() or (bool(anchor) and anchor not in Page(target).anchors())
+
+
+def _file(page: Page, address: str) -> Path | None:
+    """What an address leads to, where that is ours."""
+    if address.startswith(HOME):
+        name = address.removeprefix(HOME).rstrip("/")
+        return next((file for file in (DOCS / f"{name}.md", DOCS / name / "index.md") if file.exists()), DOCS / "?")
+    if address.startswith(SOURCE):
+        return ROOT / re.sub(r"^(blob|tree)/main/|^issues$", "", address.removeprefix(SOURCE))
+    if address.startswith("https://"):
+        return None
+    return page.path.parent / address if address else page.path
+
+
+def test_the_readme_survives_elsewhere() -> None:
+    """On PyPI a link or a picture that is relative leads nowhere."""
+    assert README.links()
+    assert all(link.startswith("https://") for link in README.links())
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.text):
+        path = picture.removeprefix("https://raw.githubusercontent.com/stampede-guard/stampede/main/")
+        assert (ROOT / path).exists()
+
+
+def test_a_readme_is_read_in_ten_minutes() -> None:
+    """It would be the manual again, and nobody would find the first ten lines of code."""
+    assert len(README.text.splitlines()) <= 250
+
+
+def test_pages_stay_within_the_docs() -> None:
+    """A page that links to a file outside of docs/ is a page that can't be built."""
+    for page in PAGES.values():
+        for link in page.links():
+            if not link.startswith("https://"):
+                assert DOCS in (page.path.parent / link).resolve().parents or link.startswith("#"), (page.name, link)
+
+
+def test_what_the_text_names_of_the_package_is_there() -> None:
+    """A name in the text that can't be imported, or an event or error that is called otherwise."""
+    for page in PAGES.values():
+        _names_what_is_there(page)
+
+
+def _names_what_is_there(page: Page) -> None:
+    code = "".join(block.text for block in page.blocks())
+    for name in re.findall(r"`stampede((?:\.[A-Za-z_]\w*)+)`", page.text):
+        assert name == ".toml" or _leads_somewhere("stampede" + name), (page.name, name)
+    for name in re.findall(r"`([A-Z]\w+(?:Error|Failed|Timeout|Lost|Computation))`", page.prose()):
+        assert hasattr(stampede, name) or hasattr(builtins, name) or name in code, (page.name, name)
+
+
+def _leads_somewhere(dotted: str) -> bool:
+    found: Any = stampede
+    for part in dotted.split(".")[1:]:
+        path = f"{found.__name__}.{part}"
+        if not hasattr(found, part) and find_spec(path) is not None:
+            try:
+                import_module(path)
+            except ImportError:
+                return True  # it needs a package that isn't installed
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+LOCKS_AT = {
+    "memory://": "memory://", "file://": "file://{}/f", "disk://": "disk://{}/d", "redis://": "redis://127.0.0.1:1",
+    "postgres://": "postgres://a@127.0.0.1:1/b", "etcd://": "etcd://127.0.0.1:1", "zmq://": "zmq://127.0.0.1:1",
+    "zookeeper://": "zookeeper://127.0.0.1:1", "memcached://": "memcached://127.0.0.1:1",
+    "sql://": "sql+sqlite:///{}/s", "dynamodb://": "dynamodb://eu-west-1/table",
+}  # fmt: skip
+
+
+def test_the_table_of_locks_is_what_engines_declare(tmp_path: Path) -> None:
+    """Who plans by it would find out in production what an engine refuses."""
+    rows = re.findall(r"^\| (`\w+://`[^|]*) \|[^|]+\| (\w+) \| (\w+) \| (\w+) \|$", _guide("locks"), re.MULTILINE)
+    told = {url: words for urls, *words in rows for url in re.findall(r"`(\w+://)`", urls)}
+    assert told.keys() == LOCKS_AT.keys()
+    for url, words in told.items():
+        try:
+            engine = open_engine(LOCKS_AT[url].format(tmp_path))
+        except MissingExtra:
+            continue
+        declared = engine.breaks and engine.shared, engine.blocking.hands is not None, engine.rooms
+        engine.close()
+        assert words == ["yes" if each else "no" for each in declared], url
+
+
+def _guide(name: str) -> str:
+    return (DOCS / "guides" / f"{name}.md").read_text()

@@ -1,0 +1,190 @@
+"""What the pages say of options, engines, figures and names is what the code has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from typing import Any
+
+import pytest
+from pages import DOCS, PAGES, named
+
+import stampede.engines
+import stampede.errors
+from stampede import Cache, SettingsError, cached
+from stampede.api.typing import Options, PolicyOptions
+from stampede.model.policy import DEFAULT
+from stampede.settings.checks import CACHE
+from stampede.settings.read import from_mapping
+
+OPTIONS = PAGES["guides/options.md"]
+ENGINES = PAGES["guides/which-engine.md"]
+
+
+def options_table() -> dict[str, str]:
+    """Each option and its default, as the page has them."""
+    return {name: cells[1] for cells in OPTIONS.rows() for name in named(cells[0])}
+
+
+def test_all_options_are_in_the_table() -> None:
+    """An option that nobody can find, or one that is none."""
+    assert set(options_table()) == {*Options.__annotations__, *PolicyOptions.__annotations__, "cache"}
+
+
+@pytest.mark.parametrize("name", list(PolicyOptions.__annotations__))
+def test_defaults_are_as_the_table_says(name: str) -> None:
+    """The page would promise another default than the code has."""
+    said, default = options_table()[name].strip("`"), getattr(DEFAULT, name)
+    if name == "max_hold":
+        assert said == "60, or 10 x cost"
+        assert (DEFAULT.hold_of(0.0), DEFAULT.hold_of(10.0)) == (60.0, 100.0)
+    else:
+        assert {"None": None, "False": False, "()": ()}.get(said, said) == default or float(said) == default
+
+
+def test_options_are_taken_by_whom_the_table_names() -> None:
+    """An option would be refused where the page says that it works."""
+    taken: dict[str, Any] = {name: getattr(DEFAULT, name) for name in PolicyOptions.__annotations__}
+    cached(**taken)(lambda: 1)
+    with Cache(**{name: value for name, value in taken.items() if name not in ("cache_if", "raises")}) as cache:
+        assert cache.get_or_compute("k", lambda: 1, **taken) == 1
+
+
+def test_engines_of_this_release_are_in_the_table() -> None:
+    """An engine that nobody can find, or one that this release does not have."""
+    schemes = {scheme for cells in ENGINES.rows(2) for scheme in re.findall(r"`([\w+]+)://", cells[0])}
+    modules = {module for module, _ in stampede.engines._KNOWN.values() if _is_here(module)}
+    assert {stampede.engines._KNOWN[stampede.engines._scheme(f"{scheme}://")][0] for scheme in schemes} == modules
+
+
+OWN = {
+    "sql": ("sql+sqlite:///f", "stampede.engines.sql", "OURS"),
+    "postgres": ("postgres://a@h/d", "stampede.engines.postgres.address", "OURS"),
+    "broker": ("zmq://h", "stampede.engines.zmq", "OPTIONS"),
+    "etcd": ("etcd://h", "stampede.engines.etcd", "OPTIONS"),
+    "zookeeper": ("zookeeper://h", "stampede.engines.zookeeper", "OPTIONS"),
+    "dynamodb": ("dynamodb://t", "stampede.engines.dynamodb", "OPTIONS"),
+}
+"""Each engine's page, a URL of its, and where its options are."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_engines_options_are_on_its_page(name: str) -> None:
+    """An option of the URL would be refused where the page says that it works, or be one that nobody can find."""
+    url, module, known = OWN[name]
+    options = getattr(pytest.importorskip(module), known)
+    page = PAGES[f"engines/{name}.md"]
+    for option in options:
+        assert re.search(rf"`{option}\b", page.text), option
+    if "| option | default |" in page.text:
+        table = {named: default for cells in page.rows() for named, default in _defaults(cells)}
+        assert set(table) == set(options)
+        for option, default in table.items():
+            stampede.engines.check_url(f"{url}?{option}={default}" if default else url)
+
+
+def _defaults(cells: list[str]) -> list[tuple[str, str]]:
+    """The options of a row, each with its default."""
+    names = named(cells[0])
+    return list(zip(names, cells[1].split(", ") if cells[1] else [""] * len(names), strict=True))
+
+
+def test_what_the_pages_give_to_caches_is_taken() -> None:
+    """Who copies a line from a page would have an error."""
+    given = {
+        name
+        for path, page in PAGES.items()
+        if path.startswith("engines")
+        for call in re.findall(r"Cache\((?:\"[^\"]*\"|\w+), ([^()]*)", page.text)
+        for name in re.findall(r"(\w+)=", call)
+    }
+    assert "ttl" in given
+    assert given <= {*CACHE, *inspect.signature(Cache).parameters}
+
+
+IN_A_FILE = pytest.param(lambda **table: from_mapping({"caches": {"default": table}}), id="file")
+
+
+@pytest.mark.parametrize("given_to", [Cache, stampede.configure, IN_A_FILE])
+def test_an_engines_option_that_is_none_of_the_caches_says_where_it_belongs(given_to: Any) -> None:
+    """Who gives it beside the URL would look for it in a list of all settings."""
+    with pytest.raises(SettingsError, match=r"listen: .*an engine's own options go into its URL"):
+        given_to(url="postgres://a@h/d", listen="postgres://a@i/d")
+
+
+def _is_here(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def test_figures() -> None:
+    """The page tells sizes and seconds that are the code's."""
+    from stampede.engines.disk import DiskEngine
+    from stampede.engines.memory import MemoryEngine
+    from stampede.model.breaker import Breaker
+    from stampede.outages.outage import REFUGE_TTL
+
+    def default(function: Any, name: str) -> Any:
+        return inspect.signature(function).parameters[name].default
+
+    happens, engines = PAGES["what-happens-when.md"].text, ENGINES.text
+    assert "kept in memory for 5 seconds at most" in happens and REFUGE_TTL == 5
+    assert "asked again once a second" in happens and default(Breaker, "pause") == 1
+    assert "`?max_bytes=` (1 GiB)" in engines and default(DiskEngine, "max_bytes") == 2**30
+    assert "`?entries=10000`" in engines and default(MemoryEngine, "entries") == 10_000
+
+
+INSIDE = {"down", "of", "scope", "shared", "stats_of"}
+"""What a cache has for the library's other parts."""
+
+STATS = {"stats", "stats_by_function"}
+
+
+def test_twins() -> None:
+    """The pages say that each verb of a cache that does I/O has one, and name it."""
+    public = {name for name in vars(Cache) if not name.startswith("_")}
+    without = {name for name in public if f"a{name}" not in public and not (name[0] == "a" and name[1:] in public)}
+    assert without == {"bulkhead", "cached", "limiter", "lock", "refreshing", "bypassed", *STATS, *INSIDE}
+    pages = PAGES["guides/verbs.md"].text + PAGES["guides/caches.md"].text
+    for name in public - without:
+        assert name[1:] in public or f"{name}(" in pages, name
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "stampede", "stampede.testing", "stampede.contrib.sqlalchemy", "stampede.contrib.postgres",
+        "stampede.contrib.django",
+    ],
+)  # fmt: skip
+def test_the_reference_has_all(module: str) -> None:
+    """A public name would be in no reference."""
+    pages = [page.text for name, page in PAGES.items() if name.startswith("reference/")]
+    shown = {name.rpartition(".")[2] for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    assert set(pytest.importorskip(module).__all__) - set(stampede.errors.__all__) <= shown
+
+
+# -- the pictures of design.md ----------------------------------------------------------------------------------------
+
+
+def _pictures() -> Any:
+    spec = spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["pictures"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["rooms.svg", "way.svg"])
+def test_the_pictures_are_of_today(name: str) -> None:
+    """They would show a house that has been rebuilt since."""
+    assert (DOCS / name).read_text() == _pictures().PICTURES[name](), "run: python docs/pictures.py"
+
+
+def test_the_servers_of_the_front_page_are_those_of_the_table() -> None:
+    """It would name one that nobody has tried."""
+    ran = re.findall(r"^\| (Redis|Valkey) (\d+\.\d+)", PAGES["engines/redis.md"].text, re.MULTILINE)
+    said = re.search(r"\[Redis (\S+) and (\S+) and Valkey (\S+)\]\[servers\]", PAGES["README.md"].flat())
+    assert said is not None
+    assert ran == [("Redis", said[1]), ("Redis", said[2]), ("Valkey", said[3])]

@@ -1,0 +1,279 @@
+"""What the chapters on Redis, memcached and Postgres say of the servers themselves, tried on them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from memcached_server import MemcachedServer
+from pages import PAGES, named
+from servers import PATIENCE, RedisCluster, RedisServer, Sentinels, wait_until
+
+from stampede import Cache
+from stampede.runtime.colour import run_blocking
+
+REDIS = PAGES["engines/redis.md"]
+MEMCACHED = PAGES["engines/memcached.md"]
+POSTGRES = PAGES["engines/postgres.md"]
+
+
+def rights() -> list[str]:
+    """The line that makes a user of Redis, as redis-cli is given it."""
+    (block,) = REDIS.blocks("sh")
+    program, *command = shlex.split(block.text.replace("\\\n", ""))
+    assert program == "redis-cli"
+    return command
+
+
+def all_verbs(url: str) -> None:
+    """Whatever an application may do, by two processes' caches; a right that is missing is an error."""
+    options: dict[str, Any] = {"local": True, "early": 0, "on_engine_error": "raise"}
+    with Cache(url, **options) as near, Cache(url, **options) as far:
+        keys = [f"k{number}" for number in range(9)]  # of each shard, some
+        assert near.get_or_compute_many(keys, lambda missing: dict.fromkeys(missing, 1)) == dict.fromkeys(keys, 1)
+        for key in keys:
+
+            def from_memory(key: str = key) -> bool:
+                before = far.stats().hits
+                assert asyncio.run(far.aget_or_compute(key, never)) == 1
+                return far.get_or_compute(key, never) == 1 and far.stats().hits > before
+
+            wait_until(from_memory)
+            near.set(key, 2)
+            wait_until(lambda key=key: far.get_or_compute(key, never) == 2)
+        assert near.expire("k0") and near.invalidate("k1")
+        assert near.get("k2") == near.peek("k3").value == 2  # type: ignore[union-attr]
+        with pytest.raises(ZeroDivisionError):
+            near.get_or_compute("failing", lambda: 1 // 0, retry_after=1)
+        near.clear()
+        assert near.get_or_compute("k0", lambda: 3) == 3
+        with near.lock("l", lease=0.6) as lock:
+            assert not far.lock("l").acquire(0.8)
+            assert lock.held
+
+
+def never() -> Any:
+    raise AssertionError("it is there")
+
+
+@pytest.mark.parametrize("kind", ["one server", "cluster", "sentinels"])
+def test_the_rights_are_enough(kind: str) -> None:
+    """Who gives a user the rights of the page would miss one, in production."""
+    pytest.importorskip("redis")
+    made: Any = {"one server": RedisServer, "cluster": RedisCluster, "sentinels": lambda: Sentinels(1, 1)}[kind]()
+    servers = {"cluster": "nodes", "sentinels": "replicas"}
+    masters = [made.master] if kind == "sentinels" else getattr(made, servers.get(kind, ""), [made])
+    try:
+        for server in masters:
+            assert server.cli(*rights()) == "OK"
+        all_verbs(made.url.replace("://", "://shop:secret@"))
+        for server in masters:
+            assert server.cli("ACL", "LOG") == ""
+    finally:
+        made.close()
+
+
+def test_keys_are_called_so() -> None:
+    """Who looks with redis-cli would look for keys that are called otherwise."""
+    pytest.importorskip("redis")
+    from stampede.engines.redis.locks import _names as lock_names
+    from stampede.engines.redis.verbs import _ALL, _RUN, _note, _scope_key
+    from stampede.engines.redis.wire import names
+
+    entry, _, generations, run, ended, lock = (named(cells[0]) for cells in REDIS.rows(1))
+    (entry_key,) = (key.replace("\\|", "|") for key in entry)
+    _, _, key = entry_key.partition(":")
+    assert names(key).entry.decode() == entry_key
+    assert REDIS.rows(1)[1][0].startswith(f"`{names(key).lease.decode()}`")
+    assert lock == [lock_names("nightly-report").lock.decode()]
+    assert generations == [_ALL.decode(), _scope_key("shop:price").decode()]
+    assert (run, ended) == ([_RUN.decode()], [_note(key.encode()).decode() for key in generations])
+
+
+@pytest.mark.parametrize("policy", ["volatile-lru", "volatile-ttl"])
+def test_what_is_evicted_first(policy: str) -> None:
+    """The page would recommend the policy that throws out what is being computed."""
+    pytest.importorskip("redis")
+    server = RedisServer("--maxmemory-policy", policy, "--maxmemory-samples", "64")
+
+    def keys(pattern: str) -> list[str]:
+        return server.redis_cli("--scan", "--pattern", pattern).splitlines()
+
+    def idle(key: str) -> int:
+        return int(server.cli("OBJECT", "IDLETIME", key))
+
+    with Cache(server.url) as cache:
+        for number in range(20):
+            cache.set(f"old {number}", b"x" * 10_000, ttl=600)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def compute() -> str:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            return "new"
+
+        caller = threading.Thread(target=lambda: cache.get_or_compute("new", compute, lease=3))
+        caller.start()
+        assert begun.wait(PATIENCE)
+        (lease,) = keys("{*}l")
+        wait_until(lambda: min(map(idle, keys("{*}:*|old *"))) > idle(lease))  # it has been renewed
+        used = int(server.cli("INFO", "memory").split("used_memory:")[1].split()[0])
+        server.cli("CONFIG", "SET", "maxmemory", str(used - 50_000))
+        wait_until(lambda: len(keys("{*}:*|old *")) < 20)
+        server.cli("CONFIG", "SET", "maxmemory", "0")
+        assert set(keys("{stampede}*")) == {"{stampede}g", "{stampede}g:", "{stampede}r"}
+        go_on.set()
+        caller.join(PATIENCE)
+        assert (cache.get("new") == "new") == (policy == "volatile-lru")
+    server.close()
+
+
+def test_what_a_foreign_reader_gets() -> None:
+    """The page would name other flags, or call a value what is a lease."""
+    pytest.importorskip("pymemcache")
+    server = MemcachedServer()
+    with Cache(server.url) as cache:
+        lease, value = (each.encode() for each in re.findall(r"flags\s(\d{5,})", MEMCACHED.text))
+
+        name = f"s:{run_blocking(cache.engine.blocking.store.generation(''))}|k"  # type: ignore[union-attr]
+
+        def seen() -> list[bytes]:
+            """Flags and size of the item."""
+            return server.say(f"get {name}\r\n".encode(), b"END\r\n").split(b"\r\n")[0].split()[2:]
+
+        def compute() -> int:
+            assert seen()[0] == lease
+            return 1
+
+        cache.get_or_compute("k", compute)
+        assert seen()[0] == value
+    server.close()
+
+
+@pytest.mark.alone
+def test_a_tier_before_memcached_follows_within_a_second() -> None:
+    """Nobody tells it of changes: it would believe in what it has for longer, or not at all."""
+    pytest.importorskip("pymemcache")
+    server = MemcachedServer()
+    with Cache(server.url) as far, Cache(server.url, local=True) as near:
+        far.set("k", 1)
+        assert [near.get_or_compute("k", never) for _ in range(3)] == [1, 1, 1]
+        assert near.stats().hits >= 1
+        start = time.monotonic()
+        far.set("k", 2)
+        wait_until(lambda: near.get_or_compute("k", never) == 2)
+        assert time.monotonic() - start < 1.5
+        start = time.monotonic()
+        far.clear()
+        wait_until(lambda: near.get_or_compute("k", lambda: 3) == 3)
+        assert time.monotonic() - start < 2.5
+    server.close()
+
+
+_CLOCKS = """
+import sys, time
+off = float(sys.argv[2])
+real, monotonic = time.time, time.monotonic
+time.time, time.monotonic = lambda: real() + off, lambda: monotonic() + abs(off)
+from stampede import Cache
+with Cache(sys.argv[1], early=0) as cache:
+    if off > 0:
+        cache.set("k", 1, ttl=30)
+    assert cache.get_or_compute("k", lambda: 0) == 1
+    assert 20 < cache.peek("k").fresh <= 30
+"""
+
+
+def test_memcached_counts_the_time_left(tmp_path: Path) -> None:
+    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    pytest.importorskip("pymemcache")
+    server = MemcachedServer()
+    for off in ("1e8", "-1e8"):
+        subprocess.run([sys.executable, "-c", _CLOCKS, server.url, off], cwd=tmp_path, check=True, timeout=60)
+    server.close()
+
+
+@pytest.mark.parametrize("signing_key, ours", [(None, 118), ("k" * 32, 154)])
+def test_the_bytes_of_an_entry(signing_key: str | None, ours: int) -> None:
+    """Who plans a server's memory by the page would plan too little."""
+    assert all("118 bytes of ours, or 154 with a" in page.flat() for page in (REDIS, MEMCACHED))
+    value = "x" * 100
+    redis, memcached = RedisServer(), MemcachedServer()
+    try:
+        for server in (redis, memcached):
+            with Cache(server.url, codec="json", signing_key=signing_key) as cache:
+                cache.set("k", value)
+        longest = max(int(redis.cli("STRLEN", key)) for key in redis.cli("KEYS", "*").split())
+        assert longest == ours + len(json.dumps(value))
+        dumped = memcached.say(b"lru_crawler metadump all\r\n", b"END\r\n").decode()
+        (item,) = [unquote(name) for name in re.findall(r"key=(s%3A\S+)", dumped)]
+        assert memcached.say(f"mg {item} s\r\n".encode()).split()[1] == b"s%d" % (ours + len(json.dumps(value)))
+    finally:
+        redis.close()
+        memcached.close()
+
+
+# -- Postgres ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_of_postgres() -> None:
+    """An option that nobody can find, one that is none, or another default than the page says."""
+    pytest.importorskip("psycopg")
+    from stampede.engines.postgres.address import OURS
+    from stampede.engines.postgres.connect import Server
+    from stampede.model.policy import seconds
+
+    said = {
+        name: default.strip() or None
+        for names, defaults, _ in POSTGRES.rows()
+        for name, default in zip_longest(named(names), defaults.split(","), fillvalue="")
+    }
+    assert said.keys() == OURS.keys()
+    for name, each in inspect.signature(Server).parameters.items():
+        if name not in OURS:
+            continue
+        if each.default in (None, float("inf")):
+            assert said[name] is None
+        elif isinstance(each.default, bool):
+            assert said[name] == str(each.default).lower()
+        else:
+            assert seconds(name, said[name]) == each.default
+
+
+@pytest.mark.postgres
+def test_what_is_asked_by_sql() -> None:
+    """Who asks the database what goes on in it would get an error, or be told of something else."""
+    pytest.importorskip("psycopg")
+    from postgres_server import prepared_postgres
+
+    server = prepared_postgres()
+    assert all(page is POSTGRES for page in PAGES.values() if page.blocks("sql"))
+    (block,) = POSTGRES.blocks("sql")
+    held, failed, computing, largest, tables = block.text.replace("%", "%%").split(";\n")[:-1]
+
+    def compute() -> int:
+        ((key, holder, _, waiting),) = server.ask(computing)
+        assert "report" in key and holder and waiting == 0
+        return 1
+
+    with Cache(server.postgres_url) as cache, cache.lock("job"):
+        with pytest.raises(ZeroDivisionError), cache.lock("nightly"):
+            1 // 0  # noqa: B018
+        cache.get_or_compute("report", compute)
+        cache.set("large", b"x" * 10_000)
+        assert [row[0] for row in server.ask(held)] == ["job"]
+        assert [row[:2] for row in server.ask(failed)] == [("nightly", "failed")]
+        assert [key[-6:] for key, *_ in server.ask(largest)] == ["|large", "report"]
+        assert {"entries", "leases", "locks", "released"} <= {name for name, *_ in server.ask(tables)}

@@ -1,0 +1,112 @@
+"""Every public name has a docstring with an example, and every example is run: on memory, in a cache of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import stampede
+import stampede.testing
+from stampede import Cache, Entry, Lock, errors, get_cache, try_lock
+from stampede.api.cached import VERBS, Cached
+from stampede.api.many import Many
+from stampede.api.method import Bound
+from stampede.metrics import Stats
+from stampede.testing import isolated
+
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+NOT_SHOWN = {"of", "scope", "stats_of"}  # of a cache: for the house
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    for name in stampede.__all__:
+        yield name, getattr(stampede, name)
+    for name in errors.__all__:
+        if name[0].isupper() and name not in stampede.__all__:
+            yield f"errors.{name}", getattr(errors, name)
+    for kind in (Cache, Lock, try_lock, Entry, Stats):
+        for name in dir(kind):
+            if not name.startswith("_") and name not in NOT_SHOWN and callable(getattr(kind, name)):
+                yield f"{kind.__name__}.{name}", getattr(kind, name)
+    for name in VERBS:
+        yield f"function.{name}", getattr(Cached, name)
+        yield f"method.{name}", getattr(Bound, name)
+    for name in ("set_many", "invalidate_many"):
+        yield f"function of many.{name}", getattr(Many, name)
+    yield "cached.many", stampede.cached.many
+    for name in stampede.testing.__all__:
+        yield f"testing.{name}", getattr(stampede.testing, name)
+
+
+def dogpile() -> Iterator[tuple[str, Any]]:
+    module = pytest.importorskip("dogpile.cache") and pytest.importorskip("stampede.contrib.dogpile")
+    for name in module.__all__:
+        yield f"contrib.dogpile.{name}", getattr(module, name)
+
+
+def is_twin(name: str) -> bool:
+    """Of a verb that has the example."""
+    kind, _, verb = name.rpartition(".")
+    return kind in ("Cache", "Lock", "try_lock") and verb.startswith("a") and verb[1:] in dir(Cache) + dir(Lock)
+
+
+PUBLIC = dict(public())
+
+
+def examples_run(name: str, what: Any, **around: Any) -> None:
+    text = inspect.getdoc(what) or ""
+    assert text, f"{name} has no docstring"
+    if is_twin(name):
+        return
+    assert ">>> " in text, f"{name}: its docstring shows no example"
+    told: list[str] = []
+    with isolated():
+        known = {each: getattr(stampede, each) for each in stampede.__all__}
+        known |= {"stampede": stampede, "asyncio": asyncio, "cache": get_cache(), "__name__": "shop"} | around
+        test = doctest.DocTestParser().get_doctest(text, known, name, None, None)
+        outcome = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=told.append)
+    assert not outcome.failed, "".join(told)
+
+
+@pytest.mark.parametrize("of", sorted({name.rpartition(".")[0] for name in PUBLIC}))
+def test_every_public_name_has_an_example_that_runs(of: str) -> None:
+    """Who asks help() for it would have to look for an example elsewhere, or find one that does not work."""
+    for name, what in PUBLIC.items():
+        if name.rpartition(".")[0] == of:
+            examples_run(name, what)
+
+
+def test_so_have_those_of_dogpile() -> None:
+    """The same for who comes from there."""
+    for name, what in dogpile():
+        examples_run(name, what)
+
+
+def test_so_have_those_of_sqlalchemy() -> None:
+    """The same for who returns objects of a session."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    orm: Any = pytest.importorskip("sqlalchemy.orm")
+    from stampede.contrib import sqlalchemy as ours
+
+    Base = orm.declarative_base()
+    columns = {
+        "id": sqlalchemy.Column(sqlalchemy.Integer, primary_key=True),
+        "name": sqlalchemy.Column(sqlalchemy.Text),
+    }
+    User = type("User", (Base,), {"__tablename__": "user", "__module__": __name__, **columns})
+    database = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.StaticPool)
+    Base.metadata.create_all(database)
+    with orm.Session(database) as session:
+        session.add(User(id=1, name="bob"))
+        session.commit()
+        around = {name: getattr(ours, name) for name in ours.__all__}
+        for name in ours.__all__:
+            examples_run(
+                f"contrib.sqlalchemy.{name}", around[name], session=session, User=User, Session=orm.Session, **around
+            )
+    database.dispose()

@@ -1,0 +1,70 @@
+"""What `help()`, an editor and a notebook's Shift-Tab show of the public face."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import stampede
+from stampede import Cache, cached, configure
+from stampede.api.binding import CODING, KEYING
+from stampede.api.typing import CacheOptions, LockOptions, MoreOptions, Options, PolicyOptions
+from stampede.api.typing_many import ManyOptions
+from stampede.model.policy import OPTIONS
+from stampede.settings.checks import CACHE
+from stampede.testing import isolated
+
+POLICY = set(OPTIONS)
+CODED = {"namespace", "codec", "trust", "signing_key", "compress", "max_bytes"}
+LOCK = {"lease", "wait", "max_hold", "release_via", "shared", "token"}
+BULKHEAD = {"concurrency", "lease", "wait", "max_hold"}
+
+
+def test_what_checkers_see_is_what_there_is() -> None:
+    """An option that works would be an error in every user's checker, or one that doesn't would be none."""
+    assert set(PolicyOptions.__annotations__) == POLICY
+    assert set(MoreOptions.__annotations__) == POLICY - {"ttl"}
+    assert set(Options.__annotations__) == {*POLICY, *KEYING, *CODING}
+    assert set(CacheOptions.__annotations__) == {*CACHE} - {"url", "locks"}
+    assert set(LockOptions.__annotations__) == LOCK
+
+
+@pytest.mark.parametrize(
+    "face, options",
+    [
+        (cached, set(Options.__annotations__) | {"cache"}),
+        (cached.many, set(ManyOptions.__annotations__) | {"cache"}),
+        (Cache().cached, set(Options.__annotations__)),
+        (Cache().cached.many, set(ManyOptions.__annotations__)),
+        (Cache, {*CACHE, "engine", "observers", "origins"}),
+        (configure, {*CACHE, "caches", "observers", "origins"}),
+        (isolated, {*CACHE, "caches", "observers", "origins", "clock"}),
+        *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",
+            "get_or_compute_many", "set_many", "add", "update")],
+        (stampede.cache_without_dogpiling, POLICY),
+        (Cache().lock, LOCK),
+        (stampede.Lock, LOCK | {"on"}),
+        (stampede.try_lock, LOCK - {"wait"} | {"on"}),
+        (Cache().bulkhead, BULKHEAD),
+        (stampede.Bulkhead, BULKHEAD | {"on"}),
+    ],
+    ids=lambda each: getattr(each, "__qualname__", None),
+)  # fmt: skip
+def test_options_are_shown(face: Callable[..., Any], options: set[str]) -> None:
+    """`**options` tells nobody that there is a `stale`."""
+    shown = inspect.signature(face).parameters
+    assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD]
+    assert options <= set(shown)
+    assert set(shown) - options <= {"url", "function", "settings", "key", "keys", "value", "values", "name", "default"}
+    assert all(shown[name].annotation for name in options & set(shown))
+
+
+def test_help_tells_of_cached(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an object, help() would tell its address."""
+    help(cached)
+    told = capsys.readouterr().out
+    assert "function cached" in told and re.search("stale: '?Seconds'?", told)  # quoted before Python 3.14

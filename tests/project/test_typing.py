@@ -1,0 +1,58 @@
+"""Types: the decorator promises checkers what it does, and both checkers agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stampede.api import typing, typing_many
+from stampede.api.cached import VERBS
+from stampede.api.many import EACH, PLURAL
+
+ROOT = Path(__file__).parents[2]
+RIGHT, WRONG = "tests/typing", "tests/mistyped"
+FACES = [typing.CachedFunction, typing.CachedAsync, typing.LooselyCached, typing.LooselyCachedAsync]
+
+
+@pytest.mark.parametrize("command", [["mypy"], ["pyright", "--pythonpath", sys.executable]], ids=["mypy", "pyright"])
+def test_checkers_agree(command: list[str]) -> None:
+    """A user's editor would otherwise forget the parameters, or the colour, of a cached function, or miss a typo."""
+    run = subprocess.run(
+        [sys.executable, "-m", *command, RIGHT, WRONG], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
+    assert run.returncode == 1, run.stdout + run.stderr  # beyond that the checker itself has failed
+    found = {
+        f"{Path(at).name}:{line}": f"{at}:{line}: {what}"
+        for at, line, what in re.findall(r"(\S+\.py):(\d+)(?::\d+)?(?: -|:) error: (.*)", run.stdout)
+    }
+    marked = {
+        f"{file.name}:{number}": f"{file}:{number}: nothing is found in {line.strip()}"
+        for file in (ROOT / WRONG).glob("*.py")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if line.endswith("# wrong")
+    }
+    assert [found[at] for at in found if at not in marked] == []
+    assert [marked[at] for at in marked if at not in found] == []
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_the_faces_have_every_verb(face: type) -> None:
+    """A verb that works and is not declared is an error in every user's checker."""
+    assert {verb for verb in VERBS if not hasattr(face, verb)} == set()
+    assert {name for name in dir(face) if not name.startswith("_")} == {*VERBS, "cache"}
+
+
+@pytest.mark.parametrize("face", [typing_many.OneFunction, typing_many.OneAsync])
+def test_the_faces_of_one_id_have_every_verb(face: type) -> None:
+    """The same of `users.one`."""
+    assert {name for name in dir(face) if not name.startswith("_")} == {*EACH, "cache"}
+
+
+@pytest.mark.parametrize("face", [typing_many.ManyFunction, typing_many.ManyAsync])
+def test_the_faces_of_many_ids_have_every_verb(face: type) -> None:
+    """And of the function of many ids itself."""
+    assert {name for name in dir(face) if not name.startswith("_")} == {*EACH, *PLURAL, "cache", "one"}

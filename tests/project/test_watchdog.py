@@ -1,0 +1,72 @@
+"""A run that stands still ends, and says where it stood; one that is slow goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import watchdog
+from watchdog import CONTROLLER, ROUNDS
+
+SUPPORT = Path(watchdog.__file__).parent
+
+IN, AFTER, COLLECTS, ENDED = (
+    "1 0.0 in a.py::test",
+    "1 0.0 after a.py::test",
+    "1 0.0 has begun",
+    "1 0.0 has ended its session",
+)
+
+
+@pytest.mark.parametrize(
+    "signs, silent, stuck",
+    [
+        ({"gw0": IN, "gw1": IN}, {"gw0": ROUNDS}, ["gw0"]),  # the others' tests go on
+        (
+            {"gw0": IN, "gw1": AFTER},
+            {"gw0": ROUNDS, "gw1": ROUNDS, CONTROLLER: ROUNDS},
+            ["gw0"],
+        ),
+        ({"gw0": AFTER, "gw1": IN}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, []),  # it waits for more to do
+        ({"gw0": AFTER, "gw1": ENDED}, dict.fromkeys(["gw0", "gw1", CONTROLLER], ROUNDS), ["gw0"]),
+        ({"gw0": AFTER, "gw1": ENDED}, {"gw0": ROUNDS, "gw1": ROUNDS}, []),  # the controller hears of it
+        ({"gw0": ENDED}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, [CONTROLLER]),
+        ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 2 * ROUNDS, CONTROLLER: 2 * ROUNDS}, []),
+        ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 3 * ROUNDS, CONTROLLER: 3 * ROUNDS}, ["gw0"]),
+    ],
+)
+def test_who_is_ended(signs: dict[str, str], silent: dict[str, int], stuck: list[str]) -> None:
+    """Who is killed though he works has his tests fail; where nobody is, the run never ends."""
+    signs = {CONTROLLER: AFTER, **signs}
+    assert watchdog._stuck(signs, {name: silent.get(name, 0) for name in signs}) == stuck
+
+
+FROZEN = """
+import faulthandler, os, signal, sys
+from watchdog import CONTROLLER, Signs, Watchdog
+
+def freezes(name):
+    faulthandler.enable()
+    Signs(dog.place, name).pytest_runtest_logstart("a.py::test")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+dog = Watchdog(0.4)
+worker = os.fork()
+if worker == 0:
+    freezes("gw0")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
+freezes(CONTROLLER)
+"""
+
+
+def test_whoever_is_frozen_shows_its_stacks_and_ends() -> None:
+    """A run of CI stood still for an hour and a half, and left not a word."""
+    ran = subprocess.run([sys.executable, "-c", FROZEN], cwd=SUPPORT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == int(ran.stdout) == -signal.SIGABRT
+    assert "no sign of gw0 for" in ran.stderr and "no sign of controller for" in ran.stderr
+    assert "gw0 in a.py::test, its setup, " in ran.stderr
+    assert ran.stderr.count("in freezes") == 2

@@ -1,0 +1,261 @@
+"""A loop that is closed under a computation, or a task that has gone: nobody waits for what will never land."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from threading import Event
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet, ref
+
+import pytest
+import trio
+from bare import until
+from memcached_server import shared_memcached
+from postgres_server import prepared_postgres
+from servers import shared_redis
+
+from stampede import Cache, Limiter
+from stampede.algorithm.admission import placed
+from stampede.model.ports import Engine
+
+LEASE = 3  # seconds; a third of it later, its keeper finds that the loop is closed
+SOON = 5
+NEVER = 60
+
+
+@pytest.fixture(autouse=True)
+def _nobody_collects() -> Iterator[None]:
+    """What a closed loop leaves refers to itself: it may take long until the collector comes."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+@pytest.fixture(params=["memory", "disk", "paired", "redis", "memcached", "postgres"])
+def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
+    """Two that share an engine's values and leases, and nothing in this process."""
+    urls = {
+        "memory": lambda: "memory://?codec=sealed",
+        "disk": lambda: f"disk://{tmp_path}/d",
+        "paired": lambda: f"disk://{tmp_path}/d",
+        "redis": lambda: shared_redis().url,
+        "memcached": lambda: shared_memcached().url,
+        "postgres": lambda: prepared_postgres().postgres_url,
+    }
+    locks = f"file://{tmp_path}/f" if request.param == "paired" else None
+    one = Cache(urls[request.param](), lease=LEASE, locks=locks, namespace=str(tmp_path))
+    two = Cache(engine=one.engine, lease=LEASE, namespace=str(tmp_path))
+    with closing(one), closing(two):
+        yield one, two
+
+
+def left_behind(cache: Cache, key: str, turns: int | None) -> asyncio.Task[int]:
+    """A computation whose loop is closed, when it computes or after so many turns."""
+    computes = Event()
+
+    async def compute() -> int:
+        computes.set()
+        await asyncio.sleep(NEVER)
+        return 1
+
+    async def main() -> asyncio.Task[int]:
+        task = asyncio.ensure_future(cache.aget_or_compute(key, compute))
+        for _ in range(turns or 1_000_000):
+            if computes.is_set():
+                break
+            await asyncio.sleep(0)
+        return task
+
+    with closing(asyncio.new_event_loop()) as loop:
+        return loop.run_until_complete(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_loop_that_is_closed_under_a_computation(caches: tuple[Cache, Cache]) -> None:
+    """Its lease would be renewed to the end of max_hold, and the next caller, in another process, wait for that."""
+    one, two = caches
+    task, began = left_behind(one, "k", None), monotonic()
+    assert two.get_or_compute("k", lambda: 2) == 2
+    assert monotonic() - began < SOON
+    del task
+
+
+@pytest.mark.parametrize("caches", ["memory", "disk", "paired"], indirect=True)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_loop_that_is_closed_on_the_way_to_a_computation(caches: tuple[Cache, Cache]) -> None:
+    """The lease that a thread was still to take stands to its end, and no longer."""
+    one, two = caches
+    tasks = [left_behind(one, f"k{turns}", turns) for turns in range(1, 12)]
+    began = monotonic()
+    for turns in range(1, 12):
+        assert two.get_or_compute(f"k{turns}", lambda: 2) == 2
+    assert monotonic() - began < LEASE + 2
+    del tasks
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache]) -> None:
+    """The lock would be renewed until somebody collects the task, which may be never."""
+    one, two = caches
+    lock = one.lock("l", lease=LEASE)
+
+    async def block() -> None:
+        async with lock:
+            await asyncio.sleep(NEVER)
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.ensure_future(block())
+        while lock.token is None:
+            await asyncio.sleep(0.001)
+        return task
+
+    with closing(asyncio.new_event_loop()) as loop:
+        task = loop.run_until_complete(main())
+    other = two.lock("l", wait=SOON)
+    assert other.acquire()
+    other.release()
+    assert not lock.held
+    del task
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_limit_keeps_no_loop_that_is_closed_under_those_who_wait() -> None:
+    """One in a module would keep the loop of each test, or of each call of asgiref's, and all that its tasks had."""
+    limiter = Limiter("l", max=1, per=60, on=Cache())
+    assert limiter.try_acquire()
+
+    async def main() -> None:
+        waiting = [asyncio.ensure_future(limiter.aacquire(wait=200)) for _ in range(3)]
+        while limiter.used().ahead < len(waiting):
+            await asyncio.sleep(0.001)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(main())
+    closed = ref(loop)
+    del loop
+    gc.collect()
+    assert closed() is None
+    assert limiter.used().ahead == 3
+
+
+CAPPED = pytest.mark.parametrize("capped", ["memory", "disk", "redis"], indirect=True)
+
+
+@pytest.fixture
+def capped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+    """Caches on one engine whose origin has these caps."""
+    urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}/d", "redis": lambda: shared_redis().url}
+    engine: Engine | None = None
+    with ExitStack() as stack:
+
+        def made(**caps: Any) -> Cache:
+            nonlocal engine
+            options: dict[str, Any] = {"lease": LEASE, "namespace": str(tmp_path), "origins": {str(tmp_path): caps}}
+            cache = Cache(urls[request.param](), **options) if engine is None else Cache(engine=engine, **options)
+            engine = cache.engine
+            return stack.enter_context(closing(cache))
+
+        yield made
+
+
+def left_at_origin(cache: Cache, origin: str, calls: int) -> list[asyncio.Task[Any]]:
+    """So many calls, whose loop is closed when one of them computes and the others wait for their places."""
+    computes = Event()
+
+    async def compute() -> None:
+        computes.set()
+        await asyncio.sleep(NEVER)
+
+    async def main() -> list[asyncio.Task[Any]]:
+        ask = partial(cache.aget_or_compute, origin=origin)
+        asked = [asyncio.ensure_future(ask(f"k{number}", compute)) for number in range(calls)]
+        while not computes.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        return asked
+
+    with closing(asyncio.new_event_loop()) as loop:
+        return loop.run_until_complete(main())
+
+
+@CAPPED
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
+def test_a_loop_that_is_closed_under_a_computation_at_an_origin(capped: Callable[..., Cache], tmp_path: Path) -> None:
+    """Its place in the cap would be kept for max_hold. One that waited for a place may get it, until its lease ends."""
+    one, two, origin = capped(concurrency=1), capped(concurrency=1), str(tmp_path)
+    tasks = left_at_origin(one, origin, 2)
+    assert two.get_or_compute("k", lambda: 2, origin=origin, wait=3 * LEASE) == 2
+    del tasks
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a holding may be collected first
+def test_computations_at_an_origin_that_are_destroyed(tmp_path: Path) -> None:
+    """One has its place and computes, one waits for its moment: neither can await that the place is given back."""
+    one = Cache(f"disk://{tmp_path}/d", lease=0.3, origins={"db": {"concurrency": 2, "rate": "1/60s"}})
+    tasks = WeakSet(left_at_origin(one, "db", 2))
+    with closing(Cache(engine=one.engine, origins={"db": {"concurrency": 1}})) as two:
+        del one  # whose limit has a bell
+        until(lambda: gc.collect() >= 0 and not tasks)  # their keeper lets go of them when it looks at their leases
+        assert two.get_or_compute("k", lambda: 2, origin="db", wait=SOON) == 2
+
+
+def test_a_computation_that_is_destroyed_by_another_task() -> None:
+    """Its context isn't the one that it began in: an error of ours would be taken for its own, and it would go on."""
+
+    class Sleep:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    async def compute() -> None:
+        await Sleep()
+
+    call: Any = SimpleNamespace(now=0.0, resources=SimpleNamespace(scope=""))
+    place: Any = SimpleNamespace(origin="db", ended=lambda *_, **__: None)
+    work = placed(call, place, compute())
+    copy_context().run(work.send, None)
+    work.close()
+
+
+def test_a_task_factory_that_fails(caches: tuple[Cache, Cache]) -> None:
+    """Its flight and lease would lock the key, for ever and for a lease, as nobody has begun to compute."""
+    cache, _ = caches
+    fails: list[bool] = []
+
+    @cache.cached
+    async def function(number: int) -> int:
+        return number
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
+        if fails and fails.pop():
+            raise MemoryError
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def main() -> None:
+        await function(0)
+        asyncio.get_running_loop().set_task_factory(factory)
+        for number in range(1, 10):
+            fails[:] = [True] + [False] * (number - 1)
+            with suppress(MemoryError):
+                await function(number)
+            fails.clear()
+            assert await asyncio.wait_for(function(number), SOON) == number
+
+    asyncio.run(main())
+
+
+def test_where_no_asyncio_loop_runs(caches: tuple[Cache, Cache]) -> None:
+    """A call under trio would claim, find that it can't suspend, and leave the key locked."""
+    cache, _ = caches
+    with pytest.raises(RuntimeError, match="no asyncio loop"):
+        trio.run(cache.aget_or_compute, "k", lambda: "value")
+    assert cache.get_or_compute("k", lambda: "value") == "value"

@@ -1,0 +1,92 @@
+"""Servers that speak DynamoDB's protocol, for the tests: moto's, and dynalite. Each is ended by its pid."""
+
+from __future__ import annotations
+
+import io
+import socket
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import marks
+from server_process import PATIENCE, ServerProcess
+from servers import missing, need, to_empty
+
+__all__ = ["Dynalite", "MotoServer", "shared_dynalite", "shared_moto"]
+
+TREE = Path(__file__).parents[2]
+DYNALITE = TREE / ".venv" / "node" / "node_modules" / "dynalite" / "cli.js"  # `make` puts it there
+
+
+class _Server(ServerProcess):
+    """On a free port, empty."""
+
+    kind = "dynamodb"
+
+    @property
+    def url(self) -> str:
+        return f"dynamodb://127.0.0.1:{self.port}/cache?aws_access_key_id=tests&aws_secret_access_key=tests"
+
+    def _answers(self, port: int) -> bool:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()  # as soon as it listens
+        return True
+
+
+class MotoServer(_Server):
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, __file__, str(port)]
+
+    def empty(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as line:
+            line.sendall(b"POST /moto-api/reset HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")
+            while line.recv(65536):
+                pass
+
+
+class Dynalite(_Server):
+    def command(self, port: int) -> list[str]:
+        if not DYNALITE.exists():
+            missing("dynalite is not installed: `make .venv/.node` does that, with npm")
+        return [need("node"), str(DYNALITE), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "20"]
+
+
+def shared_moto() -> MotoServer:
+    """The session's server, for tests that need no other."""
+    marks.starts("dynamodb")
+    server = _moto()
+    to_empty["moto"] = server.empty
+    return server
+
+
+def shared_dynalite() -> Dynalite:
+    marks.starts("dynamodb")
+    return _dynalite()
+
+
+_moto, _dynalite = cache(MotoServer), cache(Dynalite)
+
+
+def _serve(port: int) -> None:
+    """moto, which looks and then writes without a lock of its own: DynamoDB itself does a conditional write in a step.
+
+    (Its own program reads the machine's credentials and configuration, too.)
+    """
+    from moto.moto_server.werkzeug_app import create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, run_simple
+
+    # Its dispatcher lists the directory of all services that it plays, at each question, to find which is meant.
+    dynamodb, own, one = create_backend_app("dynamodb"), create_backend_app("moto_api"), threading.Lock()
+
+    def one_by_one(environ: Any, start_response: Any) -> Any:
+        said = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # by a client that freezes, perhaps
+        environ["wsgi.input"] = io.BytesIO(said)
+        with one:
+            return (own if environ["PATH_INFO"].startswith("/moto-api/") else dynamodb)(environ, start_response)
+
+    run_simple("127.0.0.1", port, one_by_one, threaded=True, request_handler=WSGIRequestHandler)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
