@@ -30,7 +30,7 @@ from _measure import pin, table
 from stampede import Lock
 from stampede.engines import open_engine
 from stampede.engines.zmq import wire
-from stampede.engines.zmq.machine import Limits, Machine, Session
+from stampede.engines.zmq.machine import Capacity, ClientSession, Machine
 from stampede.engines.zmq.wire import Word
 from stampede.runtime.colour import run_blocking
 
@@ -162,7 +162,7 @@ def decided(counts: list[int]) -> list[list[object]]:
     comes back, among so many."""
     rows: list[list[object]] = []
     for count in counts:
-        machine = Machine(0.0, quiet=0.0, fence=0, limits=Limits(3600.0, queue=1_000_000))
+        machine = Machine(0.0, quiet=0.0, fence=0, limits=Capacity(3600.0, queue=1_000_000))
         session, _ = machine.hello(b"c", "h:1", 0.0)
         for each in range(count):
             machine.acquire(session, b"held %d" % each, b"t", 3600.0, 1, False, 0.0)
@@ -180,7 +180,7 @@ def decided(counts: list[int]) -> list[list[object]]:
     return rows
 
 
-def _microseconds(machine: Machine, session: Session, some: list[tuple[bytes, bytes, float, bool]]) -> float:
+def _microseconds(machine: Machine, session: ClientSession, some: list[tuple[bytes, bytes, float, bool]]) -> float:
     """Of giving each back, and asking for it again."""
     began = time.perf_counter()
     for name, token, room, waits in some:

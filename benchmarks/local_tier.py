@@ -20,7 +20,7 @@ from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
-from stampede.local_tier.residents import Resident, Tier
+from stampede.local_tier.residents import Resident, Residents
 from stampede.model.entry import Entry, new_id
 
 KEYS = 100_000
@@ -45,7 +45,7 @@ def scan_mixed(length: int, seed: int) -> Iterator[int]:
 
 
 def ratio_of_tier(trace: list[str], size: int) -> float:
-    tier, entry = Tier(size), Entry(None, b"")
+    tier, entry = Residents(size), Entry(None, b"")
     for key in trace:
         resident = tier.get(key)
         if resident is not None:
@@ -69,7 +69,7 @@ def ratio_of_lru(trace: list[str], size: int) -> float:
 
 def fill_tier(keys: list[str], homes: bool = False) -> object:
     """As a shared engine's entries come in: with an id, a cost, moments of their own."""
-    tier, table = Tier(len(keys)), dict[Any, Resident]()
+    tier, table = Residents(len(keys)), dict[Any, Resident]()
     for number, key in enumerate(keys):
         now = monotonic()
         entry = Entry(None, new_id(), 0.1 + now, 0.2 + now, 300.0, 300.0 - now, 300.0 - now)
@@ -101,7 +101,7 @@ def bytes_per_entry(fill: Callable[[list[str]], object], keys: list[str]) -> flo
 
 
 def put_tier(keys: list[str]) -> None:
-    tier, entry = Tier(1_000), Entry(None, b"")
+    tier, entry = Residents(1_000), Entry(None, b"")
     for key in keys:
         tier.put(Resident(key, "", entry, inf, inf, inf))
 

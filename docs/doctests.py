@@ -8,7 +8,7 @@ import griffe
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)  # up to an empty line
 
 FACES = ["api.typing", "api.typing_many"]
-TOLD = ["api.cached.Cached", "api.many.Many"]
+TOLD = ["api.cached.Cached", "api.many.CachedMany"]
 """What stands behind the faces, and says what each verb does."""
 
 

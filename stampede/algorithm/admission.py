@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, TypeVar
 
-from stampede.algorithm.call import Call, Gate, Place
+from stampede.algorithm.call import Call, Gate, OriginPlace
 from stampede.algorithm.flight import Flight
 from stampede.errors import OriginFull
 from stampede.metrics.table import ORIGIN, PLACES, add, histogram
@@ -77,7 +77,7 @@ async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float)
         histogram(ORIGIN, origin, outcome).observe(call.now - began)
 
 
-async def placed(call: Call, place: Place, work: Coroutine[Any, Any, T]) -> T:
+async def placed(call: Call, place: OriginPlace, work: Coroutine[Any, Any, T]) -> T:
     """What it gives. What it calls meanwhile needs no other place there."""
     began, before, stay, failed = call.now, _inside.get(), _Stay(place.origin), False
     _inside.set((*before, stay))

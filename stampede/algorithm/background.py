@@ -15,9 +15,9 @@ from stampede.algorithm.flight import outside
 from stampede.model.policy import Policy
 from stampede.runtime import forks
 from stampede.runtime.colour import Bell, Colour, hold_task, run_blocking, soon
-from stampede.runtime.threads import Crew, with_signals_of_caller
+from stampede.runtime.threads import ThreadPool, with_signals_of_caller
 
-__all__ = ["Beside", "Workers"]
+__all__ = ["BackgroundPlace", "Workers"]
 
 LOST = 32
 """Places at most that are given to others while the jobs that were begun in them hang, perhaps for ever."""
@@ -28,7 +28,7 @@ class Workers:
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
-        self._crew = Crew(inf, name)
+        self._pool = ThreadPool(inf, name)
         self._start_again()
         forks.in_child(self._start_again)
 
@@ -54,7 +54,7 @@ class Workers:
         """Run a job in a reserved place. After `longest` seconds the place is given to others, too."""
         with self._lock:
             self.taken[place] = time.monotonic() + longest
-        self._crew.do(partial(self._do, place, act))
+        self._pool.do(partial(self._do, place, act))
 
     def _do(self, place: object, act: Callable[[], object]) -> None:
         try:
@@ -67,7 +67,7 @@ _refreshers = Workers(4, "stampede-refresh")
 _beside = Workers(256, "stampede-beside")  # for those who wait, each in a thread of its own: not to be fewer than these
 
 
-class Beside:
+class BackgroundPlace:
     """A place beside the caller, for the computation that its claim may be granted: a task, or a thread of a pool, in a
     copy of the caller's context."""
 

@@ -17,18 +17,18 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import ref
 
 from stampede.algorithm.admission import abandon, vacate
-from stampede.algorithm.background import Beside
+from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.call import Once
 from stampede.algorithm.fill import fill
-from stampede.algorithm.finish import land, quietly, served
+from stampede.algorithm.finish import finish, quietly, served
 from stampede.algorithm.flight import Computing, nested
-from stampede.algorithm.loaders import Answer, Together, Wanted
+from stampede.algorithm.loaders import BatchFunction, Computed, WantedKey
 from stampede.algorithm.patience import End, overdue
 from stampede.algorithm.scope import ScopeSide, later
 from stampede.errors import WaitTimeout
 from stampede.model.entry import Entry
 from stampede.model.policy import Policy
-from stampede.model.result import Landing, Leave, all_landed, empty
+from stampede.model.result import MayCompute, Result, empty, values_of
 from stampede.outages.keeper import Hold
 
 __all__ = ["value_of_each"]
@@ -41,7 +41,7 @@ TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
 async def value_of_each(
     scope: ScopeSide,
     keys: Collection[str],
-    loader: Together,
+    loader: BatchFunction,
     policy: Policy,
     once: Once | None = None,
     ttl_of: TtlOf = lambda key: None,
@@ -50,27 +50,27 @@ async def value_of_each(
     look = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in keys if (found := look(key)) is not None}
     missing = [key for key in keys if key not in values]
-    return values | all_landed(await _fetch(scope, missing, loader, policy, once, ttl_of), policy)
+    return values | values_of(await _fetch(scope, missing, loader, policy, once, ttl_of), policy)
 
 
 async def _fetch(
     scope: ScopeSide,
     keys: Iterable[str],
-    loader: Together,
+    loader: BatchFunction,
     policy: Policy,
     once: Once | None,
     ttl_of: TtlOf,
     seen: Mapping[str, Entry[Any]] = MappingProxyType({}),
-) -> dict[str, Landing]:
+) -> dict[str, Result]:
     """Nothing is waited for while a lease is held: two batches in opposite order can't block each other."""
     if not keys:
         return {}
-    landings: dict[str, Landing] = {}
+    results: dict[str, Result] = {}
     others: Iterable[str] = keys
     start, waited, singly = monotonic(), 0.0, 1
     while True:
         batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of, seen)
-        landings |= await batch.claim(others)
+        results |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
             break
@@ -80,13 +80,13 @@ async def _fetch(
         for key in batch.others[:singly]:
             began = monotonic()
             left = _with(policy.after(waited, began - start), ttl_of(key))
-            landings[key] = await scope.fetch(key, loader.origin(key), left, once=once)
-            if not landings[key].stored:  # or it was computed here after all
+            results[key] = await scope.fetch(key, loader.origin(key), left, once=once)
+            if not results[key].stored:  # or it was computed here after all
                 waited += monotonic() - began
         others, singly = batch.others[singly:], 2 * singly
         if not others:
             break
-    return {key: landing for key, landing in landings.items() if not landing.is_nothing}
+    return {key: result for key, result in results.items() if not result.is_nothing}
 
 
 def _with(policy: Policy, ttl: Callable[[Any], Any] | None) -> Policy:
@@ -99,7 +99,7 @@ class _Batch:
     def __init__(
         self,
         scope: ScopeSide,
-        loader: Together,
+        loader: BatchFunction,
         policy: Policy,
         once: Once | None,
         ttl_of: TtlOf,
@@ -112,43 +112,45 @@ class _Batch:
         self._once = once
         self._ttl_of = ttl_of
         self._seen = seen  # what is due
-        self._led: dict[str, Wanted] = {}  # their flights are ours
+        self._led: dict[str, WantedKey] = {}  # their flights are ours
         self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
         self.others: list[str] = []
         self.asked = 0.0  # for so many seconds
 
-    def claim(self, keys: Iterable[str]) -> Coroutine[Any, Any, dict[str, Landing]]:
+    def claim(self, keys: Iterable[str]) -> Coroutine[Any, Any, dict[str, Result]]:
         """What is there, and what is ours to compute."""
         work = self._claim(keys)
         self._work = ref(work)
         return work
 
-    async def _claim(self, keys: Iterable[str]) -> dict[str, Landing]:
-        landings: dict[str, Landing] = {}
-        place = Beside(self._colour, self._policy) if self._policy.beside else None
+    async def _claim(self, keys: Iterable[str]) -> dict[str, Result]:
+        results: dict[str, Result] = {}
+        place = BackgroundPlace(self._colour, self._policy) if self._policy.beside else None
         try:
             if place is not None and self._policy.background:
                 place.reserve()
             there, granted = await self._ask(keys, place)
-            landings |= there
+            results |= there
             if place is not None and any(each.allowance < inf for each in granted) and place.reserve():
-                landings |= await self._beside(place, granted)
+                results |= await self._beside(place, granted)
             else:
-                landings |= await self._compute(granted)
+                results |= await self._compute(granted)
         finally:
             if place is not None:
                 place.free()
             for key, led in self._led.items() if self._once is not None else ():
-                led.call.settle(stored=key in landings and landings[key].stored)
-        await self._scope.keep([(self._led[key].call, landing) for key, landing in landings.items()])
-        return landings
+                led.call.settle(stored=key in results and results[key].stored)
+        await self._scope.keep([(self._led[key].call, result) for key, result in results.items()])
+        return results
 
     # -- the claims -----------------------------------------------------------------------------------------------
 
-    async def _ask(self, keys: Iterable[str], place: Beside | None) -> tuple[dict[str, Landing], list[Wanted]]:
+    async def _ask(
+        self, keys: Iterable[str], place: BackgroundPlace | None
+    ) -> tuple[dict[str, Result], list[WantedKey]]:
         """Claim all at once: what is there, and what we may compute."""
-        landings: dict[str, Landing] = {}
-        granted: list[Wanted] = []
+        results: dict[str, Result] = {}
+        granted: list[WantedKey] = []
         trouble: BaseException | None = None
         began = monotonic()
         try:
@@ -159,24 +161,24 @@ class _Batch:
             for key, led in self._led.items():
                 call = led.call
                 if call.seen is not None and place is not None and not place.reserve():
-                    landings[key] = later(call.seen)
+                    results[key] = later(call.seen)
                     call.owes = False
                     call.resources.flights.end(led.flight, None)
-            asking = [led for key, led in self._led.items() if key not in landings]
+            asking = [led for key, led in self._led.items() if key not in results]
             answers = deque(await self._at_once([fill(each.call) for each in asking]))
         except GeneratorExit:
             raise  # nothing can be awaited: what they may owe is given back with their flights
         except BaseException:  # some may have been granted by now
             await self._let_go(self._led.values())
             raise
-        answer: Landing | BaseException | None = None
+        answer: Result | BaseException | None = None
         for each in asking:
             answer = answers.popleft()  # an error refers to this frame: at the end it has none left
-            if isinstance(answer, Leave):
+            if isinstance(answer, MayCompute):
                 each.kept = answer.entry
                 granted.append(each)
-            elif isinstance(answer, Landing):
-                landings[each.key] = answer
+            elif isinstance(answer, Result):
+                results[each.key] = answer
             elif isinstance(answer, WaitTimeout):
                 self.others.append(each.key)
             else:
@@ -188,7 +190,7 @@ class _Batch:
                 raise trouble
             finally:
                 del trouble
-        return landings, granted
+        return results, granted
 
     async def _at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """Return what each piece of work gave. The engine is asked for all of them together."""
@@ -200,24 +202,24 @@ class _Batch:
 
     def _lead(self, today: str, key: str, began: float) -> None:
         """Lead the key's flight, unless somebody does."""
-        front = self._scope.core.front
+        local_tier = self._scope.core.local_tier
         policy = _with(self._policy, self._ttl_of(key))
         call = self._scope.of_many(today, key, self._loader.origin(key), policy, began, self._once)
-        call.sample = front.sample(call.key)
+        call.sample = local_tier.sample(call.key)
         call.answered_by(self._work())  # and no name for it here: frames may be kept for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
-            self._led[key] = Wanted(key, call, flight)
-            call.seen = None if call.force else self._seen.get(key) or front.take_due(call.key)
+            self._led[key] = WantedKey(key, call, flight)
+            call.seen = None if call.force else self._seen.get(key) or local_tier.take_due(call.key)
         else:
             flight.leave(call)
             self.others.append(key)
 
-    async def _let_go(self, held: Iterable[Wanted]) -> None:
+    async def _let_go(self, held: Iterable[WantedKey]) -> None:
         """Give leases back without a word: who waited for one tries by itself."""
         await self._colour.shielded(self._gone(list(held)))
 
-    async def _gone(self, held: Sequence[Wanted]) -> None:
+    async def _gone(self, held: Sequence[WantedKey]) -> None:
         try:
             calls = [each.call for each in held]
             abandoned = [quietly(call.resources.port.abandon, call.key, call.token) for call in calls]
@@ -230,9 +232,9 @@ class _Batch:
 
     # -- the computations -----------------------------------------------------------------------------------------
 
-    async def _beside(self, place: Beside, granted: list[Wanted]) -> dict[str, Landing]:
+    async def _beside(self, place: BackgroundPlace, granted: list[WantedKey]) -> dict[str, Result]:
         """Have all computed in that place, as long as their caller waits for the most patient of them."""
-        end: End[dict[str, Landing] | BaseException] = End()
+        end: End[dict[str, Result] | BaseException] = End()
         waits = any(each.allowance > 0 or each.kept is None for each in granted)
         longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in granted)
         await self._let_go(granted)  # who computes there claims them for himself
@@ -250,7 +252,7 @@ class _Batch:
         return given if given is not None else {each.key: _served_late(each) for each in granted}
 
     async def _wait(
-        self, end: End[dict[str, Landing] | BaseException], seconds: float | None, cancel: Callable[[], object] | None
+        self, end: End[dict[str, Result] | BaseException], seconds: float | None, cancel: Callable[[], object] | None
     ) -> None:
         try:
             await self._colour.park(end.bell, seconds)
@@ -262,27 +264,27 @@ class _Batch:
                 await self._colour.shielded(self._colour.park(end.bell, None))
             raise
 
-    async def _refresh(self, kept: dict[str, Entry[Any] | None], end: End[dict[str, Landing] | BaseException]) -> None:
+    async def _refresh(self, kept: dict[str, Entry[Any] | None], end: End[dict[str, Result] | BaseException]) -> None:
         """A batch of its own, whose caller waits for it."""
-        landings: dict[str, Landing] = {}
+        results: dict[str, Result] = {}
         policy = self._policy.with_options(background=False, patience=None, deadline=None)
         seen = {key: entry for key, entry in kept.items() if entry is not None and entry.fresh > 0}
         try:
-            landings = await _fetch(self._scope, kept, self._loader, policy, self._once, self._ttl_of, seen)
-            end.give({key: landing.for_followers() for key, landing in landings.items()})
+            results = await _fetch(self._scope, kept, self._loader, policy, self._once, self._ttl_of, seen)
+            end.give({key: result.for_followers() for key, result in results.items()})
         except GeneratorExit:
             raise
         except BaseException as error:  # its caller hears of it, or nobody
             end.give(error)
         finally:
-            empty(landings)
+            empty(results)
             end.bell.ring()
 
-    async def _compute(self, granted: list[Wanted]) -> dict[str, Landing]:
+    async def _compute(self, granted: list[WantedKey]) -> dict[str, Result]:
         """Load under all the leases; then each key lands by itself."""
-        landings: dict[str, Landing] = {}
-        answers: Mapping[str, Answer] = {}
-        landing: Landing | BaseException | None = None
+        results: dict[str, Result] = {}
+        answers: Mapping[str, Computed] = {}
+        result: Result | BaseException | None = None
         try:
             with ExitStack() as stack:
                 hold, parts, capped = {}, list(self._loader.parts(granted)), self._policy.origin is not None
@@ -298,41 +300,41 @@ class _Batch:
                 stack.enter_context(Computing(*[each.flight for each in granted]))
                 for part in parts:
                     answers = await self._loader.load(part)
-                    landed = [land(each.call, each.kept, hold[each.key], *answers[each.key]) for each in part]
+                    landed = [finish(each.call, each.kept, hold[each.key], *answers[each.key]) for each in part]
                     failed = False
-                    for each, landing in zip(part, await self._at_once(landed), strict=True):
-                        if isinstance(landing, BaseException):
-                            raise landing
-                        landings[each.key] = landing
-                        failed = failed or (landing.error is not None and not landing.is_nothing)
+                    for each, result in zip(part, await self._at_once(landed), strict=True):
+                        if isinstance(result, BaseException):
+                            raise result
+                        results[each.key] = result
+                        failed = failed or (result.error is not None and not result.is_nothing)
                     await self._vacate(part)
                     for each in part:  # who waits for these needn't wait for the other parts
-                        each.call.resources.flights.end(each.flight, landings[each.key])
+                        each.call.resources.flights.end(each.flight, results[each.key])
                     if failed:
                         break
-                await self._let_go([each for each in granted if each.key not in landings])
+                await self._let_go([each for each in granted if each.key not in results])
         except BaseException:
             for each in granted:
                 abandon(each.call)
             raise
         finally:
             for each in granted:
-                each.call.resources.flights.end(each.flight, landings.get(each.key))
-            del answers, landing  # their errors refer to this frame
-        return landings  # those in here are let go of by whoever raises one
+                each.call.resources.flights.end(each.flight, results.get(each.key))
+            del answers, result  # their errors refer to this frame
+        return results  # those in here are let go of by whoever raises one
 
-    async def _vacate(self, part: list[Wanted]) -> None:
+    async def _vacate(self, part: list[WantedKey]) -> None:
         for each in part:
             if each.call.place is not None:
                 await vacate(each.call)
 
 
-def _begun(wanted: Wanted, hold: Hold, longest: float) -> None:
+def _begun(wanted: WantedKey, hold: Hold, longest: float) -> None:
     hold.bound(longest)
     wanted.flight.computes(wanted.call.label, wanted.call.policy.lease, longest)
 
 
-def _served_late(wanted: Wanted) -> Landing:
+def _served_late(wanted: WantedKey) -> Result:
     """What is kept, as nobody waits any longer for what is computed."""
     if wanted.kept is None:
         raise overdue(wanted.call)

@@ -8,20 +8,20 @@ from math import inf
 from typing import Any, Protocol
 
 from stampede import events
-from stampede.algorithm.background import Beside
+from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.flight import Flights, Leader
-from stampede.model.backoff import Pace
+from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
 from stampede.model.policy import Policy
 from stampede.model.ports import Ask, Claims, Found, Ticket
-from stampede.model.result import Landing
+from stampede.model.result import Result
 from stampede.outages.keeper import Hold
 from stampede.runtime.colour import Colour, Loop
 
-__all__ = ["STEP", "Call", "Gate", "Gates", "Marks", "Odds", "Once", "Place", "Resources"]
+__all__ = ["STEP", "Call", "Gate", "Gates", "HitLikelihood", "Marks", "Once", "OriginPlace", "Resources"]
 
 
-class Place(Protocol):
+class OriginPlace(Protocol):
     """A computation's place at its origin."""
 
     @property
@@ -42,7 +42,7 @@ class Gate(Protocol):
     @property
     def when_full(self) -> str: ...
 
-    async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> Place:
+    async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> OriginPlace:
         """A place, for so long at most, after so many seconds at most. OriginFull: there was none."""
 
 
@@ -67,7 +67,7 @@ STEP = 1 / 16
 """Weight of the newest call in the share of hits: about as many calls make it."""
 
 
-class Odds:
+class HitLikelihood:
     """Whether a function's next call is likely to find its value: then it looks before it claims. A look saves the
     engine most of a hit's work, and is a round trip too many where there is nothing to be seen."""
 
@@ -100,11 +100,11 @@ class Resources:
     clock: Callable[[], float]
     hold: Callable[[Call, float], Hold]  # keeps the lease for at most so many seconds
     note: events.Note
-    keep: Callable[[list[tuple[Call, Landing]]], Awaitable[None]]  # in this process, what calls have ended with
+    keep: Callable[[list[tuple[Call, Result]]], Awaitable[None]]  # in this process, what calls have ended with
     trial: Callable[[str, Entry[Any]], object] | None = None  # `encode`, for `strict` where values stay objects
     draws: bool = True  # no local tier has drawn the early moment: a call does
     look: Callable[[str], Awaitable[Found | None]] | None = None  # of an engine on which a hit is a look
-    odds: Odds = field(default_factory=Odds)  # of a hit
+    hit_likelihood: HitLikelihood = field(default_factory=HitLikelihood)  # of a hit
     gates: Gates | None = None  # who may compute for how many at once
     give_back: Callable[[str, bytes], object] = lambda key, token: None  # the lease of a token; from a finalizer
     marks: Marks = field(default_factory=Marks)
@@ -131,11 +131,11 @@ class Call(Leader):
     sample: Ticket | None = None  # of the local tier, before the engine was asked
     ask: Ask | None = None  # its next question's terms
     asked: float = -inf  # the moment before its last claim was sent
-    pace: Pace | None = None  # of its claims, from the second one on
-    place: Place | None = None  # at its origin
+    pace: Backoff | None = None  # of its claims, from the second one on
+    place: OriginPlace | None = None  # at its origin
     nested = False  # it computes for another computation, which has a lease, too
     others = False  # what it got was computed by somebody else while it waited
-    beside: Beside | None = None  # a place beside the caller, if it may need one
+    beside: BackgroundPlace | None = None  # a place beside the caller, if it may need one
 
     def __init__(
         self,

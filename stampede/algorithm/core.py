@@ -11,7 +11,7 @@ from stampede import events
 from stampede.algorithm.call import Gates
 from stampede.algorithm.flight import Flights
 from stampede.errors import EngineError
-from stampede.local_tier.tier import Front
+from stampede.local_tier.tier import LocalTier
 from stampede.model.ports import Engine
 from stampede.outages.keeper import Hold, keeper
 from stampede.outages.outage import Outage
@@ -26,13 +26,13 @@ class Core:
     def __init__(
         self,
         engine: Engine,
-        front: Front,
+        local_tier: LocalTier,
         outage: Outage | None,
         note: events.Note,
         gates: Gates | None = None,
     ) -> None:
         self.engine = engine
-        self.front = front
+        self.local_tier = local_tier
         self.outage = outage
         self.note = note
         self.gates = gates
@@ -81,17 +81,17 @@ class Core:
             self.flights.detach(key)
         if self.outage is not None:
             self.outage.forget(key)
-        self.front.drop(key)
+        self.local_tier.drop(key)
 
     def bury(self, key: str) -> None:
         """The same for a key of an older generation: nobody asks for it, but its resident may still be at home."""
         self.forget(key)
-        self.front.bury(key)
+        self.local_tier.bury(key)
 
     def forget_all(self, prefix: str = "", scope: str | None = None) -> None:
         """The same for the keys with this prefix, of this scope; or for all."""
         self.epoch = self.ended[scope] = next(self._epochs)
-        self.front.drop_all(scope)  # before thousands are woken: meanwhile others call
+        self.local_tier.drop_all(scope)  # before thousands are woken: meanwhile others call
         if self.outage is not None:
             self.outage.forget_all()
         self.flights.detach_all(prefix)
@@ -99,6 +99,6 @@ class Core:
     def soften_all(self, scope: str | None = None) -> None:
         """From now on nobody in this process takes what is kept for fresh."""
         self.epoch = next(self._epochs)
-        self.front.soften_all(scope)
+        self.local_tier.soften_all(scope)
         if self.outage is not None:
             self.outage.forget_all()

@@ -12,7 +12,7 @@ from stampede.errors import CodecError, EngineError
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket
 
-__all__ = ["CodedClaims", "CodedStore", "OfOthers"]
+__all__ = ["EncodedClaims", "EncodedStore", "OfOthers"]
 
 BadBytes = Callable[[str, bytes, CodecError], object]
 
@@ -65,7 +65,7 @@ LEFT_ALONE = 3600.0
 """Seconds for which an entry of another version of the application is left alone. Then one's own takes its place."""
 
 
-class CodedClaims(_Coded):
+class EncodedClaims(_Coded):
     """`Claims` of entries over an engine's `Claims` of bytes.
 
     During a deploy, two versions of an application share a key, and one can't read the other's entry. The second
@@ -151,7 +151,7 @@ def _beside(key: str, id: bytes) -> str:
     return f"{key}#{id.hex()}"
 
 
-class CodedStore(_Coded):
+class EncodedStore(_Coded):
     """`Store` of entries over an engine's `Store` of bytes."""
 
     def __init__(self, port: Store, codec: Coder, bad: BadBytes) -> None:

@@ -12,40 +12,40 @@ from typing import Any
 from stampede import events
 from stampede.algorithm.admission import abandon, had, vacate
 from stampede.algorithm.call import Call
-from stampede.algorithm.finish import land, release, served
+from stampede.algorithm.finish import finish, release, served
 from stampede.algorithm.flight import SAFETY, Computing, Flight, nested
 from stampede.algorithm.patience import allowance, alone, beside, limit, spare
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
 from stampede.model import early
-from stampede.model.backoff import Pace
+from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
 from stampede.model.ports import Ask, Busy, Failed, Found, Granted
-from stampede.model.result import Landing, Leave, LeftOut, Nothing
+from stampede.model.result import LeftOut, MayCompute, Nothing, Result
 from stampede.runtime.colour import Bell, ended, running_loop
 
 __all__ = ["fill", "look"]
 
 
-async def fill(call: Call) -> Landing:
+async def fill(call: Call) -> Result:
     """Return the value that is there, another caller's, or the one computed here."""
     flights, flight = call.resources.flights, call.flight
-    landing: Landing | None = None
-    answer: Landing | Granted | Busy | Failed | None = None
+    result: Result | None = None
+    answer: Result | Granted | Busy | Failed | None = None
     anew = call.anew if call.force or call.once is not None else None
     inside = flights.computing(call.key) if flight is None else None
     if inside is not None:
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
     try:
-        while landing is None:
+        while result is None:
             # 1. Join the key's flight, or lead it: of all callers in this process, one asks the engine.
             if flight is None:
                 flight, leading = flights.join(call.key, call.loop, anew=anew, leader=call)
                 if not leading:
-                    landing, flight = await follow(call, flight), None
+                    result, flight = await follow(call, flight), None
                     continue
             try:
                 # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
-                if call.ask is None and call.resources.odds.good and not call.force and call.seen is None:
+                if call.ask is None and call.resources.hit_likelihood.good and not call.force and call.seen is None:
                     answer = await look(call)
                 while answer is None:
                     answer = await claim(call)
@@ -55,22 +55,22 @@ async def fill(call: Call) -> Landing:
                     elif type(answer) is Failed:
                         answer = await failed(call, answer)
             except EngineError as error:
-                answer = Landing(error=error, as_of=call.resources.clock())  # of all its callers: one has run into it
+                answer = Result(error=error, as_of=call.resources.clock())  # of all its callers: one has run into it
             finally:
                 if type(answer) is not Granted:
-                    flights.end(flight, answer if type(answer) is Landing else None)
+                    flights.end(flight, answer if type(answer) is Result else None)
             # 4. Compute, while the lease is renewed; then 5. fill, and the engine stores it if the lease still stands;
             # or 6. abandon the lease with a verdict. Either wakes the herd.
-            landing = answer if isinstance(answer, Landing) else await computed(call, flight, answer.entry)
-        return landing
+            result = answer if isinstance(answer, Result) else await computed(call, flight, answer.entry)
+        return result
     finally:
-        del landing, answer  # an error in them refers to this frame
+        del result, answer  # an error in them refers to this frame
 
 
 # -- 1. the flight ------------------------------------------------------------------------------------------------
 
 
-async def follow(call: Call, flight: Flight) -> Landing | None:
+async def follow(call: Call, flight: Flight) -> Result | None:
     """What the flight's leader got, or what is there meanwhile. None: claim again."""
     flight.latest = max(flight.latest, call.began)
     try:
@@ -83,25 +83,25 @@ async def follow(call: Call, flight: Flight) -> Landing | None:
             flight.goes_on = True  # or we leave as one who was cancelled, and perhaps the last one
         if verdict_of_waiting is not None:
             return await verdict_of_waiting(call)
-        landing, offered = flight.landing, flight.offered
+        result, offered = flight.result, flight.offered
     finally:
         flight.owner.leave(flight, call)  # with the last one its landing goes
-    if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (landing, offered)):
+    if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (result, offered)):
         return None
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
-    if landing is not None and call.began <= landing.as_of:
-        if isinstance(landing.error, LeftOut) and not isinstance(landing.error, Nothing):
+    if result is not None and call.began <= result.as_of:
+        if isinstance(result.error, LeftOut) and not isinstance(result.error, Nothing):
             return await alone(call)
-        if landing.meanwhile and patience_with(call, landing) > 0:
+        if result.meanwhile and patience_with(call, result) > 0:
             return None  # who led had less of it
-        tell_waited(call, landing.entry)
-        return landing.for_follower()
+        tell_waited(call, result.entry)
+        return result.for_follower()
     if offered is not None and patience_with(call, offered) <= 0 and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
     return None
 
 
-async def heard(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Landing]] | None:
+async def heard(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Result]] | None:
     """Wait until it has, or until what is offered will do; or what becomes of it."""
     while not flight.detached:
         bell, offered = flight.bell, flight.offered  # in this order: an offer comes with another bell
@@ -120,7 +120,7 @@ async def heard(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Landin
     return None
 
 
-def patience_with(call: Call, offered: Landing) -> float:
+def patience_with(call: Call, offered: Result) -> float:
     """None with what it can't be given: it asks the engine itself."""
     if offered.entry is None or call.began > offered.as_of or (call.policy.refuses_stale and offered.is_stale):
         return 0.0
@@ -130,7 +130,7 @@ def patience_with(call: Call, offered: Landing) -> float:
 # -- 2. the question ----------------------------------------------------------------------------------------------
 
 
-async def look(call: Call) -> Landing | None:
+async def look(call: Call) -> Result | None:
     """Return what is there and good, by a plain read: a hit needs no decision. None: claim."""
     resources = call.resources
     if resources.look is None:
@@ -146,9 +146,9 @@ async def look(call: Call) -> Landing | None:
         return None
     if entry.fresh <= entry.ttl / 2 and early.due(entry, draw(call, ask)):  # never before half of ttl
         return None
-    resources.odds.saw(True)
+    resources.hit_likelihood.saw(True)
     resources.note(events.Found, resources.scope, call.label, entry.cost)
-    return Landing(entry, ticket=found.ticket, at=at, as_of=at)
+    return Result(entry, ticket=found.ticket, at=at, as_of=at)
 
 
 def draw(call: Call, ask: Ask) -> float:
@@ -158,7 +158,7 @@ def draw(call: Call, ask: Ask) -> float:
     return -inf if ask.draw is None else ask.draw
 
 
-async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
+async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
     """The value, or the right to compute it, or who has that, or how it failed. None: one more question.
 
     If its outcome is unknown, it may have been granted: our own lease must not lock us out.
@@ -178,12 +178,12 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
         call.owes = True
         reply = await resources.port.claim(call.key, call.token, ask)
         if first and resources.look is not None:
-            resources.odds.saw(isinstance(reply, Found))
+            resources.hit_likelihood.saw(isinstance(reply, Found))
         if isinstance(reply, Granted):
             if reply.entry is not None:
                 kept(call, reply)
                 if reply.entry is not None and not call.force and call.flight is not None:  # its followers may have it
-                    offer = Landing(reply.entry, until=call.policy.lease, as_of=at)
+                    offer = Result(reply.entry, until=call.policy.lease, as_of=at)
                     resources.flights.offer(call.flight, offer)
             return reply
         call.owes = False
@@ -206,7 +206,7 @@ async def claim(call: Call) -> Landing | Granted | Busy | Failed | None:
             call.tell(events.Served, "outage")
         else:
             tell_found(call, entry)
-        return Landing(entry, ticket=reply.ticket, at=at, as_of=at)
+        return Result(entry, ticket=reply.ticket, at=at, as_of=at)
     return None
 
 
@@ -217,27 +217,27 @@ def kept(call: Call, reply: Granted | Busy | Failed) -> None:
         return
     reply.entry = None
     if call.flight is not None and type(reply) is not Failed and not call.force:
-        call.resources.flights.offer(call.flight, Landing(entry, until=call.policy.lease, as_of=call.asked))
+        call.resources.flights.offer(call.flight, Result(entry, until=call.policy.lease, as_of=call.asked))
 
 
-async def failed(call: Call, reply: Failed) -> Landing:
+async def failed(call: Call, reply: Failed) -> Result:
     """What came of the computation that this one waited for; or why the key rests."""
     verdict, at, kept = reply.verdict, call.asked, reply.entry or call.seen
     if verdict.kind == "absent":
-        return Landing(error=Nothing(verdict.message), as_of=at)
+        return Result(error=Nothing(verdict.message), as_of=at)
     if kept is not None:
         return served(call, kept, "resting", until=reply.rest, as_of=at if reply.entry else -inf)
     if verdict.kind == "unkept":
         return await alone(call)
     if verdict.kind == "full":
-        return Landing(error=OriginFull(verdict.message), as_of=at)
-    return Landing(error=ComputationFailed(call.label, verdict.type_name, verdict.message), as_of=at)
+        return Result(error=OriginFull(verdict.message), as_of=at)
+    return Result(error=ComputationFailed(call.label, verdict.type_name, verdict.message), as_of=at)
 
 
 # -- 3. somebody else computes ------------------------------------------------------------------------------------
 
 
-async def awaited(call: Call, busy: Busy) -> Landing | None:
+async def awaited(call: Call, busy: Busy) -> Result | None:
     """What the news bring, or what is kept, to whom has no patience left. None: claim again."""
     resources, at, kept = call.resources, call.asked, busy.entry or call.seen
     as_of = at if busy.entry else -inf
@@ -248,7 +248,7 @@ async def awaited(call: Call, busy: Busy) -> Landing | None:
         return await verdict_of_waiting(call)
     if busy.entry is not None and call.flight is not None and call.flight.offered is None:
         resources.flights.offer(
-            call.flight, Landing(busy.entry, until=busy.lease, as_of=at)
+            call.flight, Result(busy.entry, until=busy.lease, as_of=at)
         )  # each follower waits for it
     if kept is not None:
         patience = min(patience, spare(call, kept))
@@ -267,12 +267,12 @@ async def awaited(call: Call, busy: Busy) -> Landing | None:
         return None  # a claim answers those, too, that came since: each of them would be woken only to ask again
     tell_found(call, news.entry)
     # It may have been under way for long: what is sure is that its lease stood when we asked.
-    return Landing(news.entry, ticket=news.ticket, at=at, as_of=at)
+    return Result(news.entry, ticket=news.ticket, at=at, as_of=at)
 
 
 async def rest(call: Call, most: float = inf) -> None:
     """A waiter's questions have a pace, whatever it is told."""
-    call.pace = call.pace or Pace()
+    call.pace = call.pace or Backoff()
     seconds = min(call.pace.rest(call.resources.clock()), most)
     if seconds > 0:
         await call.resources.colour.park(Bell(), seconds)
@@ -293,21 +293,21 @@ def tell_waited(call: Call, entry: Entry[Any] | None) -> None:
 # -- 4. to 6. the computation -------------------------------------------------------------------------------------
 
 
-async def computed(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
+async def computed(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
     """Its value, or its error: computed by this caller, or in a place beside him, as long as he can wait for it."""
     if call.asks_on:
-        return Leave(kept)
+        return MayCompute(kept)
     seconds = allowance(call, kept) if call.beside is not None else inf
     if call.beside is not None and seconds < inf and call.beside.reserve():
         return await beside(call, call.beside, flight, lambda: compute(call, flight, kept), kept, seconds)
     return await call.resources.colour.aside(compute(call, flight, kept), flight)
 
 
-async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landing:
+async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
     """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
     resources = call.resources
     began = resources.clock()
-    landing: Landing | None = None
+    result: Result | None = None
     try:
         longest = call.policy.hold_of(kept.cost if kept else 0.0)
         if call.policy.origin is not None:
@@ -315,20 +315,20 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Landin
         with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
             # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
             if call.policy.origin is not None:
-                landing = await land(call, kept, hold, *await had(call, kept, hold, flight, longest))
+                result = await finish(call, kept, hold, *await had(call, kept, hold, flight, longest))
             else:
                 flight.computes(call.label, call.policy.lease, longest)
                 work = ended(resources.colour.call(call.origin))
-                landing = await land(call, kept, hold, *await work, resources.clock() - began)
+                result = await finish(call, kept, hold, *await work, resources.clock() - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
         abandon(call)
         raise
     finally:
-        resources.flights.end(flight, landing)
+        resources.flights.end(flight, result)
     try:
         if call.place is not None:
             await vacate(call)
-        return landing
+        return result
     finally:
-        del landing  # as above
+        del result  # as above

@@ -13,10 +13,10 @@ from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComput
 from stampede.model import early
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ticket
-from stampede.model.result import Landing, LeftOut, Nothing, comes_back, parts_of
+from stampede.model.result import LeftOut, Nothing, Result, comes_back, parts_of
 from stampede.outages.keeper import Hold
 
-__all__ = ["covered", "land", "quietly", "release", "served"]
+__all__ = ["covered", "finish", "quietly", "release", "served"]
 
 CROWDED = 0.2
 """Seconds for which what is kept is served, when its origin was full."""
@@ -24,14 +24,14 @@ CROWDED = 0.2
 ARGS = "let its __init__ hand all of its arguments to super().__init__"
 
 
-async def land(
+async def finish(
     call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
-) -> Landing:
+) -> Result:
     """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
         if error is not None and hold.foreign:
-            return Landing(error=error)
+            return Result(error=error)
         if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
             return await left_out(call, error)
         if isinstance(error, OriginFull):
@@ -69,10 +69,10 @@ async def store(
     why: str,
     cost: float,
     kept: Entry[Any] | None,
-) -> Landing:
+) -> Result:
     """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
     if hold.foreign:
-        return Landing(entry, error)
+        return Result(entry, error)
     if error is not None and not comes_back(entry, error, call.policy.raises):
         return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds: {ARGS}")
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
@@ -84,34 +84,34 @@ async def store(
             trial(call.key, entry)
         stored = await call.resources.colour.shielded(call.resources.port.fill(call.key, call.token, entry))
     except CodecError as refusal:
-        landing = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
-        return Landing(error=refusal, as_of=landing.as_of) if call.policy.strict else landing
+        result = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
+        return Result(error=refusal, as_of=result.as_of) if call.policy.strict else result
     except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
         await release(call)
-        return Landing(error=trouble, as_of=call.resources.clock())
+        return Result(error=trouble, as_of=call.resources.clock())
     call.resources.note(events.Computed, call.resources.scope, call.label, why, cost, bool(stored))
     if stored is None:
-        return Landing(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
+        return Result(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
     if not stored:
         longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
         late = cost > longest
         overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
         call.tell(events.LeaseLost, longest if late else None, overruled)
-        return Landing(entry, error, as_of=-inf)  # and not kept here either
-    return Landing(entry, error, stored if isinstance(stored, Ticket) else None, stored=True, at=at, as_of=at)
+        return Result(entry, error, as_of=-inf)  # and not kept here either
+    return Result(entry, error, stored if isinstance(stored, Ticket) else None, stored=True, at=at, as_of=at)
 
 
 async def unkept(
     call: Call, entry: Entry[Any], error: BaseException | None, why: str, *, strict: bool = False
-) -> Landing:
+) -> Result:
     """The value goes to this flight; other processes are told not to wait for it."""
     as_of = await stood(call)
     await release(call, Verdict("unkept", message=why))
     call.tell(events.Unkept, why, strict)
-    return Landing(entry, error, as_of=as_of)
+    return Result(entry, error, as_of=as_of)
 
 
-async def left_out(call: Call, error: LeftOut) -> Landing:
+async def left_out(call: Call, error: LeftOut) -> Result:
     """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
 
     Unless it is the same function: then all are told."""
@@ -121,18 +121,18 @@ async def left_out(call: Call, error: LeftOut) -> Landing:
         await release(call, Verdict("absent", message=str(error)))
     else:
         await release(call, Verdict("unkept", message="the function of many keys has left it out"))
-    return Landing(error=error, as_of=as_of)
+    return Result(error=error, as_of=as_of)
 
 
 async def give_up(
     call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
-) -> Landing:
+) -> Result:
     """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
     if hold.foreign:
-        return Landing(error=error)
+        return Result(error=error)
     if is_own(error):
         await release(call)
-        return Landing(error=error)
+        return Result(error=error)
     may_serve = covered(call, kept, error)
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
@@ -141,10 +141,10 @@ async def give_up(
     call.tell(events.Failed, why, cost, error)
     if kept and may_serve:
         return served(call, kept, "failed", until=rest, as_of=as_of)
-    return Landing(error=error, as_of=as_of)
+    return Result(error=error, as_of=as_of)
 
 
-async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Landing:
+async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Result:
     """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
     as_of = await stood(call)
     if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
@@ -152,9 +152,9 @@ async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) ->
         return served(call, kept, "full", until=CROWDED, as_of=as_of)
     if error.may_be_covered:
         await release(call)
-        return Landing(error=error)  # he has waited: others may have more patience
+        return Result(error=error)  # he has waited: others may have more patience
     await release(call, Verdict("full", message=message_of(error)))
-    return Landing(error=error, as_of=as_of)
+    return Result(error=error, as_of=as_of)
 
 
 TIME_LIMITS = frozenset({
@@ -194,10 +194,10 @@ def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
 
 def served(
     call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, as_of: float = -inf
-) -> Landing:
+) -> Result:
     """Without `as_of`, only this caller has seen it: it may have been invalidated before its followers came."""
     call.tell(events.Served, why)
-    return Landing(entry, until=until, meanwhile=why == "computing", as_of=as_of)
+    return Result(entry, until=until, meanwhile=why == "computing", as_of=as_of)
 
 
 def message_of(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any
 from weakref import ref
 
-from stampede.model.result import Landing
+from stampede.model.result import Result
 from stampede.runtime import forks, greenlets, process_lock
 from stampede.runtime.colour import Bell, Loop
 from stampede.runtime.watch import watch
@@ -78,8 +78,8 @@ class Flight:
     # Of the class until they are set: every look makes one of these, and most are never followed.
     callers = 1
     loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
-    landing: Landing | None = None
-    offered: Landing | None = None  # to be had without waiting, while the leader computes
+    result: Result | None = None
+    offered: Result | None = None  # to be had without waiting, while the leader computes
     cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
     goes_on = False  # somebody has left it who had no more time: it is for who comes next, whoever leaves it now
     forsaken = False  # its leader's caller is gone: `callers` are followers only
@@ -346,8 +346,8 @@ class Flights:
                 flight.callers, leader.follows = flight.callers - 1, None
             else:
                 return False
-            if flight.ended and flight.landing is not None and not flight.has_followers:
-                flight.landing = None  # its error refers to frames that refer to the flight
+            if flight.ended and flight.result is not None and not flight.has_followers:
+                flight.result = None  # its error refers to frames that refer to the flight
             forlorn = flight.callers == 0 and not flight.ended and not flight.goes_on
             cancel = flight.cancel if forlorn else None
             if cancel is not None:
@@ -356,18 +356,18 @@ class Flights:
             cancel()
         return cancel is not None
 
-    def end(self, flight: Flight, landing: Landing | None) -> None:
+    def end(self, flight: Flight, result: Result | None) -> None:
         """Land: the followers share what may be shared, and claim again otherwise."""
         leader = flight.leader
-        if landing is None and leader is not None:
+        if result is None and leader is not None:
             leader.give_back()
         with process_lock.lock:
             flight.ended = True
             if flight.cancel is not None:
                 flight.cancel = None  # and this to the task, which refers to its error
             bell = flight.bell
-            if bell is not _unheard and landing is not None and not flight.detached and flight.has_followers:
-                flight.landing = landing.for_followers()
+            if bell is not _unheard and result is not None and not flight.detached and flight.has_followers:
+                flight.result = result.for_followers()
             if self._flights.get(flight.key) is flight:
                 self._flights.pop(flight.key, None)  # a finalizer may have done so just now
         if bell is not _unheard:
@@ -376,13 +376,13 @@ class Flights:
             leader.work = None  # not before: if this is interrupted, the end of its coroutine comes here again
             leader.flight = flight.leader = None
 
-    def offer(self, flight: Flight, landing: Landing) -> None:
+    def offer(self, flight: Flight, result: Result) -> None:
         """Send the followers home with what is there, unless they would rather wait: until another bell rings. Who
         comes later asks the engine: it may have changed by then."""
         with process_lock.lock:
             bell = flight.bell
             if not flight.detached:
-                flight.offered = landing
+                flight.offered = result
                 if bell is not _unheard:
                     flight.bell = Bell()
             self._forget(flight)

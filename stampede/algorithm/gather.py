@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from stampede.engines.kit.many_at_once import Wanted, together
+from stampede.engines.kit.many_at_once import PutAside, together
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Claims, Found, Looks, Reply
 
@@ -19,26 +19,26 @@ class Gathering(Claims, Looks):
     """`Claims` whose verbs wait to be asked by `run_together`."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        reply: Reply = await Wanted(Asked("claim", (key, token, ask)))
+        reply: Reply = await PutAside(Asked("claim", (key, token, ask)))
         return reply
 
     async def look(self, key: str) -> Found | None:
-        found: Found | None = await Wanted(Asked("look", (key,)))
+        found: Found | None = await PutAside(Asked("look", (key,)))
         return found
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        stored: bool = await Wanted(Asked("fill", (key, token, entry)))
+        stored: bool = await PutAside(Asked("fill", (key, token, entry)))
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        stood: bool = await Wanted(Asked("abandon", (key, token, verdict, rest)))
+        stood: bool = await PutAside(Asked("abandon", (key, token, verdict, rest)))
         return stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         return None  # who asks for many waits for none of them
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        renewed: bool = await Wanted(Asked("renew", (key, token, lease)))
+        renewed: bool = await PutAside(Asked("renew", (key, token, lease)))
         return renewed
 
 

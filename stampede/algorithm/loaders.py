@@ -18,11 +18,11 @@ from stampede.runtime.colour import Colour, ended, lasting, run_blocking
 
 _log = logging.getLogger("stampede")
 
-__all__ = ["Answer", "Together", "Wanted", "mapped"]
+__all__ = ["BatchFunction", "Computed", "WantedKey", "mapped"]
 
 
 @dataclass(slots=True)
-class Wanted:
+class WantedKey:
     """One key that is ours to compute, and what is kept of it meanwhile."""
 
     key: str
@@ -37,7 +37,7 @@ class Wanted:
         return allowance(self.call, self.kept)
 
 
-class Answer(NamedTuple):
+class Computed(NamedTuple):
     """What came of one key's computation."""
 
     value: Any
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     cost: float
 
 
-class Together:
+class BatchFunction:
     """One function of many keys, for `chunk` of them at once at most. `names` are the keys as it knows them."""
 
     def __init__(
@@ -71,12 +71,12 @@ class Together:
     async def _one(self, key: str) -> Any:
         return self._picked(await self._values([key]), key)
 
-    def parts(self, wanted: list[Wanted]) -> Iterable[list[Wanted]]:
+    def parts(self, wanted: list[WantedKey]) -> Iterable[list[WantedKey]]:
         """How many of them are loaded at once; a failure that nothing covers ends it."""
         size = self._chunk or len(wanted) or 1
         return [wanted[start : start + size] for start in range(0, len(wanted), size)]
 
-    async def load(self, wanted: list[Wanted]) -> Mapping[str, Answer]:
+    async def load(self, wanted: list[WantedKey]) -> Mapping[str, Computed]:
         """What came of each."""
         keys = [each.key for each in wanted]
         first = wanted[0]
@@ -114,16 +114,16 @@ def mapped(values: Any, asked: Sequence[Any]) -> Mapping[Any, Any]:
     return values
 
 
-async def _had(clock: Callable[[], float], work: Awaitable[Any]) -> Answer:
+async def _had(clock: Callable[[], float], work: Awaitable[Any]) -> Computed:
     began = clock()
-    return Answer(*await ended(work), clock() - began)
+    return Computed(*await ended(work), clock() - began)
 
 
-def _answer(get: Callable[[], Any], cost: float) -> Answer:
+def _answer(get: Callable[[], Any], cost: float) -> Computed:
     """One key's value, or what is wrong with it: its neighbours are kept all the same."""
     try:
-        return Answer(get(), None, cost)
+        return Computed(get(), None, cost)
     except LeftOut as nothing:
-        return Answer(None, nothing.with_traceback(None), cost)
+        return Computed(None, nothing.with_traceback(None), cost)
     except Exception as error:  # the mapping is the user's own
-        return Answer(None, error, cost)
+        return Computed(None, error, cost)

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 from stampede import events
 from stampede.algorithm.admission import abandon, capped, vacate
-from stampede.algorithm.background import Beside
+from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.call import Call
 from stampede.algorithm.finish import served
 from stampede.algorithm.flight import Computing, Flight, nested
 from stampede.errors import WaitTimeout
 from stampede.model.entry import Entry, new_id
-from stampede.model.result import Landing, LeftOut
+from stampede.model.result import LeftOut, Result
 from stampede.runtime.colour import Bell
 
 __all__ = ["End", "allowance", "alone", "beside", "limit", "overdue", "spare", "timed_out"]
@@ -25,7 +25,7 @@ T = TypeVar("T")
 # -- for somebody else's computation ------------------------------------------------------------------------------
 
 
-def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Landing]]]:
+def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
     """Seconds that this caller may still wait for somebody's computation, and what becomes of it then.
 
     One that holds a lease itself waits no longer than a lease: the other may be waiting for it.
@@ -47,7 +47,7 @@ def spare(call: Call, kept: Entry[Any]) -> float:
     return (min(wait, policy.lease) if nested() else wait) - call.waited
 
 
-async def timed_out(call: Call) -> Landing:
+async def timed_out(call: Call) -> Result:
     option = "wait" if call.policy.limit == call.policy.wait else "deadline"
     raise WaitTimeout(f"somebody else has been computing {call.label!r} for {call.waited:.3g} s, and {option} ran out")
 
@@ -73,14 +73,14 @@ def allowance(call: Call, kept: Entry[Any] | None) -> float:
 
 async def beside(
     call: Call,
-    place: Beside,
+    place: BackgroundPlace,
     flight: Flight,
-    begin: Callable[[], Coroutine[Any, Any, Landing]],
+    begin: Callable[[], Coroutine[Any, Any, Result]],
     kept: Entry[Any] | None,
     seconds: float,
-) -> Landing:
+) -> Result:
     """Have it computed in a place beside the caller, who waits for it so long. Then he goes, and it goes on."""
-    end: End[Landing] = End()
+    end: End[Result] = End()
     flight.hand_over()
     work = _given(call, end, begin)
     flight.led_by(work)
@@ -90,14 +90,14 @@ async def beside(
         if not flight.ended:
             flight.cancel = cancel
         await _wait(call, flight, end.bell, seconds)
-    landing = end.taken() if seconds > 0 or kept is None else None
+    result = end.taken() if seconds > 0 or kept is None else None
     try:
-        if landing is not None:
-            return landing
+        if result is not None:
+            return result
         if kept is not None:
             return served(call, kept, "computing", until=call.policy.lease)
     finally:
-        del landing  # its error, if it has one, refers to this frame
+        del result  # its error, if it has one, refers to this frame
     raise overdue(call)
 
 
@@ -130,19 +130,19 @@ class End(Generic[T]):
             del result  # its error, if it has one, refers to this frame
 
 
-async def _given(call: Call, end: End[Landing], begin: Callable[[], Coroutine[Any, Any, Landing]]) -> None:
-    landing = None
+async def _given(call: Call, end: End[Result], begin: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+    result = None
     try:
         try:
-            landing = await begin()
+            result = await begin()
         except GeneratorExit:
             raise
         except BaseException as error:  # its caller hears of it, or nobody
-            landing = Landing(error=error)
-        end.give(landing.for_followers())
-        await call.resources.keep([(call, landing)])
+            result = Result(error=error)
+        end.give(result.for_followers())
+        await call.resources.keep([(call, result)])
     finally:
-        del landing  # as above
+        del result  # as above
         end.bell.ring()
 
 
@@ -163,7 +163,7 @@ async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
 # -- for nobody's -------------------------------------------------------------------------------------------------
 
 
-async def alone(call: Call) -> Landing:
+async def alone(call: Call) -> Result:
     """Compute for this caller only, and store nothing: waiting might never end."""
     flight, seconds = Flight(call.resources.flights, call.key, call.loop), allowance(call, None)
     if seconds < inf and call.beside is not None and call.beside.reserve():
@@ -171,7 +171,7 @@ async def alone(call: Call) -> Landing:
     return await _alone(call, flight)
 
 
-async def _alone(call: Call, flight: Flight) -> Landing:
+async def _alone(call: Call, flight: Flight) -> Result:
     began = call.now
     try:
         with Computing(flight):
@@ -183,8 +183,8 @@ async def _alone(call: Call, flight: Flight) -> Landing:
             finally:
                 await vacate(call)
     except LeftOut as nothing:
-        return Landing(error=nothing.with_traceback(None))
+        return Result(error=nothing.with_traceback(None))
     finally:
         flight.ended = True  # for tasks and threads that outlive it in copies of its context
     call.tell(events.Computed, "alone", call.now - began, False)
-    return Landing(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0))
+    return Result(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0))

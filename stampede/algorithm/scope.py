@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
 from stampede import events
-from stampede.algorithm.background import Beside
-from stampede.algorithm.call import Call, Odds, Once, Resources
+from stampede.algorithm.background import BackgroundPlace
+from stampede.algorithm.call import Call, HitLikelihood, Once, Resources
 from stampede.algorithm.core import Core
-from stampede.algorithm.encoded import CodedClaims, CodedStore, Coder, OfOthers
+from stampede.algorithm.encoded import Coder, EncodedClaims, EncodedStore, OfOthers
 from stampede.algorithm.fill import fill, look
 from stampede.algorithm.finish import quietly
 from stampede.algorithm.gather import Gathering, run_together
@@ -24,7 +24,7 @@ from stampede.model import early
 from stampede.model.entry import Entry
 from stampede.model.policy import Policy
 from stampede.model.ports import Asked, Claims, Found, Looks, Store
-from stampede.model.result import Landing
+from stampede.model.result import Result
 from stampede.outages.keeper import Hold, keeper
 from stampede.outages.outage import GuardedClaims
 from stampede.runtime import greenlets
@@ -64,7 +64,7 @@ class Scope:
         # Where values are kept as they are, they are only tried.
         self.codec = codec if engine.shared else None
         self.trial = codec.encode if codec is not None and not engine.shared else None
-        self.odds = Odds()
+        self.hit_likelihood = HitLikelihood()
         self._of_others: OfOthers = {}
         self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
         self._blocking = ScopeSide(self, BLOCKING)
@@ -80,13 +80,13 @@ class Scope:
         looks = cast("Looks", claims) if core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
         if codec is not None:
-            claims = CodedClaims(claims, codec, self._bad, store, self._of_others)
-            store = CodedStore(store, codec, self._bad)
+            claims = EncodedClaims(claims, codec, self._bad, store, self._of_others)
+            store = EncodedStore(store, codec, self._bad)
             decoded = claims.decoded
         refuge = core.outage.refuge.side(colour).claims if core.outage is not None else None
         if core.outage is None or refuge is None:
             return claims, store, None if looks is None else looks.look
-        guarded = GuardedClaims(claims, refuge, core.outage, core.front.kept, looks, decoded)
+        guarded = GuardedClaims(claims, refuge, core.outage, core.local_tier.kept, looks, decoded)
         return guarded, store, None if looks is None else guarded.look
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
@@ -113,13 +113,13 @@ class ScopeSide(Stored):
         assert engine.store is not None
         claims, self.store, look = scope.ports(engine.claims, engine.store, colour)
         self._kept_by = scope.side(BLOCKING).claims if colour.suspending else claims  # what the keeper's thread asks
-        self._coded = self.store if isinstance(self.store, CodedStore) else None
+        self._coded = self.store if isinstance(self.store, EncodedStore) else None
         self.resources = self._resources(scope, claims, look)
         self._together = self.resources  # of calls for many keys, which block together
         if not colour.suspending and core.engine.many is not None:
             claims, _, look = scope.ports(Gathering(), engine.store, colour)
             self._together = self._resources(scope, claims, look)
-        self.near = core.front.tier is not None or core.engine.near is not None  # something may be at hand
+        self.near = core.local_tier.residents is not None or core.engine.near is not None  # something may be at hand
 
     @property
     def claims(self) -> Claims:
@@ -136,9 +136,9 @@ class ScopeSide(Stored):
             clock=_clock,
             hold=self._hold,
             note=core.note,
-            draws=core.front.tier is None,
+            draws=core.local_tier.residents is None,
             look=look,
-            odds=scope.odds,
+            hit_likelihood=scope.hit_likelihood,
             gates=core.gates,
             give_back=self._give_back,
             keep=self.keep,
@@ -150,14 +150,14 @@ class ScopeSide(Stored):
     def hit(self, key: str) -> Resident | None:
         """The local tier's answer, if it needs no thought."""
         epoch, prefix, _, _ = self.generations.known
-        return self.core.front.hit(prefix + key) if epoch == self.core.epoch else None
+        return self.core.local_tier.hit(prefix + key) if epoch == self.core.epoch else None
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
         """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
         if not self.near:
             return None
         epoch, prefix, _, _ = self.generations.known  # as `hit`, and a call less
-        found = self.core.front.hit(prefix + key) if epoch == self.core.epoch else None
+        found = self.core.local_tier.hit(prefix + key) if epoch == self.core.epoch else None
         return self.look(key) if found is None and self.core.engine.near is not None else found
 
     def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
@@ -173,22 +173,22 @@ class ScopeSide(Stored):
         prefix = self.generations.recall()
         if prefix is None:
             return None
-        physical, at, front = prefix + key, _clock(), core.front
-        if front.is_due(physical):
+        physical, at, local_tier = prefix + key, _clock(), core.local_tier
+        if local_tier.is_due(physical):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = near.look(physical)
         entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
         if found is None or entry is None or entry.raised or (self.generations.mark and self.resources.is_over(entry)):
             return None
-        if front.tier is not None:
-            landing = Landing(entry, ticket=found.ticket, at=at)
-            resident = front.place(physical, self.called, landing, None)
+        if local_tier.residents is not None:
+            result = Result(entry, ticket=found.ticket, at=at)
+            resident = local_tier.place(physical, self.called, result, None)
             if self.generations.recall() != prefix:
-                front.tier.drop(physical)
+                local_tier.residents.drop(physical)
                 return None
             if resident is not None:
-                front.open(resident, landing, self.policy)
-                if front.is_due(physical):
+                local_tier.open(resident, result, self.policy)
+                if local_tier.is_due(physical):
                     return None  # it came in its early moment
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
@@ -205,7 +205,7 @@ class ScopeSide(Stored):
         home: Home | None = None,
         once: Once | None = None,
         seen: Entry[Any] | None = None,
-    ) -> Coroutine[Any, Any, Landing]:
+    ) -> Coroutine[Any, Any, Result]:
         """What the local tier could not answer. `home` is told of the resident, if there is one now. `seen` is an entry
         that is to be refreshed early."""
         resources, loop = self.resources, _loop() if self.colour.suspending else None
@@ -215,10 +215,10 @@ class ScopeSide(Stored):
         call.work = ref(work, call.is_gone)  # as `answered_by` does it, and a call less
         return work
 
-    async def _fetch(self, call: Call, home: Home | None) -> Landing:
-        core, front, key, policy, seen, force = (
+    async def _fetch(self, call: Call, home: Home | None) -> Result:
+        core, local_tier, key, policy, seen, force = (
             self.core,
-            self.core.front,
+            self.core.local_tier,
             call.label,
             call.policy,
             call.seen,
@@ -231,32 +231,32 @@ class ScopeSide(Stored):
         if call.once is not None and call.once.has(core.flights, physical):
             call.once = None
         usual = not force and call.once is None
-        if front.tier is not None:
+        if local_tier.residents is not None:
             if seen is None and usual:
-                call.seen = seen = front.take_due(physical)
-            call.sample = front.sample(physical) if front.shared else None
+                call.seen = seen = local_tier.take_due(physical)
+            call.sample = local_tier.sample(physical) if local_tier.shared else None
         if call.once is not None:
-            landing = await _once(call)
+            result = await _once(call)
         else:
-            landing = await (self._aside(call) if policy.beside and usual else fill(call))
-        if call.others and landing.entry is not None:
+            result = await (self._aside(call) if policy.beside and usual else fill(call))
+        if call.others and result.entry is not None:
             known = await self.today()
             if known != prefix:
                 # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
                 # computed before that would have it long after.
                 rest = policy.after(call.waited, call.waited)
                 return await self.fetch(key, call.origin, rest, force=force, home=home, once=call.once)
-        if front.tier is None:
-            return landing
-        resident = front.place(physical, self.called, landing, call.sample)
+        if local_tier.residents is None:
+            return result
+        resident = local_tier.place(physical, self.called, result, call.sample)
         if resident is None:
-            if seen is None and usual and not call.others and _is_due(landing, policy):
-                return await self.fetch(key, call.origin, policy, seen=landing.entry)
-            return landing
-        if resident.end == 0.0 or landing.until is not None:  # or somebody else of its flight has opened it
+            if seen is None and usual and not call.others and _is_due(result, policy):
+                return await self.fetch(key, call.origin, policy, seen=result.entry)
+            return result
+        if resident.end == 0.0 or result.until is not None:  # or somebody else of its flight has opened it
             today = self.generations.recall()
             if today is None:
-                today = await self.learn() if landing.ticket is not None else prefix
+                today = await self.learn() if result.ticket is not None else prefix
             # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
             # generation has killed the resident by then, or we see that generation here. Neither the resident's home
             # nor a ticket that was taken after the change knows of generations.
@@ -265,18 +265,18 @@ class ScopeSide(Stored):
                 or today != prefix
                 or (self.generations.mark and self.resources.is_over(resident.entry))
             ):
-                front.tier.drop(physical)
-                return landing
-            front.open(resident, landing, policy)
+                local_tier.residents.drop(physical)
+                return result
+            local_tier.open(resident, result, policy)
         if home is not None:
             home(resident)
-        if seen is None and not force and not landing.stored and front.is_due(physical):
+        if seen is None and not force and not result.stored and local_tier.is_due(physical):
             return await self.fetch(key, call.origin, policy, home=home)  # in its early moment: now it's seen
-        return landing
+        return result
 
-    async def _aside(self, call: Call) -> Landing:
+    async def _aside(self, call: Call) -> Result:
         """The same for a caller that may go before its computation has ended, which has a place beside it."""
-        call.beside = place = Beside(self.colour, call.policy)
+        call.beside = place = BackgroundPlace(self.colour, call.policy)
         # Before the claim, where nobody is to wait at all.
         if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
             return later(call.seen)
@@ -285,23 +285,23 @@ class ScopeSide(Stored):
         finally:
             place.free()
 
-    async def keep(self, ends: Iterable[tuple[Call, Landing]]) -> None:
+    async def keep(self, ends: Iterable[tuple[Call, Result]]) -> None:
         """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
-        front, today = self.core.front, None
+        local_tier, today = self.core.local_tier, None
         placed = [
-            (resident, call, landing)
-            for call, landing in ends
-            if (resident := front.place(call.key, self.called, landing, call.sample)) is not None
+            (resident, call, result)
+            for call, result in ends
+            if (resident := local_tier.place(call.key, self.called, result, call.sample)) is not None
         ]
         if placed:  # asked now, and not before: as in `_fetch`
             today = self.generations.recall()
-        if today is None and any(landing.ticket is not None for _, _, landing in placed):
+        if today is None and any(result.ticket is not None for _, _, result in placed):
             today = await self.learn()
-        for resident, call, landing in placed:
+        for resident, call, result in placed:
             if (today is None or today + call.label == call.key) and not self.resources.is_over(resident.entry):
-                front.open(resident, landing, call.policy)
-            elif front.tier is not None:
-                front.tier.drop(call.key)
+                local_tier.open(resident, result, call.policy)
+            elif local_tier.residents is not None:
+                local_tier.residents.drop(call.key)
 
     async def at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
@@ -310,7 +310,7 @@ class ScopeSide(Stored):
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
-    async def seen(self, keys: Sequence[str], policy_of: Callable[[str], Policy]) -> dict[str, Landing]:
+    async def seen(self, keys: Sequence[str], policy_of: Callable[[str], Policy]) -> dict[str, Result]:
         """What is there of these keys, and need not be refreshed yet, in as few round trips as can be: for blocking
         callers of an engine to which the way is long. An event loop sends all that is asked in one of its turns."""
         if self.colour.suspending or self.core.engine.many is None or not keys:
@@ -319,22 +319,22 @@ class ScopeSide(Stored):
         calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
         if self._together.look is not None:
             for call in calls:
-                call.sample = self.core.front.sample(call.key)
+                call.sample = self.core.local_tier.sample(call.key)
             found = await self.at_once([look(call) for call in calls])
             ends = [
-                (call, landing)
-                for call, landing in zip(calls, found, strict=True)
-                if isinstance(landing, Landing)  # what can't be read is asked for once more, alone
+                (call, result)
+                for call, result in zip(calls, found, strict=True)
+                if isinstance(result, Result)  # what can't be read is asked for once more, alone
             ]
             await self.keep(ends)
-            return {call.label: landing for call, landing in ends}
-        landings: dict[str, Landing] = {}
+            return {call.label: result for call, result in ends}
+        results: dict[str, Result] = {}
         for call, entry in zip(calls, await self.get(keys), strict=True):
             beta = call.policy.early
             if entry is not None and not (beta and early.due(entry, early.draw(beta))):
                 call.tell(events.Found, entry.cost)
-                landings[call.label] = Landing(entry, at=began, as_of=began)
-        return landings
+                results[call.label] = Result(entry, at=began, as_of=began)
+        return results
 
     def of_many(
         self,
@@ -374,29 +374,29 @@ def _as_it_is(key: str, entry: Entry[Any]) -> Entry[Any]:
     return entry
 
 
-async def _once(call: Call) -> Landing:
+async def _once(call: Call) -> Result:
     """`fill`, and what became of it is remembered by who remembers that."""
     stored = False
     try:
-        landing = await fill(call)
-        stored = landing.stored
-        return landing
+        result = await fill(call)
+        stored = result.stored
+        return result
     finally:
         call.settle(stored=stored)
-        landing = None  # type: ignore[assignment]  # its error, if it has one, refers to this frame
+        result = None  # type: ignore[assignment]  # its error, if it has one, refers to this frame
 
 
-def _is_due(landing: Landing, policy: Policy) -> bool:
+def _is_due(result: Result, policy: Policy) -> bool:
     """Return whether what was read without a ticket, as nobody tells of changes yet, has come to its early moment."""
-    entry = landing.entry
-    if entry is None or entry.raised or landing.ticket is not None or landing.stored or landing.until is not None:
+    entry = result.entry
+    if entry is None or entry.raised or result.ticket is not None or result.stored or result.until is not None:
         return False
     return policy.early > 0 and entry.fresh > 0 and early.due(entry, early.draw(policy.early))
 
 
-def later(seen: Entry[Any]) -> Landing:
+def later(seen: Entry[Any]) -> Result:
     """What is due, since there is no place beside the caller to refresh it in: to be looked at again a little later."""
-    return Landing(seen, until=seen.fresh / 4)
+    return Result(seen, until=seen.fresh / 4)
 
 
 def _loop() -> Loop:

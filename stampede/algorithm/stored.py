@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 from stampede import events
 from stampede.algorithm.call import Resources
 from stampede.algorithm.core import Core
-from stampede.algorithm.encoded import CodedStore
+from stampede.algorithm.encoded import EncodedStore
 from stampede.algorithm.flight import Flight
 from stampede.algorithm.generations import Generations
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -41,7 +41,7 @@ class Stored:
     resources: Resources
     store: Store
     called: str  # by whom its events are told
-    _coded: CodedStore | None  # the blocking one, of both colours
+    _coded: EncodedStore | None  # the blocking one, of both colours
 
     @property
     def prefix(self) -> str:
@@ -154,14 +154,16 @@ class Stored:
 
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
         ttl = policy.ttl_of(lasting(value))
-        known = self.core.front.known(self.generations.at_hand() + key)
+        known = self.core.local_tier.known(self.generations.at_hand() + key)
         cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
         if self.resources.trial is not None and policy.strict:
             self.resources.trial(key, entry)
         return entry
 
-    async def exchange(self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy) -> Entry[Any] | None:
+    async def compare_and_set(
+        self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
+    ) -> Entry[Any] | None:
         """Store a value made of the one that is kept, and lose no change: read, make, and write if what was read is
         still kept. None: the value is to stay as it is."""
         for _ in range(TRIES):
@@ -178,7 +180,7 @@ class Stored:
         if await self._change(key, "replace", seen.id if seen is not None else None, entry):
             return True
         store = self.open_store()
-        damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, CodedStore) else None
+        damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, EncodedStore) else None
         return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
 
     async def _kept(self, key: str) -> Entry[Any] | None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from stampede.algorithm.scope import Scope, ScopeSide
-from stampede.api.duplicate_names import Namesakes, told_apart
-from stampede.api.fast_hit import Hot
+from stampede.api.duplicate_names import DuplicateNames, told_apart
+from stampede.api.fast_hit import FastHit
 from stampede.api.overrides import enrolled
 from stampede.codecs import make_codec, returns_of
 from stampede.errors import OptionError
@@ -51,7 +51,7 @@ class Home(Protocol):
 
     namespace: str
     policy: Policy
-    namesakes: Namesakes
+    duplicate_names: DuplicateNames
 
     @property
     def shared(self) -> bool: ...
@@ -87,7 +87,7 @@ class Binding:
         namespace = options.get("namespace")
         # Such a function may look at more than the arguments: a tenant in a context, the day of the week.
         pure = not callable(key) and not callable(namespace)
-        self.hot = Hot(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
+        self.fast_hit = FastHit(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
         self._find = find
         self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
         self._home: Home | None = None
@@ -107,10 +107,10 @@ class Binding:
     def _start_again(self) -> None:
         self._lock = threading.RLock()  # a thread that was binding is not here to open it
 
-    def join(self, namesakes: Namesakes) -> None:
+    def join(self, duplicate_names: DuplicateNames) -> None:
         """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
         if self.options.get("key") is None and self._identity.complete:
-            namesakes.add(self._name(self._namespace("")), self._identity)
+            duplicate_names.add(self._name(self._namespace("")), self._identity)
 
     def _told_by(self) -> Identity:
         objects = self.options.get("version") in (None, BY_CODE)
@@ -199,7 +199,7 @@ class Binding:
                 namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
                 if self.options.get("key") is None:
-                    home.namesakes.add(name, self._identity)
+                    home.duplicate_names.add(name, self._identity)
                     self._warn_of_captured(home)
                     prefix = f"{name}:"
                 else:
@@ -224,11 +224,11 @@ class Binding:
         """Forget the cache: the next call finds it again."""
         with self._lock:
             self._home = self._scope = None
-            self.hot.fast.clear()
+            self.fast_hit.fast.clear()
 
     def forget_fast(self) -> None:
         """What is kept is found by asking the cache, until it has come home again."""
-        self.hot.fast.clear()
+        self.fast_hit.fast.clear()
 
 
 def _of_call(name: str, option: Any) -> bool:

@@ -13,12 +13,12 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 from stampede import events
 from stampede.algorithm.batch import value_of_each
 from stampede.algorithm.core import Core
-from stampede.algorithm.loaders import Together
+from stampede.algorithm.loaders import BatchFunction
 from stampede.algorithm.scope import Scope, ScopeSide
 from stampede.algorithm.stored import STAY
 from stampede.api.decorator import decorate
-from stampede.api.duplicate_names import Namesakes
-from stampede.api.overrides import Block, around, bypassed, refreshing, switch
+from stampede.api.duplicate_names import DuplicateNames
+from stampede.api.overrides import Block, around, bypassed, overrides, refreshing
 from stampede.api.status import Status, status
 from stampede.api.typing import (
     BulkheadOptions,
@@ -32,22 +32,22 @@ from stampede.api.typing import (
 from stampede.api.typing_many import CachedHere, ManyOptions
 from stampede.codecs import make_codec
 from stampede.engines import engine_of, open_engine, safe_url
-from stampede.engines.kit.worker_threads import Errands
+from stampede.engines.kit.worker_threads import WorkerThreads
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.errors import KeyingError, OptionError
 from stampede.keys import in_namespace, quoted
 from stampede.limits import origins as caps
 from stampede.limits.limiter import Limiter
-from stampede.local_tier.residents import Resident, Tier
-from stampede.local_tier.tier import Front
+from stampede.local_tier.residents import Resident, Residents
+from stampede.local_tier.tier import LocalTier
 from stampede.locks.bulkhead import Bulkhead
 from stampede.locks.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events, watch
 from stampede.model.entry import Entry
 from stampede.model.policy import DEFAULT, OPTIONS, Policy, Seconds
 from stampede.model.ports import Engine
-from stampede.model.result import landed
+from stampede.model.result import value_of
 from stampede.outages.keeper import keeper
 from stampede.outages.outage import Outage
 from stampede.runtime.colour import BLOCKING, SUSPENDING, called, run_blocking, running_loop
@@ -142,23 +142,23 @@ class Cache:
         root = self.scope(quoted(self.namespace), self.policy)
         self._root, self._aroot = root.side(BLOCKING), root.side(SUSPENDING)
         self._root_prefix = in_namespace(self.namespace, "")
-        self.namesakes = Namesakes()
-        self._errands = Errands(2)
+        self.duplicate_names = DuplicateNames()
+        self._worker_threads = WorkerThreads(2)
         watch(self)
 
-    def _front(self, settings: CacheSettings) -> Front:
+    def _front(self, settings: CacheSettings) -> LocalTier:
         """The memory engine's own tier, or the one asked for in front of a shared engine."""
         if not self.engine.shared:
-            return Front(self.engine.tier, shared=False)
+            return LocalTier(self.engine.tier, shared=False)
         if not settings.local:
-            return Front(None, shared=True)
+            return LocalTier(None, shared=True)
         self.engine.follow()
         ttl, engine = settings.local.ttl, self.engine
 
         def believed() -> float | None:
             return ttl or (None if engine.coherent else 1.0)
 
-        return Front(Tier(settings.local.entries), shared=True, believed=believed)
+        return LocalTier(Residents(settings.local.entries), shared=True, believed=believed)
 
     def _outage(self, settings: CacheSettings) -> Outage | None:
         if not self.engine.shared:
@@ -197,7 +197,7 @@ class Cache:
         >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
         'hello'
         """
-        found = None if switch.thrown else self._at_hand(key, options)
+        found = None if overrides.thrown else self._at_hand(key, options)
         if found is None:
             return cast(T, run_blocking(self._computed(self._root, key, function, options)))
         value: T = found.value
@@ -219,7 +219,7 @@ class Cache:
         >>> asyncio.run(cache.aget_or_compute("greeting", greet, ttl=60))
         'hello'
         """
-        found = None if switch.thrown else self._at_hand(key, options)
+        found = None if overrides.thrown else self._at_hand(key, options)
         return await self._computed(self._aroot, key, function, options) if found is None else found.value
 
     def _at_hand(
@@ -238,14 +238,14 @@ class Cache:
         block = around(lambda: self)
         if block is not None and block.straight:
             return await root.colour.call(function)
-        found = self._at_hand(key, options, block) if switch.thrown else None
+        found = self._at_hand(key, options, block) if overrides.thrown else None
         if found is not None:
             return found.value
         if not callable(function):
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
         policy = self.policy.with_options(**options)
-        landing = await root.fetch(self._key(key), function, policy, once=block)
-        return called(partial(landed, landing, policy))  # which may end in the function's own StopIteration
+        result = await root.fetch(self._key(key), function, policy, once=block)
+        return called(partial(value_of, result, policy))  # which may end in the function's own StopIteration
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value if it is fresh, else `default`. Nobody computes.
@@ -292,7 +292,7 @@ class Cache:
         def make(seen: Entry[Any] | None) -> Any:
             return value if seen is None or seen.fresh <= 0 or seen.raised else STAY
 
-        return await root.exchange(self._key(key), make, self.policy.with_options(**options)) is not None
+        return await root.compare_and_set(self._key(key), make, self.policy.with_options(**options)) is not None
 
     @showing(PolicyOptions)
     def update(
@@ -318,7 +318,7 @@ class Cache:
         def make(seen: Entry[Any] | None) -> Any:
             return function(default if seen is None or seen.fresh <= 0 or seen.raised else seen.value)
 
-        entry = await root.exchange(self._key(key), make, self.policy.with_options(**options))
+        entry = await root.compare_and_set(self._key(key), make, self.policy.with_options(**options))
         return None if entry is None else entry.value
 
     @showing(PolicyOptions)
@@ -340,7 +340,7 @@ class Cache:
         def make(seen: Entry[Any] | None) -> Any:
             return STAY if seen is None or seen.raised else seen.value
 
-        return await root.exchange(self._key(key), make, self.policy.with_options(**options)) is not None
+        return await root.compare_and_set(self._key(key), make, self.policy.with_options(**options)) is not None
 
     def peek(self, key: str) -> Entry[Any] | None:
         """The entry that is kept, fresh or stale.
@@ -424,7 +424,7 @@ class Cache:
             return dict(await root.colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
-        found = await value_of_each(root, wanted, Together(root.colour, function, wanted), policy, block)
+        found = await value_of_each(root, wanted, BatchFunction(root.colour, function, wanted), policy, block)
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
@@ -593,7 +593,7 @@ class Cache:
         }
 
     def _served(self) -> tuple[dict[str, int], dict[str, float]]:
-        tier = self._core.front.tier
+        tier = self._core.local_tier.residents
         return ({}, {}) if tier is None else tier.served()
 
     def _completed(self, counted: Stats, hits: int, saved: float) -> Stats:
@@ -619,7 +619,7 @@ class Cache:
         return self.engine.ping()
 
     async def aping(self) -> float:
-        return await self._errands.run(self.engine.ping)
+        return await self._worker_threads.run(self.engine.ping)
 
     def close(self) -> None:
         """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.
@@ -645,11 +645,11 @@ class Cache:
     def _end(self, give_back: Callable[[], object] = lambda: None) -> None:
         give_back()
         self.engine.close()
-        if self._core.front.tier is not None:
-            self._core.front.tier.clear()
+        if self._core.local_tier.residents is not None:
+            self._core.local_tier.residents.clear()
 
     async def aclose(self) -> None:
-        await self._errands.run(self.close)
+        await self._worker_threads.run(self.close)
 
     def __enter__(self) -> Cache:
         return self
@@ -720,11 +720,11 @@ class _CachedIn:
 
     @showing(Options)
     def __call__(self, function: Any = None, /, **options: Any) -> Any:
-        return decorate(function, lambda: self._cache, options, self._cache.namesakes)
+        return decorate(function, lambda: self._cache, options, self._cache.duplicate_names)
 
     @showing(ManyOptions)
     def many(self, function: Any = None, /, **options: Any) -> Any:
-        return decorate(function, lambda: self._cache, options, self._cache.namesakes, many=True)
+        return decorate(function, lambda: self._cache, options, self._cache.duplicate_names, many=True)
 
 
 _NAMES = frozenset(OPTIONS)

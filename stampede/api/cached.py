@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 from stampede.algorithm.scope import ScopeSide
 from stampede.api.binding import Binding, Home
 from stampede.api.many_calls import value_by_key
-from stampede.api.overrides import Block, around, switch
+from stampede.api.overrides import Block, around, overrides
 from stampede.api.status import status
 from stampede.errors import EngineClosed, EngineError, KeyingError, OptionError
 from stampede.local_tier.residents import Resident
 from stampede.model.entry import Entry
 from stampede.model.policy import Policy
-from stampede.model.result import landed
+from stampede.model.result import value_of
 from stampede.runtime.colour import after_commit, run_blocking
 from stampede.runtime.definitions import signature_of
 
@@ -96,7 +96,7 @@ class Cached(Binding):
     def slow(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call that the generated hit could not answer; blocking."""
         block = None
-        if switch.thrown:
+        if overrides.thrown:
             block = around(lambda: self.home)
             if block is not None and block.straight:
                 return self.function(*args, **kwargs)
@@ -106,18 +106,18 @@ class Cached(Binding):
                 scope, key, found = self._look(args, kwargs, block)
                 if found is not None:
                     return found.value
-                landing = run_blocking(self.fetch(scope, key, args, kwargs, once=block))
-                entry = landing.entry
-                if landing.error is None and entry is not None and not entry.raised:  # as `landed`, and a call less
+                result = run_blocking(self.fetch(scope, key, args, kwargs, once=block))
+                entry = result.entry
+                if result.error is None and entry is not None and not entry.raised:  # as `value_of`, and a call less
                     return entry.value
-                return landed(landing, scope.policy)
+                return value_of(result, scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same, suspending."""
         block = None
-        if switch.thrown:
+        if overrides.thrown:
             block = around(lambda: self.home)
             if block is not None and block.straight:
                 return await self.function(*args, **kwargs)
@@ -127,7 +127,7 @@ class Cached(Binding):
                 scope, key, found = self._look(args, kwargs, block)
                 if found is not None:
                     return found.value
-                return landed(await self.fetch(scope, key, args, kwargs, once=block), scope.policy)
+                return value_of(await self.fetch(scope, key, args, kwargs, once=block), scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
@@ -140,7 +140,7 @@ class Cached(Binding):
         if not scope.near:
             return scope, key, None
         found = scope.at_hand(key) if block is None else scope.at_hand_of(block, key)
-        if isinstance(found, Resident) and self.hot.looks:
+        if isinstance(found, Resident) and self.fast_hit.looks:
             self._take_home(scope, args, kwargs, found)
         return scope, key, found
 
@@ -165,7 +165,7 @@ class Cached(Binding):
         force: bool = False,
         once: Block | None = None,
     ) -> Any:
-        tier = scope.core.front.tier
+        tier = scope.core.local_tier.residents
         home = None if tier is None else functools.partial(self._take_home, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
         origin = functools.partial(self.origin, *args, **kwargs)
@@ -173,14 +173,14 @@ class Cached(Binding):
 
     def _take_home(self, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any], resident: Resident) -> None:
         """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
-        tier = scope.core.front.tier
-        if tier is None or switch.thrown or (resident.homes and resident.lives_in(self.hot.fast)):
+        tier = scope.core.local_tier.residents
+        if tier is None or overrides.thrown or (resident.homes and resident.lives_in(self.fast_hit.fast)):
             return
-        fast = self.hot.key(args, kwargs)
+        fast = self.fast_hit.key(args, kwargs)
         if fast is not None:
-            tier.adopt(resident, self.hot.fast, fast)
-            if self._scope is not scope or switch.thrown:
-                self.hot.fast.pop(fast, None)  # unbound, or thrown, meanwhile
+            tier.adopt(resident, self.fast_hit.fast, fast)
+            if self._scope is not scope or overrides.thrown:
+                self.fast_hit.fast.pop(fast, None)  # unbound, or thrown, meanwhile
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class Cached(Binding):
         scope, block = self.scope, around(lambda: self.home)
         once = None if block is None or block.straight else block  # what is refreshed inside is refreshed for all of it
         work = self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True, once=once)
-        return landed(await work, scope.policy)
+        return value_of(await work, scope.policy)
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
@@ -422,7 +422,7 @@ class Cached(Binding):
 
     def plain(self) -> Any:
         """A function like the decorated one, with the verbs as its attributes."""
-        wrapper: Any = self.hot.call(self.slowly)
+        wrapper: Any = self.fast_hit.call(self.slowly)
         functools.update_wrapper(wrapper, self.function)
         for verb in VERBS:
             setattr(wrapper, verb, getattr(self, verb))

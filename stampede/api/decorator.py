@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from stampede.api.binding import Home
 from stampede.api.cached import Cached
-from stampede.api.duplicate_names import Namesakes
-from stampede.api.many import Many, ManyMethod
+from stampede.api.duplicate_names import DuplicateNames
+from stampede.api.many import CachedMany, CachedManyMethod
 from stampede.api.method import Method
 from stampede.errors import OptionError
 from stampede.runtime.definitions import signature_of
@@ -20,19 +20,24 @@ __all__ = ["decorate"]
 
 
 def decorate(
-    function: Any, find: Callable[[], Home], options: Mapping[str, Any], namesakes: Namesakes, *, many: bool = False
+    function: Any,
+    find: Callable[[], Home],
+    options: Mapping[str, Any],
+    duplicate_names: DuplicateNames,
+    *,
+    many: bool = False,
 ) -> Any:
     """`@cached`, or `@cached.many`, with or without arguments. `find` is asked for the cache at the first call;
     `namesakes` are the functions that are known to be decorated for it."""
-    kind, method = cast("tuple[Any, Any]", (Many, ManyMethod) if many else (Cached, Method))
+    kind, method = cast("tuple[Any, Any]", (CachedMany, CachedManyMethod) if many else (Cached, Method))
     if function is None:
         kind.check(options)  # a wrong option is an error of this line, not of the next
-        return lambda function: decorate(function, find, options, namesakes, many=many)
+        return lambda function: decorate(function, find, options, duplicate_names, many=many)
 
     def made(function: Any, *, bound: bool) -> Any:
         _refuse(function)
         cached = kind(function, find, options, bound=bound)
-        cached.join(namesakes)
+        cached.join(duplicate_names)
         return cached
 
     if isinstance(function, staticmethod):

@@ -10,7 +10,7 @@ from typing import Any
 from stampede.errors import OptionError
 from stampede.keys import Identity
 
-__all__ = ["Namesakes", "told_apart"]
+__all__ = ["DuplicateNames", "told_apart"]
 
 
 _codes: dict[str, str] = {}
@@ -23,7 +23,7 @@ def told_apart(identity: Identity) -> Identity:
     return replace(identity, named=named)
 
 
-class Namesakes:
+class DuplicateNames:
     """The functions of one cache: those of one name have captured the very same, where that can't be told by a key."""
 
     def __init__(self) -> None:

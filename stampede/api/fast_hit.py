@@ -16,7 +16,7 @@ from stampede.keys import FAST_IDS, GENERATED, Parameters
 from stampede.local_tier.residents import Resident
 from stampede.runtime.definitions import signature_of
 
-__all__ = ["Hot"]
+__all__ = ["FastHit"]
 
 _CALL = """\
 {colour}def {name}({declaration}):
@@ -47,7 +47,7 @@ def {name}({parameters}):
 """
 
 
-class Hot:
+class FastHit:
     """One function's table of hits, and the generated code that looks into it."""
 
     def __init__(

@@ -10,11 +10,11 @@ from math import inf
 from typing import Any, ClassVar
 
 from stampede.algorithm.batch import value_of_each
-from stampede.algorithm.loaders import Together, mapped
+from stampede.algorithm.loaders import BatchFunction, mapped
 from stampede.algorithm.scope import ScopeSide
 from stampede.api.binding import Home
 from stampede.api.cached import VERBS, Arguments, Cached, LateCache
-from stampede.api.duplicate_names import Namesakes
+from stampede.api.duplicate_names import DuplicateNames
 from stampede.api.method import Bound, Method
 from stampede.api.overrides import Block, around
 from stampede.codecs import values_of
@@ -25,7 +25,7 @@ from stampede.model.result import Nothing
 from stampede.runtime.colour import run_blocking
 from stampede.runtime.definitions import signature_of
 
-__all__ = ["Many", "ManyMethod"]
+__all__ = ["CachedMany", "CachedManyMethod"]
 
 OWN = ("chunk", "absent")
 PLURAL = ("set_many", "invalidate_many", "expire_many")
@@ -33,7 +33,7 @@ EACH = [verb for verb in VERBS if verb not in ("many", *PLURAL)]
 """The verbs of one id."""
 
 
-class Many:
+class CachedMany:
     """One function of many ids."""
 
     def __init__(
@@ -58,8 +58,8 @@ class Many:
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise OptionError(f"chunk is {chunk!r}: give the number of ids for one call, 1 or more")
 
-    def join(self, namesakes: Namesakes) -> None:
-        self.one.join(namesakes)
+    def join(self, duplicate_names: DuplicateNames) -> None:
+        self.one.join(duplicate_names)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Many:
     ) -> dict[Any, Any]:
         keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
         names = {key: id for id, key in keys.items()}  # of those that are the same to its key=, one
-        loader = Together(
+        loader = BatchFunction(
             self.one.colour,
             lambda some: call(some).of(self.function)(),
             names,
@@ -304,10 +304,10 @@ def ids_of(ids: Any) -> list[Any]:
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 
-class ManyMethod(Method):
+class CachedManyMethod(Method):
     """What stands in a class body: it binds the call and the verbs to the object, or to the class."""
 
-    def __init__(self, many: Many, *, by_class: bool = False) -> None:
+    def __init__(self, many: CachedMany, *, by_class: bool = False) -> None:
         self.cached = many.one
         self._by_class = by_class
         self._direct = True
@@ -332,7 +332,7 @@ class BoundMany(Bound):
     """`obj.users`: the call, and the verbs, for one object."""
 
     __slots__ = ()
-    _many: ClassVar[Many]
+    _many: ClassVar[CachedMany]
     _bind_one: Any
 
     @property

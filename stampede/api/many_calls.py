@@ -14,7 +14,7 @@ from typing import Any
 from stampede.algorithm.call import Once
 from stampede.algorithm.scope import ScopeSide
 from stampede.model.policy import Policy
-from stampede.model.result import Landing, all_landed
+from stampede.model.result import Result, values_of
 from stampede.runtime.colour import run_blocking
 from stampede.runtime.threads import begun, with_signals_of_caller
 
@@ -34,16 +34,16 @@ async def value_by_key(
     at_hand = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in origins if (found := at_hand(key)) is not None}
     missing = [key for key in origins if key not in values]
-    landings = {} if once is not None else await scope.seen(missing, policy_of)
-    calls = _Calls(scope, origins, policy_of, once, [key for key in missing if key not in landings])
+    results = {} if once is not None else await scope.seen(missing, policy_of)
+    calls = _Calls(scope, origins, policy_of, once, [key for key in missing if key not in results])
     if scope.colour.suspending:
         await calls.all_at_once()
     else:
         calls.in_turn(workers)
-    landings |= calls.landings
-    calls.landings.clear()  # the errors in them refer to this frame
-    order = sorted((key for key in missing if key in landings), key=lambda key: not landings[key].is_interruption)
-    return values | all_landed({key: landings[key] for key in order}, scope.policy)
+    results |= calls.results
+    calls.results.clear()  # the errors in them refer to this frame
+    order = sorted((key for key in missing if key in results), key=lambda key: not results[key].is_interruption)
+    return values | values_of({key: results[key] for key in order}, scope.policy)
 
 
 class _Failed(Exception):
@@ -61,7 +61,7 @@ class _Calls:
         once: Once | None,
         keys: list[str],
     ) -> None:
-        self.landings: dict[str, Landing] = {}
+        self.results: dict[str, Result] = {}
         self._scope = scope
         self._origins = origins
         self._policy_of = policy_of
@@ -106,18 +106,18 @@ class _Calls:
                 return
             began = monotonic()
             self._over = context.copy().run(run_blocking, self._fetch(key, waited)) or self._over
-            landing = self.landings.get(key)
-            waited += 0.0 if landing is None or landing.stored else monotonic() - began
+            result = self.results.get(key)
+            waited += 0.0 if result is None or result.stored else monotonic() - began
 
     async def _fetch(self, key: str, waited: float) -> bool:
         """Make one call. Return whether it has failed."""
         policy = self._policy_of(key).after(waited, monotonic() - self._began)
         try:
-            landing = await self._scope.fetch(key, self._origins[key], policy, once=self._once)
+            result = await self._scope.fetch(key, self._origins[key], policy, once=self._once)
         except Exception as error:  # of the wait, or of the engine
-            landing = Landing(error=error)
-        self.landings[key] = landing
-        return landing.error is not None
+            result = Result(error=error)
+        self.results[key] = result
+        return result.error is not None
 
 
 def _join(threads: list[threading.Thread]) -> None:

@@ -26,7 +26,7 @@ class Method:
         self.cached = cached
         self._by_class = by_class
         self._direct = by_class
-        self._stand_for(cached.function, Bound, __call__=cached.hot.call(cached.slowly))
+        self._stand_for(cached.function, Bound, __call__=cached.fast_hit.call(cached.slowly))
 
     def _stand_for(self, function: Any, kind: type, **own: Any) -> None:
         """Look like this function; what it is bound as is a class of its own, below `kind`."""

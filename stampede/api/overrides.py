@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 from stampede.runtime import forks, process_lock
 
-__all__ = ["Block", "around", "bypassed", "disabled", "enrolled", "refreshing", "switch", "unbind_all"]
+__all__ = ["Block", "around", "bypassed", "disabled", "enrolled", "overrides", "refreshing", "unbind_all"]
 
 
-class Bound(Protocol):
+class Unbindable(Protocol):
     """What has found its cache."""
 
     def unbind(self) -> None: ...
     def forget_fast(self) -> None: ...
 
 
-enrolled: weakref.WeakSet[Bound] = weakref.WeakSet()
+enrolled: weakref.WeakSet[Unbindable] = weakref.WeakSet()
 
 
 class Block:
@@ -51,7 +51,7 @@ class Block:
             self._kept.pop((owner, key), None)
 
 
-class Switch:
+class Overrides:
     off = False
     thrown = False
     """Whether any call may have to go another way. Hits look at no more than this, and the fastest not even at it."""
@@ -87,18 +87,18 @@ class Switch:
 _around: ContextVar[tuple[Block, ...]] = ContextVar("stampede_blocks", default=())
 _off = Block(straight=True)
 
-switch = Switch()
-switch.turn(off=os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
+overrides = Overrides()
+overrides.turn(off=os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
 
 
 def around(cache: Callable[[], Any]) -> Block | None:
     """The innermost open block around the caller that is about this cache."""
-    if not switch.thrown:
+    if not overrides.thrown:
         return None
-    if switch.off:
+    if overrides.off:
         return _off
     for block in reversed(_around.get()):
-        if block in switch.blocks and (block.cache is None or block.cache is cache()):
+        if block in overrides.blocks and (block.cache is None or block.cache is cache()):
             return block
     return None
 
@@ -119,13 +119,13 @@ def disabled() -> Iterator[None]:
     ...     [cache.get_or_compute("k", lambda: next(numbers)) for _ in range(2)]
     [1, 2]
     """
-    before = switch.off
+    before = overrides.off
     try:
-        switch.turn(off=True)
+        overrides.turn(off=True)
         unbind_all()  # or hits would go on
         yield
     finally:
-        switch.turn(off=before)
+        overrides.turn(off=before)
         unbind_all()
 
 
@@ -173,7 +173,7 @@ def bypassed(cache: Any = None) -> Iterator[None]:
 @contextmanager
 def _inside(block: Block) -> Iterator[None]:
     try:
-        switch.open(block)
+        overrides.open(block)
         _around.set((*_around.get(), block))
         for cached in list(enrolled):
             cached.forget_fast()  # they find their values without asking; and learn nothing while the switch is thrown
@@ -181,4 +181,4 @@ def _inside(block: Block) -> Iterator[None]:
     finally:
         # And no more than this one: generators, whose context is their callers', leave their blocks in any order.
         _around.set(tuple(each for each in _around.get() if each is not block))
-        switch.close(block)
+        overrides.close(block)

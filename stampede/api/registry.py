@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast
 
 from stampede.api.cache import Cache, imported
 from stampede.api.decorator import decorate
-from stampede.api.duplicate_names import Namesakes
+from stampede.api.duplicate_names import DuplicateNames
 from stampede.api.overrides import unbind_all
 from stampede.api.typing import (
     BulkheadOptions,
@@ -82,7 +82,9 @@ class Registry:
         self._settings = settings
         self._discovers = discovers
         self._caches: dict[str, Cache] = {}
-        self.namesakes: defaultdict[str, Namesakes] = defaultdict(Namesakes)  # of the functions decorated for a cache
+        self.duplicate_names: defaultdict[str, DuplicateNames] = defaultdict(
+            DuplicateNames
+        )  # of the functions decorated for a cache
         self._engines: dict[str, Engine] = {}
         forks.in_child(self._start_again)
 
@@ -294,8 +296,8 @@ def _finder(cache: Any) -> Callable[[], Cache]:
     raise OptionError(f"cache is {cache!r}: give a name of the settings, a Cache, or a function that returns one")
 
 
-def _namesakes(cache: Any) -> Namesakes:
-    return cache.namesakes if isinstance(cache, Cache) else _registry.namesakes[str(cache)]
+def _namesakes(cache: Any) -> DuplicateNames:
+    return cache.duplicate_names if isinstance(cache, Cache) else _registry.duplicate_names[str(cache)]
 
 
 def _found(cache: Any) -> Cache:

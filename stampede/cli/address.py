@@ -29,10 +29,10 @@ from stampede.settings import CacheSettings, Settings, discover, load
 
 __all__ = [
     "NOTHING",
-    "Answer",
     "Answers",
     "Chosen",
-    "Unreadable",
+    "EngineAnswer",
+    "UnreadableEntry",
     "addresses",
     "ask",
     "cache_of",
@@ -53,7 +53,7 @@ T = TypeVar("T")
 NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
 
 
-class Unreadable(NamedTuple):
+class UnreadableEntry(NamedTuple):
     """In the place of a value that can't be read here."""
 
     why: str
@@ -141,7 +141,7 @@ def engine_at(url: str) -> Iterator[Engine]:
 # -- one question to every engine on which locks and limits may be -------------------------------------------------
 
 
-class Answer(NamedTuple, Generic[T]):
+class EngineAnswer(NamedTuple, Generic[T]):
     url: str
     on: str  # the same for people
     told: T
@@ -150,7 +150,7 @@ class Answer(NamedTuple, Generic[T]):
 class Answers(NamedTuple, Generic[T]):
     """Of those that could tell, and why others couldn't."""
 
-    told: list[Answer[T]]
+    told: list[EngineAnswer[T]]
     troubles: list[StampedeError]
 
     def end(self, *, refusals: bool = True) -> int:
@@ -176,7 +176,7 @@ def ask(urls: Sequence[str], question: Callable[[Engine], T]) -> Answers[T]:
                     raise OptionError(
                         f"{called} lives inside each process: from here there is nothing of it to be seen"
                     )
-                answers.told.append(Answer(url, engine.called, question(engine)))
+                answers.told.append(EngineAnswer(url, engine.called, question(engine)))
         except StampedeError as trouble:
             answers.troubles.append(trouble)
     if not answers.told and len(answers.troubles) == 1:
@@ -210,7 +210,7 @@ def _unread(scope: ScopeSide, key: str, why: str) -> Entry[Any] | None:
     store = scope.core.engine.blocking.store
     assert store is not None
     (sealed,) = run_blocking(store.get([scope.prefix + key]))
-    return sealed and sealed.holding(Unreadable(f"{why}; --function MODULE:NAME tells its type"))
+    return sealed and sealed.holding(UnreadableEntry(f"{why}; --function MODULE:NAME tells its type"))
 
 
 def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | None:

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from stampede.api.status import Holder
-from stampede.cli.address import Unreadable, chosen, find, holder, invalidate, listed
+from stampede.cli.address import UnreadableEntry, chosen, find, holder, invalidate, listed
 from stampede.cli.show import long, say
 from stampede.errors import OptionError
 from stampede.model.entry import Entry
@@ -64,7 +64,7 @@ def forget(options: Namespace) -> int:
 
 
 def _shown(entry: Entry[Any]) -> str:
-    if isinstance(entry.value, Unreadable):
+    if isinstance(entry.value, UnreadableEntry):
         return f"(a value that can't be read here: {entry.value.why})"
     if entry.raised:
         name, arguments = entry.value[:2]
@@ -91,7 +91,7 @@ def _json(key: str, entry: Entry[Any] | None, who: Holder | None) -> str:
     computed = {} if who is None else {"holder": {"host": who.host, "pid": who.pid, "lease": who.lease}}
     if entry is None:
         return json.dumps({"key": key, "found": False, **computed})
-    if isinstance(entry.value, Unreadable):
+    if isinstance(entry.value, UnreadableEntry):
         raise OptionError(f"the value can't be read here: {entry.value.why}")
     durations = {name: getattr(entry, name) for name in ("fresh", "keep", "ttl", "cost", "margin")}
     facts = {name: None if seconds == inf else round(seconds, 6) for name, seconds in durations.items()}

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from stampede.cli.address import Answer, addresses, ask, engine_at, urls_of_locks
+from stampede.cli.address import EngineAnswer, addresses, ask, engine_at, urls_of_locks
 from stampede.cli.show import long, say, shown, table
 from stampede.errors import OptionError
 from stampede.locks.holding import holds_of
@@ -96,7 +96,7 @@ def _inside(engine: Engine, name: str) -> list[bytes]:
     return [token for token, _ in run_blocking(holds_of(engine).holder(name)) if token]
 
 
-def _at(places: Sequence[Answer[Any]], asked: Sequence[str]) -> str:
+def _at(places: Sequence[EngineAnswer[Any]], asked: Sequence[str]) -> str:
     return f" on {' or '.join(each.on for each in places)}" if len(asked) > 1 and places else ""
 
 

@@ -13,7 +13,7 @@ from psycopg.errors import InsufficientPrivilege, UndefinedObject
 from stampede.cli.address import addresses, url_of_locks
 from stampede.cli.show import say
 from stampede.engines import check_url, safe_url
-from stampede.engines.postgres.connect import Server, of_url
+from stampede.engines.postgres.connect import PostgresConnector, of_url
 from stampede.engines.postgres.schema import grants, make, statements
 from stampede.errors import EngineError, OptionError
 
@@ -48,7 +48,7 @@ def init(options: Namespace) -> int:
     return 0
 
 
-def _connection(server: Server) -> Connection[Any]:
+def _connection(server: PostgresConnector) -> Connection[Any]:
     try:
         return server.unchecked()
     except OperationalError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from stampede.cli.show import long, say
 from stampede.engines.kit.url import addresses_of
 from stampede.engines.zmq.curve import make_keys
-from stampede.engines.zmq.machine import Limits
+from stampede.engines.zmq.machine import Capacity
 from stampede.engines.zmq.server import PORT, Broker
 from stampede.errors import OptionError
 
@@ -35,7 +35,7 @@ def serve(options: Namespace) -> int:
     """Serve until SIGTERM or SIGINT; or make keys."""
     if options.make_keys is not None:
         return _make(options.make_keys)
-    limits = Limits(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
+    limits = Capacity(options.longest, options.max_clients, options.max_locks, options.max_queue, options.max_limits)
     _have_descriptors()
     bind, peers = _whole(options.bind or ["127.0.0.1"]), _whole(options.peer)
     places = {"keys": options.keys, "memory": options.memory, "peers": peers}

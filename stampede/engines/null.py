@@ -23,7 +23,7 @@ class NullEngine(Engine):
 
     def __init__(self) -> None:
         keys, locks = _Nothing(), _NoLock()
-        self.blocking = self.suspending = Side(keys, keys, locks, _NoLimit(), lists=keys, holds=locks, hands=locks)
+        self.blocking = self.suspending = Side(keys, keys, locks, _NoLimit(), lists=keys, holds=locks, handover=locks)
 
     def ping(self) -> float:
         return 0.0

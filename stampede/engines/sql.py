@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from stampede.engines.cells import Cell, Faster, Seen, Version
-from stampede.engines.kit.hang_up import Overdue
+from stampede.engines.kit.hang_up import HangUp
 from stampede.engines.kit.url import Kind, flag, integer, number, safe_url, text
 from stampede.errors import EngineError, MissingExtra, OptionError
 
@@ -83,7 +83,7 @@ class SqlCell(Cell):
     def __init__(
         self, database: Where, table: str = TABLE, create: bool = True, timeout: float = 3.0, **options: Any
     ) -> None:
-        self._database = Database(database, timeout, options, self._prepare)
+        self._database = SqlDatabase(database, timeout, options, self._prepare)
         self._engine = self._database.engine
         dialect = self._engine.dialect.name.replace("mariadb", "mysql")
         self._table, self._create = _table(table), create
@@ -162,7 +162,7 @@ class SqlCell(Cell):
         self._database.start_again()
 
 
-class Database:
+class SqlDatabase:
     """`where` is a URL of SQLAlchemy's, or an engine of its: connections are made as its own are.
 
     A question takes `timeout` seconds at most, also with drivers that can't be told, if they show a file descriptor.
@@ -173,7 +173,7 @@ class Database:
         self, where: Where, timeout: float, options: dict[str, Any], prepare: Callable[[sa.Connection], object]
     ) -> None:
         self.engine = _engine(where, timeout, options)
-        self._timeout, self._overdue = timeout, Overdue(timeout)
+        self._timeout, self._hang_up = timeout, HangUp(timeout)
         self._prepare, self._ready = prepare, False
 
     def all(self, query: sa.Select[Any], **values: Any) -> Any:
@@ -189,7 +189,7 @@ class Database:
     def ask(self, take: Callable[[Any], Any], statement: sa.Executable, values: dict[str, Any]) -> Any:
         """What is taken of its result."""
         try:
-            with self.engine.connect() as line, self._overdue.asking(line.connection.driver_connection):
+            with self.engine.connect() as line, self._hang_up.asking(line.connection.driver_connection):
                 try:
                     if not self._ready:
                         self._prepare(line)

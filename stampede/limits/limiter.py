@@ -38,7 +38,7 @@ HUNG = 0.1
 _breakers: WeakKeyDictionary[Engine, Breaker] = WeakKeyDictionary()  # one for all limits of an engine
 
 
-class Way(NamedTuple):
+class LimitsSide(NamedTuple):
     """How callers of one colour reach the limits of an engine."""
 
     colour: Colour
@@ -90,13 +90,13 @@ class Limiter:
         if blocking is None or suspending is None:
             raise OptionError(f"{engine.scheme}:// keeps no limits: name another with on=")
         self._engine = engine
-        self._blocking = Way(BLOCKING, blocking)
-        self._suspending = Way(PROMPT if engine.prompt else SUSPENDING, suspending)
+        self._blocking = LimitsSide(BLOCKING, blocking)
+        self._suspending = LimitsSide(PROMPT if engine.prompt else SUSPENDING, suspending)
         with process_lock.lock:
             self._breaker = _breakers.setdefault(engine, Breaker())
         self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))
 
-    def _way(self, colour: Colour) -> Way:
+    def _way(self, colour: Colour) -> LimitsSide:
         """How callers of this colour reach its limits, on the engine that settings name by now."""
         if self._find is not None and (engine := self._find()) is not self._engine:
             self._use(engine)
@@ -184,11 +184,11 @@ class Limiter:
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    async def _acquired(self, way: Way, wait: Seconds, cost: int = 1) -> bool:
+    async def _acquired(self, way: LimitsSide, wait: Seconds, cost: int = 1) -> bool:
         patience = self._wait if wait is None else seconds("wait", wait)
         return await self._start(way, patience, checked(cost, self)) is None
 
-    async def _enter(self, way: Way, cost: int = 1) -> None:
+    async def _enter(self, way: LimitsSide, cost: int = 1) -> None:
         left = await self._start(way, self._wait, cost)
         if left is not None:
             raise LimitTimeout(
@@ -197,7 +197,7 @@ class Limiter:
                 left,
             )
 
-    async def _start(self, way: Way, patience: float, cost: int) -> float | None:
+    async def _start(self, way: LimitsSide, patience: float, cost: int) -> float | None:
         """Wait for the start. Return None when it is made, or the seconds until it if they are more than `patience`."""
         (colour, limits), began = way, monotonic()
         end = began + patience
@@ -267,17 +267,17 @@ class Limiter:
         told, self._moved = self._moved, Bell()
         told.ring()
 
-    async def _ready_in(self, way: Way, cost: int) -> float:
+    async def _ready_in(self, way: LimitsSide, cost: int) -> float:
         return (await self._answer(partial(way.limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
 
-    async def _penalize(self, way: Way, forbidden: Seconds) -> None:
+    async def _penalize(self, way: LimitsSide, forbidden: Seconds) -> None:
         length = seconds("seconds", forbidden)
         if length == inf:
             raise OptionError(f"seconds is {forbidden!r}: give a finite number, as nobody can take a penalty back")
         await self._answer(partial(way.limits.penalize, self.name, self._rate, length))
         self._ring()
 
-    async def _used(self, way: Way) -> Usage:
+    async def _used(self, way: LimitsSide) -> Usage:
         return await self._answer(partial(way.limits.used, self.name))
 
 

@@ -16,7 +16,7 @@ from stampede.model.entry import GRACE, Entry
 from stampede.model.ports import ALWAYS, Ticket
 from stampede.runtime import process_lock
 
-__all__ = ["Resident", "Tier"]
+__all__ = ["Resident", "Residents"]
 
 
 class Resident:
@@ -82,7 +82,7 @@ class Resident:
             self.homes = ()
 
 
-class Tier:
+class Residents:
     """At most so many residents by key. Reads take no lock; writes may come from any thread, finalizer or signal."""
 
     def __init__(self, entries: int = 10_000) -> None:

@@ -13,30 +13,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stampede.local_tier.residents import Resident, Tier
+from stampede.local_tier.residents import Resident, Residents
 from stampede.model import early
 from stampede.model.entry import Entry
 from stampede.model.policy import Policy
 from stampede.model.ports import Ticket
-from stampede.model.result import Landing
+from stampede.model.result import Result
 
-__all__ = ["Front"]
+__all__ = ["LocalTier"]
 
 _clock = time.monotonic
 _SLOTS = 1024
 
 
-class Front:
+class LocalTier:
     """The residents of one cache. With no tier it keeps nothing."""
 
     def __init__(
         self,
-        tier: Tier | None,
+        residents: Residents | None,
         *,
         shared: bool,
         believed: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self.tier = tier
+        self.residents = residents
         self.shared = shared  # the tier stands before an engine, and isn't the engine's own
         self._believed = believed  # for how many seconds what nobody tells of is true; None: all changes are told
         self._stamps = array("Q", bytes(8 * _SLOTS))
@@ -50,7 +50,7 @@ class Front:
 
     def hit(self, key: str) -> Resident | None:
         """The resident, if it needs no thought."""
-        resident, now = self.tier.get(key) if self.tier is not None else None, _clock()
+        resident, now = self.residents.get(key) if self.residents is not None else None, _clock()
         if resident is None or resident.end <= now or not _is_true(resident, now):
             return None
         resident.hits += 1
@@ -58,12 +58,12 @@ class Front:
 
     def known(self, key: str) -> Entry[Any] | None:
         """What was kept of this key last, whatever has become of it."""
-        resident = self.tier.get(key) if self.tier is not None else None
+        resident = self.residents.get(key) if self.residents is not None else None
         return None if resident is None else resident.entry
 
     def kept(self, key: str) -> Entry[Any] | None:
         """What may be served as stale while the engine can't be asked: nothing says that it has been changed since."""
-        resident = self.tier.get(key) if self.tier is not None else None
+        resident = self.residents.get(key) if self.residents is not None else None
         now = _clock()
         if resident is None or resident.keep <= now:
             return None
@@ -73,54 +73,54 @@ class Front:
 
     def is_due(self, key: str) -> bool:
         """Is there a resident, fresh and true, whose early moment has come?"""
-        resident = self.tier.get(key) if self.tier is not None else None
+        resident = self.residents.get(key) if self.residents is not None else None
         return resident is not None and _is_due(resident, _clock())
 
     def take_due(self, key: str) -> Entry[Any] | None:
         """That one's entry, for who is to refresh it. Other callers go on hitting it meanwhile."""
-        resident = self.tier.get(key) if self.tier is not None else None
+        resident = self.residents.get(key) if self.residents is not None else None
         now = _clock()
         if resident is None or not _is_due(resident, now):
             return None
         resident.end = resident.fresh
         return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
 
-    def place(self, key: str, scope: str, landing: Landing, sample: Ticket | None) -> Resident | None:
+    def place(self, key: str, scope: str, result: Result, sample: Ticket | None) -> Resident | None:
         """The resident of what a call ended with, if that is known to be true. A new one isn't hit yet."""
-        tier, entry = self.tier, landing.entry
-        if tier is None or entry is None or entry.raised:
+        residents, entry = self.residents, result.entry
+        if residents is None or entry is None or entry.raised:
             return None
-        resident = tier.get(key)
+        resident = residents.get(key)
         if (
             resident is None
             or resident.entry.id != entry.id
             or (resident.stamp is not None and not _holds(resident))
             or (self.shared and resident.fresh <= _clock())  # believed for as long as it may be: a new one begins
         ):
-            resident = self._resident(key, scope, entry, landing, sample)
+            resident = self._resident(key, scope, entry, result, sample)
             if resident is None:
                 return None
-            tier.put(resident)
+            residents.put(resident)
         resident.scope = scope
         return resident
 
-    def open(self, resident: Resident, landing: Landing, policy: Policy) -> None:
+    def open(self, resident: Resident, result: Result, policy: Policy) -> None:
         """Let it be hit from now on, until its early moment, which is drawn here."""
         entry = resident.entry
-        if landing.until is not None:
-            resident.end = min(resident.fresh, _clock() + landing.until)
+        if result.until is not None:
+            resident.end = min(resident.fresh, _clock() + result.until)
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
             # Of the entry's own end: that this process believes it for a second only brings its refresh no nearer.
-            fresh = landing.at + entry.fresh if self.shared and self._believed() is not None else resident.fresh
+            fresh = result.at + entry.fresh if self.shared and self._believed() is not None else resident.fresh
             resident.end = min(resident.fresh, fresh - ahead)
 
     def _resident(
-        self, key: str, scope: str, entry: Entry[Any], landing: Landing, sample: Ticket | None
+        self, key: str, scope: str, entry: Entry[Any], result: Result, sample: Ticket | None
     ) -> Resident | None:
-        if not self.shared or landing.at == 0.0 or entry.fresh <= 0:
+        if not self.shared or result.at == 0.0 or entry.fresh <= 0:
             return None
-        ticket, believed = landing.ticket, self._believed()
+        ticket, believed = result.ticket, self._believed()
         if ticket is None:
             if believed is None or sample is None:
                 return None  # a change may be under way: the next call reads it under a ticket
@@ -130,35 +130,35 @@ class Front:
             fresh = min(fresh, believed)
             if ticket is sample:
                 keep = min(keep, believed)  # nobody tells us what others do to it: then it isn't even stale
-        fresh += landing.at
-        return Resident(key, scope, entry, 0.0, fresh, landing.at + keep, ticket)
+        fresh += result.at
+        return Resident(key, scope, entry, 0.0, fresh, result.at + keep, ticket)
 
     def drop(self, key: str) -> None:
         """This process changes the key: what it keeps, and what it is about to keep, is true no more."""
         self._stamps[hash(key) % _SLOTS] = next(self._next)
-        if self.shared and self.tier is not None:
-            self.tier.drop(key)
+        if self.shared and self.residents is not None:
+            self.residents.drop(key)
 
     def bury(self, key: str) -> None:
         """The key is of an older generation: the engine's own resident has no reader left, either."""
-        if self.tier is not None:
-            self.tier.drop(key)
+        if self.residents is not None:
+            self.residents.drop(key)
 
     def drop_all(self, scope: str | None = None) -> None:
         """The same for all keys of a function, or for all."""
         for slot in range(_SLOTS):
             self._stamps[slot] = next(self._next)
-        if self.tier is not None and scope is not None:
-            self.tier.drop_scope(scope)
-        elif self.tier is not None:
-            self.tier.clear()
+        if self.residents is not None and scope is not None:
+            self.residents.drop_scope(scope)
+        elif self.residents is not None:
+            self.residents.clear()
 
     def soften_all(self, scope: str | None = None) -> None:
         """All of a function, or all, is stale by now: what is kept here for no engine stays."""
-        if self.shared or self.tier is None:
+        if self.shared or self.residents is None:
             self.drop_all(scope)
         else:
-            self.tier.rouse(scope)
+            self.residents.rouse(scope)
 
 
 def _held(resident: Resident) -> bool:

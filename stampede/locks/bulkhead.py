@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from stampede.errors import OptionError
 from stampede.locks.crowd import Crowd, crowd_of
-from stampede.locks.holding import Holding, Way
+from stampede.locks.holding import Holding, LocksSide
 from stampede.locks.lock import Lock
 from stampede.model.policy import Seconds
 from stampede.model.ports import Busy, Engine, Granted
@@ -95,7 +95,7 @@ class Bulkhead(Lock):
 
     _detachable = False
 
-    async def _is_locked(self, way: Way) -> bool:
+    async def _is_locked(self, way: LocksSide) -> bool:
         names = [f"{self.name}/{number}" for number in range(self.concurrency)] if self._split else [self.name]
         return sum([await way.inside(name) for name in names]) >= self.concurrency
 
@@ -110,7 +110,7 @@ class Bulkhead(Lock):
         if self.concurrency > 1:  # else it is a lock, and each of its holders has a fence of its own
             self._access.hand_on = lambda way, place: self._crowd(way).hand_on(place)
 
-    def _crowd(self, way: Way) -> Crowd:
+    def _crowd(self, way: LocksSide) -> Crowd:
         """Return the callers that wait beside one who comes this way."""
         loop = way.loop()
         return self._threads if loop is None else self._crowd_of(loop)
@@ -118,7 +118,7 @@ class Bulkhead(Lock):
     def _crowd_of(self, loop: Loop | None) -> Crowd:
         return crowd_of(self._engine.lock_engine, self.name, self._room, lease=self._lease, loop=loop)
 
-    async def _taken(self, way: Way, wait: float, heard: Callable[[], object] | None = None) -> Holding:
+    async def _taken(self, way: LocksSide, wait: float, heard: Callable[[], object] | None = None) -> Holding:
         """Wait among the callers of this process, for a turn to ask the engine or for a place that one of them left."""
         if wait <= 0 or not self._engine.lock_engine.shared:  # memory:// has such a queue of its own
             return await super()._taken(way, wait)
@@ -146,7 +146,7 @@ class Bulkhead(Lock):
     def _check_room(self, its: Engine) -> None:
         return
 
-    async def _asked(self, way: Way, holding: Holding, *, waits: bool) -> Granted | Busy:
+    async def _asked(self, way: LocksSide, holding: Holding, *, waits: bool) -> Granted | Busy:
         if not self._split:
             return await super()._asked(way, holding, waits=waits)
         first, busiest = randrange(self.concurrency), None
@@ -161,5 +161,5 @@ class Bulkhead(Lock):
         holding.key, refused = busiest
         return refused
 
-    async def _woken(self, way: Way, holding: Holding, busy: Busy, timeout: float) -> None:
+    async def _woken(self, way: LocksSide, holding: Holding, busy: Busy, timeout: float) -> None:
         await super()._woken(way, holding, busy, min(timeout, POLL if self._split else self._threads.look))

@@ -25,7 +25,7 @@ from stampede.runtime.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, 
 from stampede.runtime.event_loops import Loop
 from stampede.runtime.signatures import with_twins
 
-__all__ = ["Access", "Holding", "Hook", "Release", "Way", "holds_of", "naming"]
+__all__ = ["Access", "Holding", "Hook", "LocksSide", "Release", "holds_of", "naming"]
 
 Hook = Callable[[Callable[[], object]], object]
 _log = logging.getLogger("stampede")
@@ -60,15 +60,15 @@ class Access:
         self.called = self.its.called  # in metrics
         self.release_via = release_via
         self.detachable = detachable
-        self.hand_on: Callable[[Way, Holding], bool] | None = None  # to a waiter of this process, if one may have it
-        self.blocking = Way(self, BLOCKING)
-        self.suspending = Way(self, PROMPT if engine.prompt else SUSPENDING)
+        self.hand_on: Callable[[LocksSide, Holding], bool] | None = None  # to a waiter of this process
+        self.blocking = LocksSide(self, BLOCKING)
+        self.suspending = LocksSide(self, PROMPT if engine.prompt else SUSPENDING)
 
-    def way(self, colour: Colour) -> Way:
+    def way(self, colour: Colour) -> LocksSide:
         return self.suspending if colour.suspending else self.blocking
 
 
-class Way:
+class LocksSide:
     """How callers of one colour reach the locks of an engine."""
 
     __slots__ = ("access", "colour", "locks")
@@ -229,12 +229,12 @@ class Holding:
             self.hold.end()
         self.over = True
 
-    async def released(self, way: Way) -> None:
+    async def released(self, way: LocksSide) -> None:
         if not self.stands:
             raise self._not_held()
         await self.give_back(way, None)
 
-    async def leave(self, way: Way, error: BaseException | None) -> None:
+    async def leave(self, way: LocksSide, error: BaseException | None) -> None:
         """At the end of a block, which has raised this error."""
         via, hold = self.access.release_via, self.hold
         if hold is None or self.over:
@@ -257,7 +257,7 @@ class Holding:
             await self.give_back(way, failure)
             raise
 
-    async def give_back(self, way: Way, error: BaseException | None) -> None:
+    async def give_back(self, way: LocksSide, error: BaseException | None) -> None:
         """After this error of its block. LockLost and EngineError as `release` raises them, if there was none."""
         hold, its = self.hold, self.access.its
         assert hold is not None
@@ -284,7 +284,7 @@ class Holding:
         if error is None and (lost or not known):
             raise self._loss()
 
-    async def _extended(self, way: Way, more: Seconds) -> None:
+    async def _extended(self, way: LocksSide, more: Seconds) -> None:
         lasts = seconds("seconds", more)
         if not lasts < inf:
             raise OptionError(f"seconds is {more!r}: give a finite number")
@@ -295,18 +295,18 @@ class Holding:
             raise self._loss()
         hold.ends = hold.least = asked + lasts
 
-    async def _detached(self, way: Way, stands: Seconds) -> bytes:
+    async def _detached(self, way: LocksSide, stands: Seconds) -> bytes:
         lasts = None if stands is None else seconds("seconds", stands)
         if lasts is not None and not 0 < lasts < inf:
             raise OptionError(f"seconds is {stands!r}: give a finite number, more than 0")
         if not self.access.detachable:
             raise OptionError("a place in a bulkhead can't be handed to another process: `extend` it")
         hold, its = self._held_now(), self.access.its
-        hands = its.side(way.colour).hands
-        if hands is None:
+        handover = its.side(way.colour).handover
+        if handover is None:
             raise OptionError(f"a lock of {its.scheme}:// ends with its holder, and can't be handed over")
         lasts = hold.lease if lasts is None else lasts
-        kept = await self._alone(way, hold, partial(hands.hand_over, self.key, self.token, lasts))
+        kept = await self._alone(way, hold, partial(handover.hand_over, self.key, self.token, lasts))
         hold.end()
         if not kept:
             hold.lose()
@@ -314,7 +314,7 @@ class Holding:
         self.over = True
         return self.token
 
-    async def _alone(self, way: Way, hold: Hold, question: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+    async def _alone(self, way: LocksSide, hold: Hold, question: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         """Ask with no renewal under way, which could come to the engine behind the question, and undo it. False: the
         lock is lost."""
         while not hold.begin():
@@ -396,7 +396,7 @@ class Release:
 
     __slots__ = ("_holding", "_suspending", "name", "task", "token")
 
-    def __init__(self, holding: Holding, way: Way) -> None:
+    def __init__(self, holding: Holding, way: LocksSide) -> None:
         self.name, self.token = holding.key, holding.token
         self._holding = holding
         self._suspending = way.colour.suspending and not way.access.its.prompt

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from stampede.algorithm.finish import quietly
 from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
-from stampede.locks.holding import Access, Holding, Hook, Way, naming
+from stampede.locks.holding import Access, Holding, Hook, LocksSide, naming
 from stampede.metrics.table import LOCK, histogram
-from stampede.model.backoff import Pace
+from stampede.model.backoff import Backoff
 from stampede.model.policy import Seconds, seconds
 from stampede.model.ports import Busy, Engine, Granted
 from stampede.runtime import process_lock
@@ -215,7 +215,7 @@ class Lock:
 
     # -- how it is taken ------------------------------------------------------------------------------------------
 
-    async def _take(self, way: Way, wait: Seconds) -> Holding:
+    async def _take(self, way: LocksSide, wait: Seconds) -> Holding:
         began = monotonic()
         try:
             holding = await self._taken(way, self._wait if wait is None else seconds("wait", wait))
@@ -224,7 +224,7 @@ class Lock:
         (self._waits if holding.refusal is None else self._refusals).observe(monotonic() - began)
         return holding
 
-    async def _taken(self, way: Way, wait: float, heard: Callable[[], object] | None = None) -> Holding:
+    async def _taken(self, way: LocksSide, wait: float, heard: Callable[[], object] | None = None) -> Holding:
         """Ask until it is granted, or `wait` runs out: then the holding has the refusal. `heard` is called before each
         question."""
         holding = Holding(way.access, self.name, self._token)
@@ -247,7 +247,7 @@ class Lock:
                 if left <= 0:
                     break
                 await self._woken(way, holding, reply, left)
-                pace = pace or Pace()
+                pace = pace or Backoff()
                 rest = pace.rest(monotonic())
                 if rest > 0:
                     await way.colour.park(Bell(), min(rest, max(end - monotonic(), 0.0)))
@@ -259,13 +259,13 @@ class Lock:
             await way.colour.shielded(quietly(way.locks.release, holding.key, holding.token))
         return holding
 
-    async def _asked(self, way: Way, holding: Holding, *, waits: bool) -> Granted | Busy:
+    async def _asked(self, way: LocksSide, holding: Holding, *, waits: bool) -> Granted | Busy:
         return await way.locks.acquire(holding.key, holding.token, self._lease, waits=waits, room=self._room)
 
-    async def _woken(self, way: Way, holding: Holding, busy: Busy, timeout: float) -> None:
+    async def _woken(self, way: LocksSide, holding: Holding, busy: Busy, timeout: float) -> None:
         await way.locks.wait(holding.key, busy, timeout)
 
-    async def _is_locked(self, way: Way) -> bool:
+    async def _is_locked(self, way: LocksSide) -> bool:
         return await way.inside(self.name) > 0
 
     # -- which holding is whose -----------------------------------------------------------------------------------

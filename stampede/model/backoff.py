@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FARTHEST", "Pace", "look_again"]
+__all__ = ["FARTHEST", "Backoff", "look_again"]
 
 AT_ONCE = 10
 """Questions that a waiter may ask as fast as it is woken."""
@@ -14,7 +14,7 @@ FARTHEST = 30.0
 """Seconds between two looks of one who is far back in a queue."""
 
 
-class Pace:
+class Backoff:
     """One waiter's: how long it has to rest before it asks again."""
 
     __slots__ = ("_at", "_level")

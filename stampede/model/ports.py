@@ -26,7 +26,7 @@ __all__ = [
     "Failed",
     "Found",
     "Granted",
-    "Hands",
+    "Handover",
     "Hears",
     "Held",
     "Holds",
@@ -346,7 +346,7 @@ class Holds(Protocol):
         """The locks that stand and whose names begin with this, the longest held first. None: it can't list them."""
 
 
-class Hands(Protocol):
+class Handover(Protocol):
     """Of an engine whose locks can go from one process to another."""
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
@@ -478,7 +478,7 @@ class Side:
     softens: Softens | None = None
     shows: Shows | None = None
     holds: Holds | None = None
-    hands: Hands | None = None
+    handover: Handover | None = None
 
 
 class Engine(ABC):

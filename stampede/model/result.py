@@ -15,22 +15,22 @@ from stampede.runtime.colour import Stopped
 from stampede.runtime.definitions import slots_of
 
 __all__ = [
-    "Landing",
-    "Leave",
     "LeftOut",
+    "MayCompute",
     "Nothing",
-    "all_landed",
+    "Result",
     "comes_back",
     "empty",
-    "landed",
     "own_copy",
     "parts_of",
+    "value_of",
+    "values_of",
 ]
 
 
 # Not frozen, for the same reason as an entry; nobody writes to one.
 @dataclass(slots=True)
-class Landing:
+class Result:
     """How a call ends: an entry or an error, and who else may have it: whoever began before `as_of`."""
 
     entry: Entry[Any] | None = None
@@ -59,16 +59,16 @@ class Landing:
         """It is its caller's own, like Ctrl-C, and no failure."""
         return self.error is not None and not isinstance(self.error, Exception)
 
-    def for_followers(self) -> Landing:
+    def for_followers(self) -> Result:
         """The same end, to be kept for others: the caller takes its error out of its own."""
         return self if self.error is None else replace(self)
 
-    def for_follower(self) -> Landing:
+    def for_follower(self) -> Result:
         """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
         return self if self.error is None else replace(self, error=own_copy(self.error))
 
 
-class Leave(Landing):
+class MayCompute(Result):
     """No end yet: leave to compute, to one who asks for other keys before he does; with what is kept meanwhile."""
 
     __slots__ = ()
@@ -82,14 +82,19 @@ class Nothing(LeftOut):
     """The same where all callers have one function: an answer for everybody, and `Absent` to who asked for one."""
 
 
-_NOTHING = f"{Nothing.__module__}.{Nothing.__qualname__}"
+_NOTHING = "stampede.outcome.Nothing"
+"""The name of `Nothing` in stored entries. It stays the same wherever the class is."""
 
 
-def landed(landing: Landing, policy: Policy) -> Any:
+def _name_of(kind: type[BaseException]) -> str:
+    return _NOTHING if kind is Nothing else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def value_of(result: Result, policy: Policy) -> Any:
     """The value of a landing, or its error raised."""
-    entry = landing.entry
-    if landing.error is not None:
-        error, landing.error = landing.error, None  # it refers to our caller's frame, which may refer to the landing
+    entry = result.entry
+    if result.error is not None:
+        error, result.error = result.error, None  # it refers to our caller's frame, which may refer to the landing
         if isinstance(error, Nothing):
             error = Absent(*error.args)
         try:
@@ -98,32 +103,32 @@ def landed(landing: Landing, policy: Policy) -> Any:
             del error
     assert entry is not None
     if entry.raised:
-        raise Absent(*entry.value[1]) if landing.is_nothing else _revived(entry, policy.raises)
+        raise Absent(*entry.value[1]) if result.is_nothing else _revived(entry, policy.raises)
     return entry.value
 
 
-def all_landed(landings: Mapping[str, Landing], policy: Policy) -> dict[str, Any]:
+def values_of(results: Mapping[str, Result], policy: Policy) -> dict[str, Any]:
     """The values of many landings; or an error raised, which may be that of many keys: none of them keeps it."""
     try:
-        return {key: landed(landing, policy) for key, landing in landings.items()}
+        return {key: value_of(result, policy) for key, result in results.items()}
     except StopIteration as end:  # a function's own
-        empty(landings)
+        empty(results)
         raise Stopped(end) from end
     except BaseException:
-        empty(landings)
+        empty(results)
         raise
 
 
-def empty(landings: Mapping[str, Landing]) -> None:
+def empty(results: Mapping[str, Result]) -> None:
     """Let go of the errors that nobody is to be given: they refer to frames that refer to these landings."""
-    for landing in landings.values():
-        landing.error = None
+    for result in results.values():
+        result.error = None
 
 
 def parts_of(error: BaseException) -> tuple[Any, ...]:
     """What an entry of `raises` holds: the name of its class, its arguments, and its attributes, if it has any."""
     kind, (arguments, state) = type(error), _recipe(error)
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name = _name_of(kind)
     return (name, arguments, {"state": state}) if state else (name, arguments)
 
 
@@ -178,7 +183,7 @@ def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> Base
     state = facts[0].get("state", {}) if facts else {}
     known = list(raises)
     for kind in known:
-        if f"{kind.__module__}.{kind.__qualname__}" == name:
+        if _name_of(kind) == name:
             return _made(kind, arguments, state)
         known.extend(kind.__subclasses__())
     return _made(raises[0] if raises else RuntimeError, arguments, state)

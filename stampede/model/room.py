@@ -28,8 +28,21 @@ from stampede.model.backoff import FARTHEST, look_again
 from stampede.model.ports import Busy, Granted
 
 __all__ = [
-    "EMPTY", "Change", "Inside", "Queued", "Room", "Told", "Waiting",
-    "acquire", "admitted", "awaited", "dump", "find", "load", "release", "renew",
+    "EMPTY",
+    "Change",
+    "Inside",
+    "Queued",
+    "Room",
+    "Waiting",
+    "Wakeups",
+    "acquire",
+    "admitted",
+    "awaited",
+    "dump",
+    "find",
+    "load",
+    "release",
+    "renew",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -108,16 +121,16 @@ class Room:
 EMPTY = Room()
 
 
-class Told(NamedTuple):
+class Wakeups(NamedTuple):
     """Whose waiters are to be woken, by tokens."""
 
     called: Sequence[bytes] = ()  # waiters whose turn has come, or that are to say that they live
     left: Sequence[bytes] = ()  # those that are inside no more, or have missed their turn
 
 
-NOBODY = Told()
+NOBODY = Wakeups()
 
-Change: TypeAlias = tuple[Room, T, Told]
+Change: TypeAlias = tuple[Room, T, Wakeups]
 
 
 def fits(room: float, rooms: Iterable[float]) -> bool:
@@ -170,7 +183,7 @@ def acquire(
                 it = _with_queue(it, {**queue, token: Waiting(token, own.room, now)}, now)
                 if own.due < inf:
                     it, called = _called(it, now)
-                    told = Told([*told.called, *called], told.left)
+                    told = Wakeups([*told.called, *called], told.left)
                 own = it.queue[token]
             enters, room = own.turn is not None, own.room
         if not enters:
@@ -210,7 +223,7 @@ def release(was: Room, token: bytes, now: float) -> Change[bool]:
     called = list[bytes]()
     if it.queue:
         it, called = _called(it, now)
-    return it, mine is not None, Told([*told.called, *called], [*told.left, token])
+    return it, mine is not None, Wakeups([*told.called, *called], [*told.left, token])
 
 
 def awaited(it: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
@@ -231,7 +244,7 @@ def awaited(it: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
 # -- what time does -----------------------------------------------------------------------------------------------
 
 
-def _passed(was: Room, now: float) -> tuple[Room, Told]:
+def _passed(was: Room, now: float) -> tuple[Room, Wakeups]:
     """Drop those whose time is over, and call the next. A clock that was set back lengthens no lease or turn."""
     if was.looked <= now < was.until:
         return was, NOBODY
@@ -254,7 +267,7 @@ def _passed(was: Room, now: float) -> tuple[Room, Told]:
         min([inf, *(each.end for each in it.inside), *(_next(each, now) for each in it.queue.values())]),
     )
     it, called = _called(it, now)
-    return it, Told(called, left) if called or left else NOBODY
+    return it, Wakeups(called, left) if called or left else NOBODY
 
 
 def _next(each: Waiting, now: float) -> float:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from stampede.errors import EngineError
 from stampede.runtime import forks
 from stampede.runtime.colour import run_blocking
-from stampede.runtime.threads import Crew
+from stampede.runtime.threads import ThreadPool
 from stampede.runtime.watch import watch
 
 __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
@@ -160,7 +160,7 @@ class Keeper:
         self.lock = threading.RLock()  # a finalizer may come here in the middle of this
         self._holds: dict[Hold, None] = {}
         self._alarm = inf  # when the watch calls `look`
-        self._crews: weakref.WeakKeyDictionary[Renewable, Crew] = weakref.WeakKeyDictionary()
+        self._crews: weakref.WeakKeyDictionary[Renewable, ThreadPool] = weakref.WeakKeyDictionary()
         self._given = threading.Condition(self.lock)
         self._giving = 0  # leases that are being given back
 
@@ -281,12 +281,12 @@ class Keeper:
         if not watch.add(self, moment):
             self._alarm = inf  # there is no thread to be had: the next lease that comes tries again
 
-    def _crew_of(self, port: Renewable) -> Crew:
+    def _crew_of(self, port: Renewable) -> ThreadPool:
         with self.lock:
-            crew = self._crews.get(port)
-            if crew is None:
-                crew = self._crews[port] = Crew(THREADS, "stampede-keeper")
-            return crew
+            pool = self._crews.get(port)
+            if pool is None:
+                pool = self._crews[port] = ThreadPool(THREADS, "stampede-keeper")
+            return pool
 
 
 def _nothing() -> None: ...

@@ -21,8 +21,8 @@ __all__ = [
     "PROMPT",
     "SUSPENDING",
     "Bell",
+    "Callers",
     "Colour",
-    "Crowd",
     "Loop",
     "Stopped",
     "after_commit",
@@ -155,7 +155,7 @@ def lasting(value: T) -> T:
 _LASTING = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, frozenset})
 
 
-class Crowd(Protocol):
+class Callers(Protocol):
     """The callers of one computation, as the colour that runs it sees them."""
 
     cancel: Callable[[], object] | None
@@ -184,7 +184,7 @@ class Colour(Protocol):
     async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end, also when the caller is cancelled meanwhile (which it learns afterwards)."""
 
-    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Callers) -> T:
         """Run a computation; a caller that is cancelled leaves it to the rest of the crowd, if there is one."""
 
 
@@ -218,7 +218,7 @@ class _Blocking:
     def shielded(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return coroutine
 
-    def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> Coroutine[Any, Any, T]:
+    def aside(self, work: Coroutine[Any, Any, T], crowd: Callers) -> Coroutine[Any, Any, T]:
         return work
 
 
@@ -250,7 +250,7 @@ class _Suspending:
     async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await _to_the_end(_task_of(coroutine))
 
-    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Callers) -> T:
         loop = asyncio.get_running_loop()
         crowd.led_by(work)
         task = hold_task(_task_of(work))

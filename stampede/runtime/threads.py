@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stampede.runtime import forks, process_lock
 from stampede.runtime.greenlets import cooperative
 
-__all__ = ["Crew", "begun", "on_stack", "signals_blocked", "with_signals_of_caller"]
+__all__ = ["ThreadPool", "begun", "on_stack", "signals_blocked", "with_signals_of_caller"]
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def with_signals_of_caller(work: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-class Crew:
+class ThreadPool:
     """At most `limit` threads; what none of them can begin at once waits for them, in its order."""
 
     def __init__(self, limit: float, name: str) -> None:

@@ -17,10 +17,10 @@ prometheus = true
 mine = "shop.metrics:on_event"
 """
 
-from stampede.settings.model import CacheSettings, LocalSettings, OriginSettings, Rate, Settings, safe_url
+from stampede.settings.model import CacheSettings, LocalSettings, OriginSettings, RateSetting, Settings, safe_url
 from stampede.settings.read import TABLES, cache_settings, discover, from_mapping, load, origin_settings
 
 __all__ = [
-    "TABLES", "CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings",
+    "TABLES", "CacheSettings", "LocalSettings", "OriginSettings", "RateSetting", "Settings",
     "cache_settings", "discover", "from_mapping", "load", "origin_settings", "safe_url",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
 from stampede.model.policy import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
-from stampede.settings.model import LocalSettings, Rate, safe_url
+from stampede.settings.model import LocalSettings, RateSetting, safe_url
 
 __all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "observers"]
 
@@ -171,10 +171,10 @@ def _local_ttl(name: str, value: Any) -> float | None:
     return None if value is None else seconds(name, value)
 
 
-def _rate(name: str, value: Any) -> Rate:
+def _rate(name: str, value: Any) -> RateSetting:
     count, slash, per = value.partition("/") if isinstance(value, str) else ("", "", "")
     try:
-        rate = Rate(_count(name, count.strip()), seconds(name, f"1{per}" if per.strip() in UNITS else per))
+        rate = RateSetting(_count(name, count.strip()), seconds(name, f"1{per}" if per.strip() in UNITS else per))
     except OptionError:
         rate = None
     if rate is None or not slash or not 0 < rate.per < inf:

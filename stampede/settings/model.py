@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stampede.errors import OptionError, SettingsError
 from stampede.model.policy import DEFAULT, Policy, nearest
 
-__all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "Rate", "Settings", "safe_url"]
+__all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "RateSetting", "Settings", "safe_url"]
 
 
 NOTHING = "nothing"
@@ -55,7 +55,7 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateSetting:
     """So many computations within so many seconds."""
 
     count: int
@@ -70,7 +70,7 @@ class OriginSettings:
     """
 
     concurrency: int | None = None
-    rate: Rate | None = None
+    rate: RateSetting | None = None
     when_full: Literal["wait", "stale", "raise"] = "wait"
     adaptive: bool = False
     at_least: int = 1

@@ -416,7 +416,7 @@ def test_a_fresh_value_is_never_waited_for(cache: Cache, asked: Asked, gates: Ga
         assert asked("k", slow, **terms) == "fresh"
         return slow.begun.is_set()
 
-    tier = cache._core.front.tier
+    tier = cache._core.local_tier.residents
     assert tier is not None
     (resident,) = tier._residents.values()
     resident.end = time.monotonic() - 0.001  # its early moment has come

@@ -37,7 +37,7 @@ from stampede.model.entry import Entry
 from stampede.model.policy import Policy
 from stampede.model.ports import Ask, Found, Reply
 from stampede.model.record import Record
-from stampede.model.result import Landing
+from stampede.model.result import Result
 from stampede.outages.keeper import Hold
 
 HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)
@@ -307,8 +307,8 @@ def _asks_on(patch: pytest.MonkeyPatch) -> None:
 def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     """A failed computation abandons nothing."""
 
-    async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Landing:
-        return Landing(error=error)
+    async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Result:
+        return Result(error=error)
 
     patch.setattr(finish, "give_up", give_up)
 
@@ -317,8 +317,8 @@ def _shares(patch: pytest.MonkeyPatch) -> None:
     """A refused value, and a cancellation, go to everybody."""
     end = Flights.end
 
-    def generous(self: Flights, flight: Flight, landing: Landing | None) -> None:
-        end(self, flight, landing and replace(landing, as_of=inf))
+    def generous(self: Flights, flight: Flight, result: Result | None) -> None:
+        end(self, flight, result and replace(result, as_of=inf))
 
     patch.setattr(Flights, "end", generous)
 
@@ -327,7 +327,7 @@ def _shares_what_was_seen(patch: pytest.MonkeyPatch) -> None:
     """What only the leader's local tier held goes to its followers."""
     served = fill.served
 
-    def generous(call: Call, *args: Any, as_of: float = -inf, **terms: Any) -> Landing:
+    def generous(call: Call, *args: Any, as_of: float = -inf, **terms: Any) -> Result:
         return served(call, *args, as_of=call.now, **terms)
 
     patch.setattr(fill, "served", generous)
@@ -336,8 +336,8 @@ def _shares_what_was_seen(patch: pytest.MonkeyPatch) -> None:
 def _offers_for_long(patch: pytest.MonkeyPatch) -> None:
     """What is kept is offered also to those who come after an invalidation."""
 
-    def offer(self: Flights, flight: Flight, landing: Landing) -> None:
-        flight.offered = replace(landing, as_of=inf)
+    def offer(self: Flights, flight: Flight, result: Result) -> None:
+        flight.offered = replace(result, as_of=inf)
         flight.bell.ring()
 
     patch.setattr(Flights, "offer", offer)
@@ -350,7 +350,7 @@ def _believes_for_ever(patch: pytest.MonkeyPatch) -> None:
 
     async def claimed(call: Call) -> Any:
         answer = await claim(call)
-        return replace(answer, as_of=inf) if isinstance(answer, Landing) else answer
+        return replace(answer, as_of=inf) if isinstance(answer, Result) else answer
 
     patch.setattr(fill, "claim", claimed)
 
@@ -408,7 +408,7 @@ def _nobody_leaves(patch: pytest.MonkeyPatch) -> None:
 def _rings_never(patch: pytest.MonkeyPatch) -> None:
     """The flight lands, and doesn't tell."""
 
-    def end(self: Flights, flight: Flight, landing: Landing | None) -> None:
+    def end(self: Flights, flight: Flight, result: Result | None) -> None:
         self._forget(flight)
 
     patch.setattr(Flights, "end", end)
@@ -417,13 +417,13 @@ def _rings_never(patch: pytest.MonkeyPatch) -> None:
 
 def _one_error_for_all(patch: pytest.MonkeyPatch) -> None:
     """Followers raise the leader's own exception object."""
-    patch.setattr(Landing, "for_follower", lambda self: self)
+    patch.setattr(Result, "for_follower", lambda self: self)
 
 
 def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     """One that holds a lease waits for one that waits for it."""
 
-    def limit(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Landing]]]:
+    def limit(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Result]]]:
         return inf, patience.timed_out
 
     patch.setattr(fill, "limit", limit)

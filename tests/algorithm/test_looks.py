@@ -19,7 +19,7 @@ def test_a_look_does_not_stand_in_for_the_early_refresh(tmp_path: Path) -> None:
             return len(calls)
 
         assert [report(1), report(1)] == [1, 1]
-        (resident,) = cache._core.front.tier._residents.values()
+        (resident,) = cache._core.local_tier.residents._residents.values()
         resident.end = time.monotonic()  # its early moment
         assert report(1) == 2
         assert report(1) == 2
@@ -36,7 +36,7 @@ def test_an_entry_whose_stamp_was_used_by_another_key_is_kept_anew(tmp_path: Pat
 
         report(1)
         report(1)
-        (resident,) = cache._core.front.tier._residents.values()
+        (resident,) = cache._core.local_tier.residents._residents.values()
         resident.stamp += 1
         report(1)
         before = report.stats()

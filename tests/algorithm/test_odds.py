@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stampede.algorithm.call import Odds
+from stampede.algorithm.call import HitLikelihood
 
 # Calls of one function, in order; and whether the next one looks first.
 CASES = {
@@ -26,7 +26,7 @@ CASES = {
 def test_who_looks_first(case: str) -> None:
     """A miss would cost a round trip more, or a hit its server the work of a script."""
     calls, looks = CASES[case]
-    odds = Odds()
+    hit_likelihood = HitLikelihood()
     for call in calls:
-        odds.saw(call == "h")
-    assert odds.good is looks
+        hit_likelihood.saw(call == "h")
+    assert hit_likelihood.good is looks

@@ -18,7 +18,7 @@ from servers import shared_redis
 
 import stampede.algorithm.encoded
 from stampede import Cache
-from stampede.algorithm.encoded import CodedClaims, _Coded
+from stampede.algorithm.encoded import EncodedClaims, _Coded
 from stampede.codecs import make_codec
 from stampede.model.entry import Entry
 from stampede.model.ports import Ask, Busy, Found
@@ -185,7 +185,7 @@ def test_a_token_of_two_keys_leads_to_each_ones_own_entry() -> None:
             waited.append(key)
 
     other, own = (_Coded(make_codec("sealed", returns=kind), lambda *_: None) for kind in TYPES["dataclass"])
-    claims: Any = CodedClaims(Port(), own._codec, lambda *_: None, Port(), {})  # type: ignore[arg-type]
+    claims: Any = EncodedClaims(Port(), own._codec, lambda *_: None, Port(), {})  # type: ignore[arg-type]
     busy = [run_blocking(claims.claim(key, b"t", Ask(1.0))) for key in ("user:1", "user:2")]
     for key, each in zip(("user:1", "user:2"), busy, strict=True):
         run_blocking(claims.wait(key, each, 1.0))

@@ -152,9 +152,9 @@ def test_durations_that_are_no_numbers_are_the_end() -> None:
     with Cache("memory://?codec=sealed", ttl=600) as cache:
         cache.set("k", 1)
         sealed = stored(cache)
-        from stampede.algorithm.encoded import CodedStore
+        from stampede.algorithm.encoded import EncodedStore
 
-        open_ = CodedStore(_store(cache), make_codec(), lambda key, error: None).decoded
+        open_ = EncodedStore(_store(cache), make_codec(), lambda key, error: None).decoded
         entry = open_(cache._root.prefix + "k", replace(sealed, fresh=nan, keep=nan))
         assert entry is not None and not entry.fresh > 0 and not entry.keep > 0
 

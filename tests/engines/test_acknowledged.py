@@ -160,12 +160,12 @@ def test_what_was_computed_here_is_true_until_another_changes_it(
             hits = [(root.hit(key), key) for key in keys]
             assert [key for hit, key in hits if hit is not None and hit.value < called[key]] == []
         server.stop()
-        front = asked._core.front
+        local_tier = asked._core.local_tier
 
         def lost() -> Any:
             with suppress(OSError):  # what is kept is served as soon as the loss is noticed
                 value("first", failing)
-            return front.kept(root.prefix + "kept 0")
+            return local_tier.kept(root.prefix + "kept 0")
 
         until(lost)
         for some in range(ROUNDS):

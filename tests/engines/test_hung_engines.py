@@ -375,7 +375,7 @@ def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> Non
     clock, told = FakeClock(), []
     monkeypatch.setattr(hangs.time, "monotonic", clock)
     monkeypatch.setattr(hangs.watch, "add", lambda watched, moment: None)
-    its = hangs.Vigil()
+    its = hangs.HangDetector()
     its.waiters = told.append
     begun = clock()
     clock.advance(0.5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from herd import Herd
 
-from stampede.engines.kit.hang_up import Overdue
+from stampede.engines.kit.hang_up import HangUp
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -29,7 +29,7 @@ def pair() -> Iterator[Pair]:
 
 def test_who_waits_too_long_is_hung_up(pair: Pair) -> None:
     """A server that hangs would keep its callers for ever."""
-    overdue, began = Overdue(0.1), time.monotonic()
+    overdue, began = HangUp(0.1), time.monotonic()
     with overdue.asking(pair[0]):
         assert pair[0].recv(1) == b""
     assert 0.1 <= time.monotonic() - began < 10
@@ -38,7 +38,7 @@ def test_who_waits_too_long_is_hung_up(pair: Pair) -> None:
 
 def test_each_has_its_own_time(pair: Pair) -> None:
     """One that has begun later would be cut short, or one behind another never be found out."""
-    overdue, late = Overdue(0.3), socket.socketpair()
+    overdue, late = HangUp(0.3), socket.socketpair()
 
     def asks(client: socket.socket) -> float:
         began = time.monotonic()
@@ -56,7 +56,7 @@ def test_each_has_its_own_time(pair: Pair) -> None:
 
 def test_who_was_answered_is_left_alone(pair: Pair) -> None:
     """The number of a connection that was closed may be that of anything else of the program."""
-    overdue = Overdue(0.05)
+    overdue = HangUp(0.05)
     with overdue.asking(pair[0]):
         pass
     time.sleep(0.2)
@@ -67,7 +67,7 @@ def test_who_was_answered_is_left_alone(pair: Pair) -> None:
 
 def test_a_forked_child_hangs_up_on_nobody(pair: Pair) -> None:
     """It would end the question that its parent waits for."""
-    overdue = Overdue(5.0)
+    overdue = HangUp(5.0)
     with overdue.asking(pair[0]):
         pid = os.fork()
         if not pid:
@@ -85,7 +85,7 @@ def test_what_has_no_connection_to_show_is_asked_all_the_same() -> None:
         def fileno(self) -> int:
             raise ValueError("it is closed")
 
-    overdue, threads = Overdue(0.1), threading.active_count()
+    overdue, threads = HangUp(0.1), threading.active_count()
     for client in (object(), Gone()):
         entered: list[Any] = []
         with overdue.asking(client):

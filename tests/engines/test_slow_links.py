@@ -19,7 +19,7 @@ from proxy import Proxy
 from servers import RedisServer, shared_redis
 
 from stampede import Cache, TooLarge, events
-from stampede.engines.kit.hangs import Vigil
+from stampede.engines.kit.hang_detector import HangDetector
 from stampede.engines.kit.sock import Sock
 from stampede.engines.kit.wire import Wire
 
@@ -68,7 +68,7 @@ def test_each_piece_that_is_sent_has_the_time_out() -> None:
     ours, theirs = socket.socketpair()
     piece, pieces = 20_000, 12
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, piece)
-    sock = Sock(Vigil())
+    sock = Sock(HangDetector())
     sock.stand(ours, 0.3)
 
     def take() -> int:
@@ -91,7 +91,7 @@ def test_what_an_event_loop_sends_has_the_time_out_for_each_piece() -> None:
     transport = SimpleNamespace(unsent=500_000, write=lambda data: None, is_closing=lambda: False)
     transport.get_write_buffer_size = lambda: transport.unsent
     transport.get_extra_info = {"sslcontext": "some"}.get
-    wire = Wire(cast(Any, SimpleNamespace(vigil=Vigil())), cast(Any, None))
+    wire = Wire(cast(Any, SimpleNamespace(hang_detector=HangDetector())), cast(Any, None))
     wire.connection_made(transport)
     wire.stand()
     wire.send(b"", idle=True)

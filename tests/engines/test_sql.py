@@ -26,7 +26,7 @@ from postgres_server import shared_postgres
 from stampede import Cache, EngineError, events
 from stampede.engines import open_engine, sql
 from stampede.engines.cells import Cell, Faster, Seen
-from stampede.engines.sql import Database, SqlCell, schema
+from stampede.engines.sql import SqlCell, SqlDatabase, schema
 from stampede.errors import MissingExtra, OptionError
 
 
@@ -256,7 +256,7 @@ def test_who_was_overtaken_while_the_table_was_made_looks_again(tmp_path: Path) 
         if len(prepared) == 1:
             raise sa.exc.IntegrityError("CREATE TABLE", None, sqlite3.IntegrityError())
 
-    database = Database(f"sqlite:///{tmp_path}/cache.db", 3.0, {}, prepare)
+    database = SqlDatabase(f"sqlite:///{tmp_path}/cache.db", 3.0, {}, prepare)
     for expected in (pytest.raises(sa.exc.IntegrityError), nullcontext()):
         with expected:
             database.ask(lambda found: found.all(), sa.text("SELECT 1"), {})

@@ -23,7 +23,7 @@ from stampede.testing import isolated
 
 def lead(limiter: Limiter, port: Any) -> None:
     """Have a limiter ask these limits, in both colours."""
-    limiter._blocking, limiter._suspending = limiters.Way(BLOCKING, port), limiters.Way(SUSPENDING, port)
+    limiter._blocking, limiter._suspending = limiters.LimitsSide(BLOCKING, port), limiters.LimitsSide(SUSPENDING, port)
 
 
 def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from memcached_server import shared_memcached
 from servers import shared_redis
 
 from stampede import Cache
-from stampede.engines.redis.news import News
+from stampede.engines.redis.news import RedisNews
 from stampede.model.entry import Entry, new_id
 from stampede.runtime.colour import run_blocking
 
@@ -72,7 +72,7 @@ def test_the_first_look_refreshes_it_before_changes_are_told(
     caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then a local tier keeps nothing: processes that ask once each would go by."""
-    monkeypatch.setattr(News, "start", lambda news: None)  # it never connects
+    monkeypatch.setattr(RedisNews, "start", lambda news: None)  # it never connects
     first, late, computed = caches(), caches(early=ALWAYS), Event()
     old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)
     run_blocking(first._root.store.set(first._root.prefix + first._key("k"), old))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stampede.errors import OptionError
-from stampede.local_tier.residents import Resident, Tier
+from stampede.local_tier.residents import Resident, Residents
 from stampede.model.entry import Entry
 from stampede.model.ports import Ticket
 
@@ -27,14 +27,14 @@ def resident(key: str, value: object = None, *, scope: str = "f", keep: float = 
     return Resident(key, scope, Entry(value, b"12345678"), inf, inf, keep, **more)
 
 
-def hit(tier: Tier, key: str) -> object:
+def hit(tier: Residents, key: str) -> object:
     found = tier.get(key)
     assert found is not None
     found.hits += 1
     return found.value
 
 
-def keys(tier: Tier) -> list[str]:
+def keys(tier: Residents) -> list[str]:
     """From the oldest to the newest."""
     assert [there.key for there in tier._residents.values()] == list(tier._residents)
     return list(tier._residents)
@@ -44,7 +44,7 @@ def keys(tier: Tier) -> list[str]:
 def test_bound_that_cannot_be(entries: Any) -> None:
     """Without it a typo in the settings is a tier that keeps nothing, or everything."""
     with pytest.raises(OptionError, match="entries is"):
-        Tier(entries)
+        Residents(entries)
 
 
 def test_resident_carries_its_ticket() -> None:
@@ -57,7 +57,7 @@ def test_resident_carries_its_ticket() -> None:
 
 def test_evicts_the_oldest_that_nobody_hit() -> None:
     """SIEVE itself: hits protect once, the hand goes on from where it stopped."""
-    tier = Tier(3)
+    tier = Residents(3)
     for key in "abc":
         tier.put(resident(key))
     hit(tier, "a")
@@ -70,7 +70,7 @@ def test_evicts_the_oldest_that_nobody_hit() -> None:
 
 def test_the_gone_get_no_second_chance() -> None:
     """Without it values nobody may be given push out values that are asked for."""
-    tier = Tier(2)
+    tier = Residents(2)
     tier.put(resident("gone", keep=0.0))
     tier.put(resident("new"))
     hit(tier, "gone")
@@ -80,7 +80,7 @@ def test_the_gone_get_no_second_chance() -> None:
 
 def test_a_new_value_keeps_its_place_and_counts_as_a_hit() -> None:
     """Without it a key that was just refreshed is evicted before one that nobody asked for."""
-    tier = Tier(2)
+    tier = Residents(2)
     first = resident("a", 1)
     tier.put(first)
     tier.put(resident("b"))
@@ -92,7 +92,7 @@ def test_a_new_value_keeps_its_place_and_counts_as_a_hit() -> None:
 
 def test_drop_kills_and_empties_the_homes() -> None:
     """Without it an invalidated value is still served by the function's fast table."""
-    tier, table = Tier(), dict[Any, Resident]()
+    tier, table = Residents(), dict[Any, Resident]()
     there = resident("a", 1)
     tier.put(there)
     tier.adopt(there, table, 1)
@@ -107,7 +107,7 @@ def test_drop_kills_and_empties_the_homes() -> None:
 @pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared"])
 def test_no_home_for_the_dead(how: str) -> None:
     """Without it a home registered a moment too late keeps a value alive that nothing can invalidate."""
-    tier, table = Tier(1), dict[Any, Resident]()
+    tier, table = Residents(1), dict[Any, Resident]()
     there = resident("a")
     tier.put(there)
     match how:
@@ -125,7 +125,7 @@ def test_no_home_for_the_dead(how: str) -> None:
 
 def test_killing_the_old_leaves_the_new_at_home() -> None:
     """Without it an old generation's eviction slows down or hides the new generation's value."""
-    tier, table = Tier(), dict[Any, Resident]()
+    tier, table = Residents(), dict[Any, Resident]()
     old, new = resident("a:1"), resident("a:2")
     for there in (old, new):
         tier.put(there)
@@ -136,7 +136,7 @@ def test_killing_the_old_leaves_the_new_at_home() -> None:
 
 def test_drop_scope_and_clear() -> None:
     """Without it `invalidate_all` and `clear` leave values of this process behind."""
-    tier = Tier()
+    tier = Residents()
     for key, scope in [("a", "f"), ("b", "g"), ("c", "f")]:
         tier.put(resident(key, scope=scope))
     tier.drop_scope("f")
@@ -149,7 +149,7 @@ def test_drop_scope_and_clear() -> None:
 
 def test_hits_are_counted_beyond_the_residents_lives() -> None:
     """Without it `stats()` forgets hits with every eviction, replacement and invalidation."""
-    tier = Tier(2)
+    tier = Residents(2)
     for key, scope in [("a", "f"), ("b", "g")]:
         tier.put(resident(key, scope=scope))
         hit(tier, key)
@@ -167,7 +167,7 @@ def test_the_dead_hold_nobody() -> None:
     class Value:
         pass
 
-    tier, values = Tier(1), []
+    tier, values = Residents(1), []
     held = resident("0", Value())
     tier.put(held)
     gc.disable()
@@ -188,7 +188,7 @@ def test_the_dead_hold_nobody() -> None:
 )
 def test_any_order_of_writes(entries: int, steps: list[tuple[str, int]]) -> None:
     """Beside the plainest SIEVE there is: a list and an index. The same keys in the same order, no dead at home."""
-    tier, table = Tier(entries), dict[Any, Resident]()
+    tier, table = Residents(entries), dict[Any, Resident]()
     queue: list[str] = []
     visited: set[str] = set()
     hand = 0
@@ -223,7 +223,7 @@ def test_any_order_of_writes(entries: int, steps: list[tuple[str, int]]) -> None
 
 def test_finalizers_may_write_to_the_tier() -> None:
     """Without it a value with a `__del__` that calls a cached function deadlocks or breaks the queue."""
-    tier = Tier(8)
+    tier = Residents(8)
 
     class Value:
         def __init__(self) -> None:
@@ -251,7 +251,7 @@ def test_finalizers_may_write_to_the_tier() -> None:
 @pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared", "scope", "homeless", "postponed"])
 def test_finalizers_run_outside_the_lock(how: str) -> None:
     """Without it a value whose `__del__` waits for a thread that uses the cache is a deadlock."""
-    tier, ended = Tier(2), []
+    tier, ended = Residents(2), []
 
     class Value:
         def __del__(self) -> None:
@@ -282,7 +282,7 @@ def test_finalizers_run_outside_the_lock(how: str) -> None:
 
 def test_a_drop_inside_a_write_counts_at_once() -> None:
     """Without it an invalidation from a finalizer or a signal handler returns before the value is dead."""
-    tier = Tier()
+    tier = Residents()
     there = resident("a")
     tier.put(there)
     ends = []
@@ -298,7 +298,7 @@ def test_a_drop_inside_a_write_counts_at_once() -> None:
 def test_a_write_that_fails_halfway_is_mended_by_the_next() -> None:
     """Without it the tier would take nothing any more after a MemoryError or a signal's exception; and what a finalizer
     wrote meanwhile would come later than what is newer."""
-    tier = Tier(3)
+    tier = Residents(3)
     for key in "abc":
         tier.put(resident(key))
 
@@ -318,7 +318,7 @@ def test_a_write_that_fails_halfway_is_mended_by_the_next() -> None:
 
 def test_what_is_dropped_is_not_remembered() -> None:
     """Without it a tier that never gets full would keep the key of everything that was ever in it."""
-    tier = Tier(10)
+    tier = Residents(10)
     for number in range(1000):
         tier.put(resident(f"k{number}"))
         if number >= 5:
@@ -330,7 +330,7 @@ def test_what_is_dropped_is_not_remembered() -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this platform")
 def test_signal_handlers_may_write_to_the_tier() -> None:
     """Without it a signal that arrives inside a write deadlocks the main thread."""
-    tier, seen = Tier(8), []
+    tier, seen = Residents(8), []
 
     def handler(*_: object) -> None:
         seen.append(1)
@@ -353,7 +353,7 @@ def test_signal_handlers_may_write_to_the_tier() -> None:
 def test_threads_that_write_at_once() -> None:
     """Without it a race leaves a dead value in a fast table, or one key's value under another's."""
     interval = sys.getswitchinterval()
-    tier, tables = Tier(16), [dict[Any, Resident]() for _ in range(3)]
+    tier, tables = Residents(16), [dict[Any, Resident]() for _ in range(3)]
     wrong: list[object] = []
 
     def work(seed: int) -> None:
@@ -396,7 +396,7 @@ def test_threads_that_write_at_once() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_fork_in_the_middle_of_a_write() -> None:
     """Without it a gunicorn worker forked while a thread of the master writes hangs at its first write."""
-    tier = Tier(4)
+    tier = Residents(4)
     for key in "abcd":
         tier.put(resident(key))
     inside, leave = threading.Event(), threading.Event()
@@ -425,7 +425,7 @@ def test_fork_in_the_middle_of_a_write() -> None:
 
 def test_tiers_end_with_their_owners() -> None:
     """Without it every cache of a test suite lives for ever in the list of tiers to mend after a fork."""
-    tier = Tier()
+    tier = Residents()
     tier.put(resident("a"))
     ref = weakref.ref(tier)
     del tier

@@ -10,7 +10,7 @@ import pytest
 from stampede import Cache, WaitTimeout
 from stampede.engines import memory
 from stampede.engines.memory.locks import MemoryLocks
-from stampede.model.backoff import AT_ONCE, EVERY, FARTHEST, Pace, look_again
+from stampede.model.backoff import AT_ONCE, EVERY, FARTHEST, Backoff, look_again
 from stampede.model.entry import new_id
 from stampede.model.ports import Ask
 from stampede.testing.clock import FakeClock
@@ -18,7 +18,7 @@ from stampede.testing.clock import FakeClock
 
 def test_the_first_questions_are_free_and_the_others_take_their_time() -> None:
     """A waiter that is woken for good reason would come late; one that is woken for none would spin."""
-    pace, clock, asked = Pace(), FakeClock(1000.0), 0
+    pace, clock, asked = Backoff(), FakeClock(1000.0), 0
     assert [pace.rest(clock()) for _ in range(AT_ONCE)] == [0.0] * AT_ONCE
     while clock() < 1010.0:
         asked += 1

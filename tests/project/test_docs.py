@@ -361,7 +361,7 @@ def test_the_table_of_locks_is_what_engines_declare(tmp_path: Path) -> None:
             engine = open_engine(LOCKS_AT[url].format(tmp_path))
         except MissingExtra:
             continue
-        declared = engine.breaks and engine.shared, engine.blocking.hands is not None, engine.rooms
+        declared = engine.breaks and engine.shared, engine.blocking.handover is not None, engine.rooms
         engine.close()
         assert words == ["yes" if each else "no" for each in declared], url
 

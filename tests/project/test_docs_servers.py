@@ -232,7 +232,7 @@ def test_options_of_postgres() -> None:
     """An option that nobody can find, one that is none, or another default than the page says."""
     pytest.importorskip("psycopg")
     from stampede.engines.postgres.address import OURS
-    from stampede.engines.postgres.connect import Server
+    from stampede.engines.postgres.connect import PostgresConnector
     from stampede.model.policy import seconds
 
     said = {
@@ -241,7 +241,7 @@ def test_options_of_postgres() -> None:
         for name, default in zip_longest(named(names), defaults.split(","), fillvalue="")
     }
     assert said.keys() == OURS.keys()
-    for name, each in inspect.signature(Server).parameters.items():
+    for name, each in inspect.signature(PostgresConnector).parameters.items():
         if name not in OURS:
             continue
         if each.default in (None, float("inf")):

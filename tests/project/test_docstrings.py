@@ -14,7 +14,7 @@ import stampede
 import stampede.testing
 from stampede import Cache, Entry, Lock, errors, get_cache, try_lock
 from stampede.api.cached import VERBS, Cached
-from stampede.api.many import Many
+from stampede.api.many import CachedMany
 from stampede.api.method import Bound
 from stampede.metrics import Stats
 from stampede.testing import isolated
@@ -37,7 +37,7 @@ def public() -> Iterator[tuple[str, Any]]:
         yield f"function.{name}", getattr(Cached, name)
         yield f"method.{name}", getattr(Bound, name)
     for name in ("set_many", "invalidate_many"):
-        yield f"function of many.{name}", getattr(Many, name)
+        yield f"function of many.{name}", getattr(CachedMany, name)
     yield "cached.many", stampede.cached.many
     for name in stampede.testing.__all__:
         yield f"testing.{name}", getattr(stampede.testing, name)

@@ -17,7 +17,7 @@ from stampede.engines.memory import MemoryEngine
 from stampede.events import Event
 from stampede.model.policy import Policy
 from stampede.model.ports import Ask, Granted
-from stampede.model.result import Landing
+from stampede.model.result import Result
 from stampede.outages.keeper import Hold, keeper
 from stampede.runtime.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 
@@ -80,21 +80,21 @@ class World:
         until(lambda: key in self.flights._flights and self.flights._flights[key].callers > number)
 
 
-async def _kept_nowhere(ends: list[tuple[Call, Landing]]) -> None: ...
+async def _kept_nowhere(ends: list[tuple[Call, Result]]) -> None: ...
 
 
-def answered(call: Call) -> Coroutine[Any, Any, Landing]:
+def answered(call: Call) -> Coroutine[Any, Any, Result]:
     """Return the coroutine that answers the call."""
     work = fill(call)
     call.answered_by(work)
     return work
 
 
-def value(landing: Landing) -> Any:
-    if landing.error is not None:
-        raise landing.error
-    assert landing.entry is not None
-    return landing.entry.value
+def value(result: Result) -> Any:
+    if result.error is not None:
+        raise result.error
+    assert result.entry is not None
+    return result.entry.value
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -15,18 +15,18 @@ pytest.importorskip("zmq")
 
 from stampede.engines.kit.url import Address
 from stampede.engines.zmq import ZmqEngine
-from stampede.engines.zmq.machine import Limits
+from stampede.engines.zmq.machine import Capacity
 from stampede.engines.zmq.server import Broker
 
-__all__ = ["Address", "BrokerProcess", "BrokerThread", "Limits", "ZmqEngine"]
+__all__ = ["Address", "BrokerProcess", "BrokerThread", "Capacity", "ZmqEngine"]
 
-HOUR = Limits(longest=3600.0)
+HOUR = Capacity(longest=3600.0)
 
 
 class BrokerThread:
     """One that is new, and has a port of its own."""
 
-    def __init__(self, *, quiet: float = 0.0, limits: Limits = HOUR, port: int | None = None, **options: Any) -> None:
+    def __init__(self, *, quiet: float = 0.0, limits: Capacity = HOUR, port: int | None = None, **options: Any) -> None:
         self.port = port or free_port()
         self.place = Address("127.0.0.1", self.port)
         self.url = f"zmq://{self.place}"

@@ -27,12 +27,12 @@ from trap_ports import TRAPPING, Spawn, Trap, TrapHold, TrapPort, told
 
 from stampede import events
 from stampede.algorithm import fill
-from stampede.algorithm.call import Call, Gate, Odds, Resources
+from stampede.algorithm.call import Call, Gate, HitLikelihood, Resources
 from stampede.algorithm.flight import Flight, Flights
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.model.entry import Entry
 from stampede.model.policy import Policy
-from stampede.model.result import Landing
+from stampede.model.result import Result
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = [
@@ -471,18 +471,18 @@ class _Flights(Flights):
         return tuple([
             (
                 name, flight.callers, flight.cancel is None, flight.detached, flight.ended, flight.bell.rung,
-                flight.landing and _value(flight.landing), flight.offered and _value(flight.offered),
+                flight.result and _value(flight.result), flight.offered and _value(flight.offered),
                 self._flights.get(flight.key) is flight,
             )
             for name, flight in self.ever
         ])  # fmt: skip
 
 
-def _value(landing: Landing) -> object:
-    return landing.entry and landing.entry.value, repr(landing.error)
+def _value(result: Result) -> object:
+    return result.entry and result.entry.value, repr(result.error)
 
 
-class _Hits(Odds):
+class _Hits(HitLikelihood):
     """Of a function that mostly hits, whatever comes."""
 
     def saw(self, hit: bool) -> None:
@@ -504,7 +504,7 @@ class _Beside:
         return self._process.spawn(work).cancel
 
 
-async def _kept_nowhere(ends: list[tuple[Call, Landing]]) -> None: ...
+async def _kept_nowhere(ends: list[tuple[Call, Result]]) -> None: ...
 
 
 class _Cap:
@@ -586,11 +586,11 @@ class Process:
                 caller.seen = self.tier.get(key)
                 fibre.note(caller.seen is None)
                 await Trap("inside", f"has looked at its local tier: {caller.seen and caller.seen.value}")
-            landing = await trial.algorithm(self.call(caller, origin, options))
-            if landing.error is not None:
-                raise landing.error
-            assert landing.entry is not None
-            caller.value = landing.entry.value
+            result = await trial.algorithm(self.call(caller, origin, options))
+            if result.error is not None:
+                raise result.error
+            assert result.entry is not None
+            caller.value = result.entry.value
         except BaseException as error:
             caller.error = error
             if isinstance(error, GeneratorExit):
@@ -640,7 +640,7 @@ class Process:
             scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             give_back=lambda key, token: trial.model.abandon(key, token, None, 0.0), note=note, keep=_kept_nowhere,
             draws=False,
-            look=trial.port.look if trial.scenario.looks else None, odds=_Hits(1.0),
+            look=trial.port.look if trial.scenario.looks else None, hit_likelihood=_Hits(1.0),
             gates=trial.cap if trial.scenario.room else None,
         )  # fmt: skip
         caller.call = Call(
@@ -691,7 +691,7 @@ class Process:
             return ()
         calls = [c.call for c in self.trial.ledger.callers if c.call is not None and c.process is self and not c.ended]
         moments = [moment for call in calls for moment in (call.began, call.asked)]
-        moments += [each.as_of for _, flight in self.flights.ever for each in (flight.landing, flight.offered) if each]
+        moments += [each.as_of for _, flight in self.flights.ever for each in (flight.result, flight.offered) if each]
         ranks = {moment: rank for rank, moment in enumerate(sorted(set(moments)))}
         return tuple(ranks[moment] for moment in moments)
 
@@ -704,7 +704,7 @@ class Trial:
         scenario: Scenario,
         faults: Collection[str] = (),
         budget: int = 0,
-        algorithm: Callable[[Call], Coroutine[Any, Any, Landing]] = fill.fill,
+        algorithm: Callable[[Call], Coroutine[Any, Any, Result]] = fill.fill,
         model: type[Model] = Model,
     ) -> None:
         self.scenario = scenario

@@ -14,7 +14,7 @@ from model import Listener, Model
 
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Busy, Failed, Found, Granted, Reply
-from stampede.runtime.colour import Bell, Colour, Crowd
+from stampede.runtime.colour import Bell, Callers, Colour
 
 __all__ = ["TRAPPING", "Fibre", "Shield", "Spawn", "Trap", "TrapHold", "TrapPort"]
 
@@ -100,7 +100,7 @@ class _Trapping:
         await Shield(False)
         return value
 
-    async def aside(self, work: Coroutine[Any, Any, T], crowd: Crowd) -> T:
+    async def aside(self, work: Coroutine[Any, Any, T], crowd: Callers) -> T:
         fibre: Fibre = await Spawn(work)
         crowd.cancel = fibre.cancel
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stampede import Limiter
-from stampede.limits.limiter import Way
+from stampede.limits.limiter import LimitsSide
 from stampede.runtime.colour import BLOCKING
 
 
@@ -19,7 +19,7 @@ class Watched:
         self._away = away
         self.asked = 0
         self.starts: list[int] = []  # in microseconds, by the engine's clock
-        limiter._blocking = Way(BLOCKING, self)  # type: ignore[arg-type]
+        limiter._blocking = LimitsSide(BLOCKING, self)  # type: ignore[arg-type]
 
     async def take(self, *asked: Any) -> Any:
         self.asked += 1

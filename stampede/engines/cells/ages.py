@@ -10,14 +10,14 @@ from typing import NamedTuple
 from stampede.engines.cells.protocol import Version
 from stampede.runtime import process_lock
 
-__all__ = ["Known", "Sighting", "Sightings", "age_of"]
+__all__ = ["Age", "Ages", "KnownAge", "age_of"]
 
 MOST = 10_000
 """Names of which it is remembered; those that were first met longest ago are forgotten first."""
 
 
 @dataclass(slots=True)
-class Known:
+class KnownAge:
     """What a name has, as it was read or written. Moments are of our own monotonic clock."""
 
     version: Version
@@ -26,7 +26,7 @@ class Known:
     stood: float  # for sure not before: a lease in it lasts from there
 
 
-class Sighting(NamedTuple):
+class Age(NamedTuple):
     """What this process knows of one writing, by its own clock."""
 
     version: Version
@@ -35,27 +35,27 @@ class Sighting(NamedTuple):
     last: float  # it stood there still
 
 
-class Sightings:
+class Ages:
     """Of each name the writing that was seen last. No two machines' clocks are compared in it."""
 
     def __init__(self) -> None:
-        self._table: dict[str, Sighting] = {}
+        self._table: dict[str, Age] = {}
 
-    def saw(self, name: str, version: Version, sent: float, received: float) -> Sighting:
+    def saw(self, name: str, version: Version, sent: float, received: float) -> Age:
         """It was read, or written, by a question that was sent then and answered then."""
         with process_lock.lock:
             old = self._table.get(name)
             if old is None:
-                new = Sighting(version, received, -inf, sent)
+                new = Age(version, received, -inf, sent)
                 if len(self._table) >= MOST:
                     for each in list(islice(self._table, MOST // 10)):
                         del self._table[each]
             elif old.version == version:
                 new = old._replace(first=min(old.first, received), last=max(old.last, sent))
             elif sent < old.first:
-                return Sighting(version, received, -inf, sent)  # asked before the other one was there, perhaps
+                return Age(version, received, -inf, sent)  # asked before the other one was there, perhaps
             else:
-                new = Sighting(version, received, old.last, sent)
+                new = Age(version, received, old.last, sent)
             self._table[name] = new
         return new
 
@@ -63,10 +63,10 @@ class Sightings:
         """The same of a writing of our own, which was not there before we asked."""
         with process_lock.lock:
             self._table.pop(name, None)
-            self._table[name] = Sighting(version, received, sent, sent)
+            self._table[name] = Age(version, received, sent, sent)
 
 
-def age_of(sighting: Sighting, told: float, sent: float, received: float) -> float:
+def age_of(sighting: Age, told: float, sent: float, received: float) -> float:
     """Seconds since it was written, as a wall clock has told it, where we don't know better. At `sent`."""
     least, most = sent - sighting.first, received - sighting.since
     return min(max(told, least, 0.0), max(most, 0.0))

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from stampede.engines.cells.generations import Generations
+from stampede.engines.cells.generations import CellGenerations
 from stampede.engines.cells.protocol import Faster, Seen, Version
-from stampede.engines.cells.records import Records
+from stampede.engines.cells.records import CellRecords
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.kit.many_at_once import Wanted, side_by_side, together
+from stampede.engines.kit.many_at_once import PutAside, side_by_side, together
 from stampede.engines.kit.worker_threads import here
 from stampede.errors import EngineError
 from stampede.model.ports import Asked, Many
 from stampede.runtime.colour import BLOCKING, run_blocking
 
-__all__ = ["Together"]
+__all__ = ["CellBatch"]
 
 AT_ONCE = 8
 """Swaps of a batch that are under way together."""
@@ -31,21 +31,21 @@ class _Swap(NamedTuple):
     ttl: float
 
 
-class _Aside(Records):
+class _Aside(CellRecords):
     """Questions are put aside."""
 
     async def seen(self, names: Sequence[str]) -> list[Seen]:
-        seen: list[Seen] = await Wanted(names)
+        seen: list[Seen] = await PutAside(names)
         return seen
 
     async def swapped(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        return await Wanted(_Swap(name, version, data, ttl))
+        return await PutAside(_Swap(name, version, data, ttl))
 
 
-class Together(Many):
+class CellBatch(Many):
     """`Claims` and `Store` of many keys, in as few round trips as can be."""
 
-    def __init__(self, records: Records, generations: Generations) -> None:
+    def __init__(self, records: CellRecords, generations: CellGenerations) -> None:
         self._records = records
         self._keys = CellKeys(_Aside(records.open, BLOCKING, here), generations)
 

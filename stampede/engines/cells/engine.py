@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stampede.engines.cells.batch import Together
-from stampede.engines.cells.generations import Generations
+from stampede.engines.cells.batch import CellBatch
+from stampede.engines.cells.generations import CellGenerations
 from stampede.engines.cells.limits import CellLimits
 from stampede.engines.cells.locks import CellLocks
 from stampede.engines.cells.protocol import Cell, Version
-from stampede.engines.cells.records import OpenCell, Records
+from stampede.engines.cells.records import CellRecords, OpenCell
 from stampede.engines.cells.verbs import CellKeys
-from stampede.engines.kit.worker_threads import Errands, here
+from stampede.engines.kit.worker_threads import WorkerThreads, here
 from stampede.model.ports import Engine, Side
 from stampede.model.window import Window
 from stampede.runtime import forks
@@ -39,16 +39,16 @@ class CellEngine(Engine):
         self.scheme = scheme
         opened = self._open = OpenCell(cell, scheme, clock, wall)
         self.pushes, self.looks, self.timeless = opened.watches, cell.tells, not cell.ages
-        generations = Generations(clock)
-        records, arecords = Records(opened, BLOCKING, here), Records(opened, SUSPENDING, Errands().run)
+        generations = CellGenerations(clock)
+        records, arecords = CellRecords(opened, BLOCKING, here), CellRecords(opened, SUSPENDING, WorkerThreads().run)
         self.recalls = keys = CellKeys(records, generations)
         akeys = CellKeys(arecords, generations)
         locks, alocks = CellLocks(records), CellLocks(arecords)
         seen: dict[str, tuple[Version, Window]] = {}
         limits, alimits = CellLimits(records, seen), CellLimits(arecords, seen)
-        self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
-        self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, hands=alocks)
-        self.many = Together(records, generations)
+        self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, handover=locks)
+        self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, handover=alocks)
+        self.many = CellBatch(records, generations)
         forks.in_child(self._start_again)
 
     def ping(self) -> float:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stampede.engines.cells.ages import Known
+from stampede.engines.cells.ages import KnownAge
 from stampede.engines.cells.protocol import Faster
-from stampede.engines.cells.records import TRIES, Records
+from stampede.engines.cells.records import TRIES, CellRecords
 from stampede.engines.kit.generations import MOST, NOTED, Beliefs, names_of, new_generation
 from stampede.engines.kit.naming import name_of
 from stampede.errors import EngineError
 
-__all__ = ["Generations"]
+__all__ = ["CellGenerations"]
 
 
 class _Scope(NamedTuple):
@@ -26,10 +26,10 @@ class _Scope(NamedTuple):
         return f"{self.hard}~{self.soft}"
 
 
-class Generations(Beliefs):
+class CellGenerations(Beliefs):
     """What this process knows of generations, for both colours, and how it asks for what it doesn't."""
 
-    async def ask(self, records: Records, scope: str) -> list[str]:
+    async def ask(self, records: CellRecords, scope: str) -> list[str]:
         """Today's, and behind it those that others may still believe in."""
         asked = records.clock()
         wholes, owns = ([each.today, *(hard for hard, _ in each.ended)] for each in await self._of(records, scope))
@@ -37,7 +37,7 @@ class Generations(Beliefs):
         self.learn(scope, generations[0], asked)
         return generations
 
-    async def _of(self, records: Records, scope: str) -> list[_Scope]:
+    async def _of(self, records: CellRecords, scope: str) -> list[_Scope]:
         names = [_ALL, _scope_name(scope)]
         found = [_scope_of(known, records.clock()) for known in await records.known(names)]
         return [
@@ -45,7 +45,7 @@ class Generations(Beliefs):
             for name, each in zip(names, found, strict=True)
         ]
 
-    async def change(self, records: Records, scope: str, *, soft: bool) -> None:
+    async def change(self, records: CellRecords, scope: str, *, soft: bool) -> None:
         """A new generation, or a softer part of the one that is, of a scope or of all."""
         now = records.clock()
 
@@ -65,7 +65,7 @@ def _begun(it: _Scope) -> _Scope:
     return it if it.hard else it._replace(hard=new_generation())
 
 
-async def _changed(records: Records, name: str, change: Callable[[_Scope], _Scope]) -> _Scope:
+async def _changed(records: CellRecords, name: str, change: Callable[[_Scope], _Scope]) -> _Scope:
     for tried in range(TRIES):
         (known,) = await records.known([name])
         now = records.clock()
@@ -80,7 +80,7 @@ async def _changed(records: Records, name: str, change: Callable[[_Scope], _Scop
     raise EngineError("others begin generations faster than this one can")
 
 
-def _scope_of(known: Known, now: float) -> _Scope:
+def _scope_of(known: KnownAge, now: float) -> _Scope:
     """What is there; of what is none of ours, nothing."""
     try:
         hard, soft, ended = json.loads(bytes(known.body or b"")[1:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stampede.engines.cells.protocol import Faster, Version
-from stampede.engines.cells.records import TRIES, Records
+from stampede.engines.cells.records import TRIES, CellRecords
 from stampede.engines.kit.limits import T, WindowLimits
 from stampede.engines.kit.naming import name_of
 from stampede.errors import EngineError
@@ -23,7 +23,7 @@ REMEMBERED = 1000
 class CellLimits(WindowLimits):
     """Limits of one colour."""
 
-    def __init__(self, records: Records, seen: dict[str, tuple[Version, Window]]) -> None:
+    def __init__(self, records: CellRecords, seen: dict[str, tuple[Version, Window]]) -> None:
         self._records = records
         self._seen = seen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stampede.engines.cells.records import Records, Written
+from stampede.engines.cells.records import CellRecords, Written
 from stampede.engines.kit.naming import name_of
 from stampede.engines.kit.whereabouts import here
 from stampede.model import record
@@ -21,7 +21,7 @@ class CellLocks:
     free, and is told from the clock where that has gone: it grows, unless the clocks of two machines are a day apart.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: CellRecords) -> None:
         self._records = records
         self._grows = records.open.cell.grows
 

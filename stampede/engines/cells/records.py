@@ -11,19 +11,19 @@ from random import random, uniform
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede.engines.cells import wire
-from stampede.engines.cells.ages import Known, Sightings, age_of
+from stampede.engines.cells.ages import Ages, KnownAge, age_of
 from stampede.engines.cells.protocol import Cell, Faster, Seen, Version, WatchingCell
 from stampede.engines.kit.expiring import Ending
 from stampede.engines.kit.polling import Costs, pause
 from stampede.engines.kit.worker_threads import Run, here
 from stampede.errors import EngineClosed, EngineError, StampedeError, TooLarge
 from stampede.model import record
-from stampede.model.backoff import Pace
+from stampede.model.backoff import Backoff
 from stampede.model.ports import Busy
 from stampede.model.record import NOTHING, Change, Record
 from stampede.runtime.colour import Bell, Colour
 
-__all__ = ["OpenCell", "Records", "Written"]
+__all__ = ["CellRecords", "OpenCell", "Written"]
 
 T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
@@ -66,7 +66,7 @@ class OpenCell:
         self.watches = isinstance(cell, WatchingCell)
         self.clock = clock
         self.wall = wall
-        self.sightings = Sightings()
+        self.ages = Ages()
         self.costs: Costs[str] = Costs()
         self.owned: Ending[tuple[str, bytes], Written] = Ending()
         self._closed = False
@@ -118,7 +118,7 @@ class OpenCell:
         self.cell.start_again()
 
 
-class Records:
+class CellRecords:
     """Records of one colour. `run` has the cell's verbs done."""
 
     def __init__(self, opened: OpenCell, colour: Colour, run: Run) -> None:
@@ -157,7 +157,7 @@ class Records:
 
     # -- read
 
-    async def known(self, names: Sequence[str]) -> list[Known]:
+    async def known(self, names: Sequence[str]) -> list[KnownAge]:
         """What each name has."""
         sent = self.clock()
         found = await self.seen(names)
@@ -175,23 +175,23 @@ class Records:
         found = dict(zip(different, await self.known(different), strict=True)) if different else {}
         return [_read(found[name])[1] for name in names], self.clock()
 
-    def _known(self, name: str, seen: Seen, sent: float, received: float) -> Known:
+    def _known(self, name: str, seen: Seen, sent: float, received: float) -> KnownAge:
         data, version, age = seen
         if data is None:
             if not self._ages:
-                self.open.sightings.saw(name, version, sent, received)
-            return Known(version, None, sent, received)
+                self.open.ages.saw(name, version, sent, received)
+            return KnownAge(version, None, sent, received)
         ours = wire.opened(name, data)
         if ours is None:
-            return Known(version, _FOREIGN, received, received)
+            return KnownAge(version, _FOREIGN, received, received)
         body, wall = ours
         if age is not None and age >= 0 and not wire.leased(body):
-            return Known(version, body, sent - age, received - age)
-        sighting = self.open.sightings.saw(name, version, sent, received)
+            return KnownAge(version, body, sent - age, received - age)
+        sighting = self.open.ages.saw(name, version, sent, received)
         if age is None or not age >= 0:
             age = age_of(sighting, self.open.wall() - wall, sent, received)
-            return Known(version, body, sent - age, sighting.first)
-        return Known(version, body, sent - age, min(received - age, sighting.first))
+            return KnownAge(version, body, sent - age, sighting.first)
+        return KnownAge(version, body, sent - age, min(received - age, sighting.first))
 
     # -- change
 
@@ -244,7 +244,7 @@ class Records:
         data = None if body is None else wire.sealed(name, body, self.open.wall())
         swapped = await self.swapped(name, version, data, max(ttl, 0.001))
         if not isinstance(swapped, Faster) and (not self._ages or (body is not None and wire.leased(body))):
-            self.open.sightings.wrote(name, None if data is None else swapped, sent, self.clock())
+            self.open.ages.wrote(name, None if data is None else swapped, sent, self.clock())
         return swapped
 
     async def pause(self, tried: int) -> None:
@@ -263,7 +263,7 @@ class Records:
         self, name: str, busy: Busy, timeout: float, cost: float = 0.0, longest: float = inf
     ) -> tuple[Record, float, float]:
         """Until its lease has fallen or ended, or the time is over: what is there, how long that took, and now."""
-        began, mine, opened, pace = time.monotonic(), _Waiter(), self.open, Pace()
+        began, mine, opened, pace = time.monotonic(), _Waiter(), self.open, Backoff()
         waited = took = last = 0.0
         left = busy.lease
         with opened.waiting(mine.ring):
@@ -312,7 +312,7 @@ class _Waiter:
         return self._bell
 
 
-def _read(known: Known) -> Written:
+def _read(known: KnownAge) -> Written:
     # What is none of ours is no NOTHING: who takes it away writes.
     there = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.stood)
     return Written(known.version, there)

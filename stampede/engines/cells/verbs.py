@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stampede.engines.cells.generations import Generations
-from stampede.engines.cells.records import OFTEN, Records, Written
+from stampede.engines.cells.generations import CellGenerations
+from stampede.engines.cells.records import OFTEN, CellRecords, Written
 from stampede.engines.kit.naming import name_of
 from stampede.engines.kit.whereabouts import here
 from stampede.model import record
@@ -28,7 +28,7 @@ UNSEEN = Written(None, NOTHING)
 class CellKeys:
     """Claims and Store of one colour."""
 
-    def __init__(self, records: Records, generations: Generations) -> None:
+    def __init__(self, records: CellRecords, generations: CellGenerations) -> None:
         self._records = records
         self._generations = generations
         self._owned, self._costs = records.owned, records.open.costs

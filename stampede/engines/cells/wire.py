@@ -92,10 +92,10 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
         tail = _ENTRY.pack(entry.id, *times, entry.cost, entry.margin, entry.ttl) + entry.value
     if record.past is not None and record.past.end > now:
         room = longest - _START - _FLAGS.size - len(head) - _PAST.size - len(tail)
-        story = told(record.past, now, now, _MESSAGE, _VERDICTS)
-        if len(story) <= room:
+        failures = told(record.past, now, now, _MESSAGE, _VERDICTS)
+        if len(failures) <= room:
             flags |= _FAILED
-            head += _PAST.pack(len(story)) + story
+            head += _PAST.pack(len(failures)) + failures
     return _FLAGS.pack(flags) + head + tail
 
 

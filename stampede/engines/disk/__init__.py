@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stampede.engines.disk.database import Database, Locked
+from stampede.engines.disk.database import DiskDatabase, Locked
 from stampede.engines.disk.limits import DiskLimits
 from stampede.engines.disk.locks import DiskLocks
 from stampede.engines.disk.rows import Port, Rows, bell_of, key_number
 from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.flock import dead
 from stampede.engines.kit.url import integer, number, options_of, path_of, safe_url
-from stampede.engines.kit.worker_threads import Errands, here
+from stampede.engines.kit.worker_threads import WorkerThreads, here
 from stampede.errors import OptionError
 from stampede.model import record
 from stampede.model.entry import Verdict
@@ -48,9 +48,9 @@ class DiskEngine(Engine):
         if not 0 < timeout < 3600:
             raise OptionError(f"timeout is {timeout!r}: give seconds, more than 0")
         self.directory = Path(directory).expanduser().absolute()
-        rows = self._rows = Rows(Database(self.directory, timeout), max_bytes)
+        rows = self._rows = Rows(DiskDatabase(self.directory, timeout), max_bytes)
         self.near = self.recalls = rows
-        run = Errands().run
+        run = WorkerThreads().run
         self._locks, alocks = DiskLocks(rows, BLOCKING, here), DiskLocks(rows, SUSPENDING, run)
         self.blocking = _side(_Keys(rows, BLOCKING, here), self._locks)
         self.suspending = _side(_Keys(rows, SUSPENDING, run), alocks)
@@ -88,7 +88,7 @@ class DiskEngine(Engine):
 
 def _side(keys: _Keys, locks: DiskLocks) -> Side:
     limits = DiskLimits(keys.rows.database, keys.run)
-    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
+    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, handover=locks)
 
 
 def from_url(url: str, **options: Any) -> DiskEngine:

@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from stampede.engines.disk.opened import LOOK, Link, Opened, Row
-from stampede.engines.disk.stamps import GENERATIONS, MARK, WRITER, Stamps, Unreadable
+from stampede.engines.disk.opened import LOOK, DatabaseLink, Opened, Row
+from stampede.engines.disk.stamps import GENERATIONS, MARK, WRITER, DiskStamps, UnreadableStamps
 from stampede.engines.kit import boot_clock
 from stampede.errors import EngineClosed, EngineError
 from stampede.runtime.colour import running_loop
 
-__all__ = ["Database", "Locked", "Write"]
+__all__ = ["DiskDatabase", "Locked", "Write"]
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Write:
             self.opened.stamps.stamp(slot)
 
 
-class Database:
+class DiskDatabase:
     """Reads and transactions of one directory, for the threads of one process."""
 
     def __init__(self, directory: Path, timeout: float) -> None:
@@ -86,7 +86,7 @@ class Database:
         self._opened: Opened | None = None
         self._opening = threading.RLock()  # it may be wanted by a finalizer, or a signal, that interrupts us
         self._forking: Opened | None = None
-        self._lost: list[Link] = []
+        self._lost: list[DatabaseLink] = []
         self._closed = False
         if running_loop() is None:
             with suppress(EngineError):  # the first call raises it; cached functions go on without the engine
@@ -132,11 +132,11 @@ class Database:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(100):
             try:
-                stamps = Stamps(stamps_of(self.directory))
+                stamps = DiskStamps(stamps_of(self.directory))
             except FileNotFoundError:
                 found(self.directory)
                 continue
-            except Unreadable:
+            except UnreadableStamps:
                 stamps_of(self.directory).unlink(missing_ok=True)
                 continue
             opened = Opened(stamps, file_of(self.directory, stamps.incarnation), self._timeout)
@@ -335,7 +335,7 @@ def found(directory: Path) -> None:
     unneeded = [unborn, *_files(file)]
     try:
         _create(file)
-        Stamps.make(unborn, incarnation)
+        DiskStamps.make(unborn, incarnation)
         os.link(unborn, stamps_of(directory))
         unneeded = [unborn]
         _remove_orphans(directory, file)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from random import random
 
-from stampede.engines.disk.database import Database
+from stampede.engines.disk.database import DiskDatabase
 from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.limits import T, WindowLimits, usage
 from stampede.engines.kit.worker_threads import Run
@@ -21,7 +21,7 @@ SWEPT = 0.01  # of the new names so many look for those that are over: with a na
 class DiskLimits(WindowLimits):
     """Limits of one colour."""
 
-    def __init__(self, database: Database, beside: Run) -> None:
+    def __init__(self, database: DiskDatabase, beside: Run) -> None:
         self._database = database
         self._beside = beside
 

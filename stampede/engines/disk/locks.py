@@ -28,7 +28,7 @@ _ROOMS = "SELECT number, CAST(name AS BLOB), state FROM rooms"
 
 
 class DiskLocks(Port):
-    """`Locks`, `Holds` and `Hands` of one colour in one directory."""
+    """`Locks`, `Holds` and `Handover` of one colour in one directory."""
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
@@ -41,7 +41,7 @@ class DiskLocks(Port):
             return busy
         reply = await self.run(self._acquire, name, token, lease, waits, room)
         number = lock_number(name)[0]
-        if isinstance(reply, Granted) and self.rows.post.listens(_bell(number)):
+        if isinstance(reply, Granted) and self.rows.wake_files.listens(_bell(number)):
             await self.read(self.rows.expect, number)  # for those that were not woken when it came free
         return reply
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from stampede.engines.disk.stamps import Stamps
+from stampede.engines.disk.stamps import DiskStamps
 from stampede.engines.kit import boot_clock
 from stampede.model.ports import Pulse
 
-__all__ = ["LOOK", "Link", "Opened", "Row"]
+__all__ = ["LOOK", "DatabaseLink", "Opened", "Row"]
 
 Row = tuple[Any, ...]
 
@@ -28,7 +28,7 @@ look each time."""
 _IDLE = 16
 
 
-class Link:
+class DatabaseLink:
     """A connection to the database, for one thread at a time. If that is interrupted, and the last reference to it is
     lost, its transaction is rolled back."""
 
@@ -56,17 +56,17 @@ class Link:
 class Opened:
     """The stamps and the links of one process to one database."""
 
-    def __init__(self, stamps: Stamps, file: Path, timeout: float) -> None:
+    def __init__(self, stamps: DiskStamps, file: Path, timeout: float) -> None:
         self.stamps = stamps
         self.file = file
         self.looked = boot_clock.clock()
         self.pulse = Pulse(self._still)  # of the tickets for local tiers
         self._file_name = str(file)
         self._timeout = timeout
-        self.writer: tuple[int, Link] | None = None  # the thread that has begun to write, and by which link
+        self.writer: tuple[int, DatabaseLink] | None = None  # the thread that has begun to write, and by which link
         self._left = False
-        self._idle: list[Link] = []
-        self._links: WeakSet[Link] = WeakSet()
+        self._idle: list[DatabaseLink] = []
+        self._links: WeakSet[DatabaseLink] = WeakSet()
         self._lock = threading.RLock()  # a finalizer may want a link in the middle of this
 
     @property
@@ -83,7 +83,7 @@ class Opened:
     # -- links ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def link(self, *, patiently: bool = False) -> Iterator[Link]:
+    def link(self, *, patiently: bool = False) -> Iterator[DatabaseLink]:
         """Lend a link. One that met trouble isn't used again."""
         link = self.take(patiently=patiently)
         try:
@@ -93,7 +93,7 @@ class Opened:
             raise
         self.give_back(link)
 
-    def take(self, *, patiently: bool = False) -> Link:
+    def take(self, *, patiently: bool = False) -> DatabaseLink:
         """Return a link that no other thread has. `patiently`: others may be recovering the log, or be the last to
         close it. Readers, perhaps in an event loop, leave that to `Database.patiently`."""
         with self._lock:
@@ -101,7 +101,7 @@ class Opened:
                 link = self._idle.pop()
                 link.busy = True
                 return link
-            link = Link()
+            link = DatabaseLink()
             self._links.add(link)
         try:
             link.connect(self.file, self._timeout if patiently else 0.0)
@@ -110,7 +110,7 @@ class Opened:
             raise
         return link
 
-    def give_back(self, link: Link) -> None:
+    def give_back(self, link: DatabaseLink) -> None:
         if self._left or len(self._idle) >= _IDLE:
             link.close()
         else:
@@ -165,7 +165,7 @@ class Opened:
     def after_fork(self) -> None:
         self._lock.release()
 
-    def start_again(self) -> list[Link]:
+    def start_again(self) -> list[DatabaseLink]:
         """In a forked child. Return the links of the parent's other threads: closing them would write."""
         self._lock = threading.RLock()
         self._idle, self.writer = [], None

@@ -9,13 +9,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from stampede.engines.disk.database import Database, Locked, Write
+from stampede.engines.disk.database import DiskDatabase, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, HAND, MARK, SLOTS
 from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.failures import heard, told
 from stampede.engines.kit.flock import dead, pid_here, process
-from stampede.engines.kit.wake import LOOK, Post
+from stampede.engines.kit.wake import LOOK, WakeFiles
 from stampede.engines.kit.whereabouts import here
 from stampede.engines.kit.worker_threads import Run
 from stampede.errors import EngineError, TooLarge
@@ -86,10 +86,10 @@ def bell_of(number: int) -> int:
 class Rows:
     """One directory's entries and leases, for one process."""
 
-    def __init__(self, database: Database, max_bytes: int) -> None:
+    def __init__(self, database: DiskDatabase, max_bytes: int) -> None:
         self.database = database
         self._max_bytes = max_bytes
-        self.post = Post(database.directory, dead)
+        self.wake_files = WakeFiles(database.directory, dead)
         self._swept = 0.0
         self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
 
@@ -175,7 +175,7 @@ class Rows:
     def tell(self, opened: Opened, number: int, bell: int) -> None:
         """After the commit: wake who waits for this number, in all processes. Mostly nobody does."""
         if opened.stamps.expected(number):
-            self.post.ring(bell)
+            self.wake_files.ring(bell)
 
     def expect(self, number: int) -> None:
         """Note that somebody waits for this number; before it is read whether there is still a reason."""
@@ -349,10 +349,10 @@ class Rows:
 
     def close(self) -> None:
         self.database.close()
-        self.post.close()
+        self.wake_files.close()
 
     def start_again(self) -> None:
-        forks.each(part.start_again for part in (self.database, self.post))
+        forks.each(part.start_again for part in (self.database, self.wake_files))
 
 
 class Port:
@@ -380,8 +380,8 @@ class Port:
     ) -> None:
         """Wait for the bell of this number, or until it is time to look again. It is listened to before `awaited` looks
         whether there is still a reason to wait: nothing falls between."""
-        post = self.rows.post
-        bell, told = post.listen(bell_number)
+        wake_files = self.rows.wake_files
+        bell, told = wake_files.listen(bell_number)
         try:
             await self.read(self.rows.expect, number)
             found = await self.read(awaited, name, busy)
@@ -389,10 +389,10 @@ class Port:
                 longest, holders = found
                 for holder in holders:
                     if holder != process():
-                        post.watch(holder, bell)
+                        wake_files.watch(holder, bell)
                 await self._colour.park(bell, min(timeout, longest if told else LOOK))
         finally:
-            post.forget(bell_number, bell)
+            wake_files.forget(bell_number, bell)
 
 
 def _kept(row: Sequence[Any]) -> Kept:
@@ -425,9 +425,9 @@ def _record_of(row: Sequence[Any], raw: bytes) -> Record:
     return Record(kept, _lease_of(row[10:14]) if row[9] else None, None if row[14] is None else _past_of(*row[14:]))
 
 
-def _past_of(story: Any, end: float) -> Past | None:
+def _past_of(failures: Any, end: float) -> Past | None:
     try:
-        return heard(story, end)
+        return heard(failures, end)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None  # it is damaged
 

@@ -19,7 +19,7 @@ import os
 from errno import ENOSPC
 from pathlib import Path
 
-__all__ = ["GENERATIONS", "HAND", "MARK", "SLOTS", "WRITER", "Stamps", "Unreadable"]
+__all__ = ["GENERATIONS", "HAND", "MARK", "SLOTS", "WRITER", "DiskStamps", "UnreadableStamps"]
 
 SLOTS = 1 << 16
 MARK = 1  # instead of a stamp: a change is under way, or its writer died
@@ -32,11 +32,11 @@ _SIZE = 8 * _WORDS + 2 * SLOTS
 _WHAT, _INCARNATION, GENERATIONS, WRITER, HAND = range(5)
 
 
-class Unreadable(Exception):
+class UnreadableStamps(Exception):
     """The file is no table of stamps."""
 
 
-class Stamps:
+class DiskStamps:
     """One mapping of one file of stamps. It outlives the file's removal, as tickets point into it."""
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class Stamps:
         try:
             status = os.fstat(fd)
             if status.st_size != _SIZE:
-                raise Unreadable(f"{path} has {status.st_size} bytes")
+                raise UnreadableStamps(f"{path} has {status.st_size} bytes")
             view = memoryview(mmap.mmap(fd, _SIZE))
         finally:
             os.close(fd)
@@ -53,7 +53,7 @@ class Stamps:
         self.used = view[8 * _WORDS : 8 * _WORDS + SLOTS]  # a byte per slot: asked for since eviction came by
         self._awaited = view[8 * _WORDS + SLOTS :]  # a byte per slot: somebody waits, or did when it last changed
         if self.words[_WHAT] != _MAGIC:
-            raise Unreadable(f"{path} doesn't begin as it should")
+            raise UnreadableStamps(f"{path} doesn't begin as it should")
         self._identity = status.st_dev, status.st_ino
         self.incarnation = f"{self.words[_INCARNATION]:016x}"
 

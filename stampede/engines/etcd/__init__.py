@@ -20,11 +20,11 @@ from stampede.engines.cells import CellEngine
 from stampede.engines.etcd.cell import EtcdCell
 from stampede.engines.etcd.gateway import Gateway
 from stampede.engines.etcd.leases import Leases
-from stampede.engines.etcd.lock_steps import Desk, EtcdLocks
-from stampede.engines.etcd.names import Names
-from stampede.engines.etcd.watches import Hub
+from stampede.engines.etcd.lock_steps import EtcdLocks, EtcdLockSteps
+from stampede.engines.etcd.names import EtcdNames
+from stampede.engines.etcd.watches import Watches
 from stampede.engines.kit.url import Address, Kind, addresses_of, duration, flag, options_of, parts_of, safe_url, text
-from stampede.engines.kit.worker_threads import Errands, here
+from stampede.engines.kit.worker_threads import WorkerThreads, here
 from stampede.errors import OptionError
 from stampede.runtime.colour import BLOCKING, SUSPENDING
 
@@ -50,24 +50,24 @@ class EtcdEngine(CellEngine):
 
     def __init__(self, gateway: Gateway, prefix: str = "stampede/") -> None:
         self._gateway = gateway
-        self._leases, self._hub, names = Leases(gateway), Hub(gateway), Names(prefix)
-        self._desk = desk = Desk(gateway, self._leases, self._hub, names)
-        super().__init__(EtcdCell(gateway, self._leases, self._hub, names), "etcd")
-        locks = EtcdLocks(desk, gateway, here, BLOCKING)
-        alocks = EtcdLocks(desk, gateway, Errands(THREADS).run, SUSPENDING)
-        self.blocking = replace(self.blocking, locks=locks, holds=locks, hands=locks)
-        self.suspending = replace(self.suspending, locks=alocks, holds=alocks, hands=alocks)
+        self._leases, self._watches, names = Leases(gateway), Watches(gateway), EtcdNames(prefix)
+        self._steps = steps = EtcdLockSteps(gateway, self._leases, self._watches, names)
+        super().__init__(EtcdCell(gateway, self._leases, self._watches, names), "etcd")
+        locks = EtcdLocks(steps, gateway, here, BLOCKING)
+        alocks = EtcdLocks(steps, gateway, WorkerThreads(THREADS).run, SUSPENDING)
+        self.blocking = replace(self.blocking, locks=locks, holds=locks, handover=locks)
+        self.suspending = replace(self.suspending, locks=alocks, holds=alocks, handover=alocks)
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
         return self._gateway.facts()
 
     def close(self) -> None:
         self._gateway.close()
-        self._hub.close()
+        self._watches.close()
         super().close()
 
     def _start_again(self) -> None:
-        for each in (self._gateway, self._hub, self._leases, self._desk):
+        for each in (self._gateway, self._watches, self._leases, self._steps):
             each.start_again()
         super()._start_again()
 

@@ -8,8 +8,8 @@ from typing import Any
 from stampede.engines.cells import Faster, Seen, Version, WatchingCell
 from stampede.engines.etcd.gateway import Gateway, Gone, b64, unb64
 from stampede.engines.etcd.leases import Leases
-from stampede.engines.etcd.names import Names
-from stampede.engines.etcd.watches import Hub
+from stampede.engines.etcd.names import EtcdNames
+from stampede.engines.etcd.watches import Watches
 
 __all__ = ["EtcdCell"]
 
@@ -24,8 +24,8 @@ class EtcdCell(WatchingCell):
     longest = MOST
     at_once = 100
 
-    def __init__(self, gateway: Gateway, leases: Leases, hub: Hub, names: Names) -> None:
-        self._gateway, self._leases, self._hub, self._names = gateway, leases, hub, names
+    def __init__(self, gateway: Gateway, leases: Leases, watches: Watches, names: EtcdNames) -> None:
+        self._gateway, self._leases, self._watches, self._names = gateway, leases, watches, names
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         asked = [{"request_range": {"key": self._key(name)}} for name in names]
@@ -53,7 +53,7 @@ class EtcdCell(WatchingCell):
         return Faster(_seen(told["responses"][0]))
 
     def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        its = self._hub.watch((self._names.cells + name.encode(), b""), lambda _: told())
+        its = self._watches.watch((self._names.cells + name.encode(), b""), lambda _: told())
         return (lambda: None) if its is None else its.close
 
     def _key(self, name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
-from stampede.engines.kit.concurrency import AT_ONCE, Turns
+from stampede.engines.kit.concurrency import AT_ONCE, ConcurrencyLimit
 from stampede.engines.kit.url import Address
 from stampede.errors import EngineClosed, EngineError
 
@@ -89,7 +89,7 @@ class Gateway:
         self._pools = urllib3.PoolManager(len(self.members), maxsize=AT_ONCE + MOST, ssl_context=self._tls)
         self._token = ""
         self._lock = threading.RLock()
-        self._turns = Turns(self.called, self.timeout)
+        self._turns = ConcurrencyLimit(self.called, self.timeout)
 
     def close(self) -> None:
         self.closed = True

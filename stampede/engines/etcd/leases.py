@@ -12,7 +12,7 @@ from math import ceil, inf, log
 
 from stampede.engines.etcd.gateway import Gateway, Gone
 
-__all__ = ["Lease", "Leases"]
+__all__ = ["EtcdLease", "Leases"]
 
 BEYOND = 0.1
 """Parts of a lease by which the server's stands longer."""
@@ -27,7 +27,7 @@ FOREVER = 1e9
 """Seconds that are no end."""
 
 
-class Lease:
+class EtcdLease:
     """One of the server's. It ends by itself `ttl` seconds after it was renewed, as we know it: not before."""
 
     __slots__ = ("id", "renewed", "ttl")
@@ -49,12 +49,12 @@ class Leases:
 
     def start_again(self) -> None:
         """Also in a forked child: they are the parent's."""
-        self._spare: dict[int, deque[Lease]] = {}
-        self._ends: dict[int, Lease] = {}
+        self._spare: dict[int, deque[EtcdLease]] = {}
+        self._ends: dict[int, EtcdLease] = {}
 
     # -- of locks -------------------------------------------------------------------------------------------------
 
-    def take(self, seconds: float, *, new: bool = False) -> Lease:
+    def take(self, seconds: float, *, new: bool = False) -> EtcdLease:
         """One on which nothing stands, for at least so long from now."""
         ttl = _ttl(seconds)
         spare = self._spare.get(ttl)
@@ -67,18 +67,18 @@ class Leases:
                 return lease
         return self.grant(ttl)
 
-    def give_back(self, lease: Lease, seconds: float) -> None:
+    def give_back(self, lease: EtcdLease, seconds: float) -> None:
         """Nothing stands on it any more, and nothing is under way that could."""
         spare = self._spare.setdefault(_ttl(seconds), deque(maxlen=SPARE))
         if lease.left >= seconds:
             spare.append(lease)
 
-    def grant(self, ttl: int) -> Lease:
+    def grant(self, ttl: int) -> EtcdLease:
         asked = time.monotonic()
         told = self._gateway.ask("/v3/lease/grant", {"TTL": str(ttl)})
-        return Lease(int(told["ID"]), int(told["TTL"]), asked)  # the server may give more than was asked for
+        return EtcdLease(int(told["ID"]), int(told["TTL"]), asked)  # the server may give more than was asked for
 
-    def renew(self, lease: Lease) -> bool:
+    def renew(self, lease: EtcdLease) -> bool:
         """One question. False: it has ended, and what stood on it is gone."""
         asked = time.monotonic()
         told = self._gateway.ask("/v3/lease/keepalive", {"ID": str(lease.id)}).get("result", {})

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from stampede.engines.etcd.gateway import Gateway, Gone, b64
-from stampede.engines.etcd.leases import Lease, Leases
-from stampede.engines.etcd.names import Names, Place, place_of, value_of
+from stampede.engines.etcd.leases import EtcdLease, Leases
+from stampede.engines.etcd.names import EtcdNames, QueuedKey, place_of, value_of
 from stampede.engines.etcd.queue import Queue, inside
-from stampede.engines.etcd.watches import Hub
+from stampede.engines.etcd.watches import Watches
 from stampede.engines.kit.expiring import Ending
 from stampede.engines.kit.whereabouts import parts_of
 from stampede.engines.kit.worker_threads import Run
@@ -26,7 +26,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.model.ports import Busy, Granted, Held
 from stampede.runtime.colour import Colour
 
-__all__ = ["Desk", "EtcdLocks"]
+__all__ = ["EtcdLockSteps", "EtcdLocks"]
 
 TRIES = 10
 """How often a question is asked again because its lease has ended, or because others come and go."""
@@ -55,7 +55,7 @@ class _Queued(Busy):
 class _Own:
     """A token of this process, with its place in a queue."""
 
-    lease: Lease
+    lease: EtcdLease
     seconds: float
     number: int = 0  # its revision; 0: it is not known whether it has a place
     granted: bool = False
@@ -65,11 +65,11 @@ class _Own:
         return self.lease.renewed + self.lease.ttl + KEPT
 
 
-class Desk:
+class EtcdLockSteps:
     """The locks of one engine, as this process asks for them."""
 
-    def __init__(self, gateway: Gateway, leases: Leases, hub: Hub, names: Names) -> None:
-        self._gateway, self._leases, self._hub, self._names = gateway, leases, hub, names
+    def __init__(self, gateway: Gateway, leases: Leases, watches: Watches, names: EtcdNames) -> None:
+        self._gateway, self._leases, self._watches, self._names = gateway, leases, watches, names
         self.start_again()
 
     def start_again(self) -> None:
@@ -81,7 +81,7 @@ class Desk:
         """What this process knows of a lock's queue, while its callers wait there."""
         found = self._queues.get(name)
         return found or self._queues.setdefault(
-            name, Queue(self._hub, self._names.queue(name), lambda: self._all(name))
+            name, Queue(self._watches, self._names.queue(name), lambda: self._all(name))
         )
 
     # -- acquire --------------------------------------------------------------------------------------------------
@@ -164,10 +164,10 @@ class Desk:
         revision = own.number or told.revision
         return _Queued(first.token, first.seconds, None, mine=token if own.number else b"", revision=revision)
 
-    def _adopt(self, own: _Own, place: Place) -> None:
+    def _adopt(self, own: _Own, place: QueuedKey) -> None:
         """Keep a place by the lease that it has: it was handed over by another process, or the reply to it was lost."""
         self._leases.revoke(own.lease.id)
-        own.lease = Lease(place.lease, 0.0, time.monotonic())
+        own.lease = EtcdLease(place.lease, 0.0, time.monotonic())
         if not self._leases.renew(own.lease):
             raise Gone("its lease has just ended")
 
@@ -191,7 +191,7 @@ class Desk:
         terms = {"compare": compare, "success": success, "failure": failure}
         return _Told(self._gateway.ask("/v3/kv/txn", terms))
 
-    def _all(self, name: str) -> tuple[Sequence[Place], int]:
+    def _all(self, name: str) -> tuple[Sequence[QueuedKey], int]:
         """The queue, in its order, and the revision at which it was read."""
         told = self._gateway.ask("/v3/kv/range", {**self._whole(name), **_OLDEST})
         return [place_of(kv) for kv in told.get("kvs", ())], int(told["header"]["revision"])
@@ -204,7 +204,7 @@ class Desk:
             place = next((each for each in self._all(name)[0] if each.token == token), None)
             if place is None:
                 return False
-            own = _Own(Lease(place.lease, 0.0, time.monotonic()), seconds, place.number, granted=True)
+            own = _Own(EtcdLease(place.lease, 0.0, time.monotonic()), seconds, place.number, granted=True)
             self._owned.put((name, token), own, time.monotonic())
         stands = self._stands(name, token, own, seconds)
         if not stands:
@@ -272,7 +272,7 @@ class Desk:
     def held(self, prefix: str) -> list[Held]:
         start, end = self._names.below(prefix)
         told = self._gateway.ask("/v3/kv/range", {"key": b64(start), "range_end": b64(end), **_OLDEST})
-        queues: dict[str, list[Place]] = {}
+        queues: dict[str, list[QueuedKey]] = {}
         for each in [place_of(kv) for kv in told.get("kvs", ())]:
             queues.setdefault(self._names.name_of(each.key), []).append(each)
         found = []
@@ -302,33 +302,33 @@ class _Told:
 class EtcdLocks:
     """Locks of one colour: `run` has blocking steps done."""
 
-    def __init__(self, desk: Desk, gateway: Gateway, run: Run, colour: Colour) -> None:
-        self._desk, self._gateway, self._run, self._colour = desk, gateway, run, colour
+    def __init__(self, steps: EtcdLockSteps, gateway: Gateway, run: Run, colour: Colour) -> None:
+        self._steps, self._gateway, self._run, self._colour = steps, gateway, run, colour
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        if waits and (answer := self._desk.at_hand(name, token, lease)) is not None:
+        if waits and (answer := self._steps.at_hand(name, token, lease)) is not None:
             return answer
-        return await self._run(self._desk.acquire, name, token, lease, waits, room)
+        return await self._run(self._steps.acquire, name, token, lease, waits, room)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._run(self._desk.renew, name, token, lease)
+        return await self._run(self._steps.renew, name, token, lease)
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._run(self._desk.hand_over, name, token, lease)
+        return await self._run(self._steps.hand_over, name, token, lease)
 
     async def release(self, name: str, token: bytes) -> bool:
-        return await self._run(self._desk.release, name, token)
+        return await self._run(self._steps.release, name, token)
 
     async def held(self, prefix: str = "") -> list[Held]:
-        return await self._run(self._desk.held, prefix)
+        return await self._run(self._steps.held, prefix)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        return await self._run(self._desk.holder, name)
+        return await self._run(self._steps.holder, name)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        end, queue = time.monotonic() + timeout, self._desk.queue(name)
+        end, queue = time.monotonic() + timeout, self._steps.queue(name)
         mine, revision = (busy.mine, busy.revision) if isinstance(busy, _Queued) else (b"", 0)
         token, turn = mine or busy.token, bool(mine)
         with queue.waiter(token, turn, revision) as bell:

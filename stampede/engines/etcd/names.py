@@ -12,10 +12,10 @@ from stampede.engines.etcd.gateway import b64, unb64
 from stampede.engines.etcd.watches import Span
 from stampede.engines.kit.whereabouts import here
 
-__all__ = ["Names", "Place", "place_of", "value_of"]
+__all__ = ["EtcdNames", "QueuedKey", "place_of", "value_of"]
 
 
-class Names:
+class EtcdNames:
     """The keys of one engine. A lock's places are keys below its name, which `etcdctl get --prefix` shows."""
 
     def __init__(self, prefix: str) -> None:
@@ -40,7 +40,7 @@ class Names:
         return unquote(quoted.decode("ascii", "replace"), errors="surrogatepass")
 
 
-class Place(NamedTuple):
+class QueuedKey(NamedTuple):
     """A token that has the lock, or waits for it."""
 
     key: bytes
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     since: float
 
 
-def place_of(told: dict[str, Any]) -> Place:
+def place_of(told: dict[str, Any]) -> QueuedKey:
     """What others have written there may be anything: then it is a lock's holder like any other."""
     key = unb64(told["key"])
     try:
@@ -68,7 +68,7 @@ def place_of(told: dict[str, Any]) -> Place:
     except (ValueError, TypeError, KeyError):
         its = 1.0, 1.0, "", 0.0
     made, changed, lease = (int(told.get(name, 0)) for name in ("create_revision", "mod_revision", "lease"))
-    return Place(key, token, made, changed, lease, *its)
+    return QueuedKey(key, token, made, changed, lease, *its)
 
 
 def value_of(room: float, lease: float) -> str:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from stampede.engines.etcd.names import Place, place_of
-from stampede.engines.etcd.watches import Hub, Span, Watch
+from stampede.engines.etcd.names import QueuedKey, place_of
+from stampede.engines.etcd.watches import KeyWatch, Span, Watches
 from stampede.model.room import admitted
 from stampede.runtime.colour import Bell
 from stampede.runtime.watch import watch
@@ -35,12 +35,12 @@ class _Waiter(NamedTuple):
 class Queue:
     """The places of one lock, in their order, and the waiters of this process."""
 
-    def __init__(self, hub: Hub, span: Span, read: Callable[[], tuple[Sequence[Place], int]]) -> None:
-        self._hub, self._span, self._read = hub, span, read
+    def __init__(self, watches: Watches, span: Span, read: Callable[[], tuple[Sequence[QueuedKey], int]]) -> None:
+        self._watches, self._span, self._read = watches, span, read
         self._lock, self._opening = threading.RLock(), threading.Lock()
-        self._places: dict[bytes, Place] = {}  # by token
+        self._places: dict[bytes, QueuedKey] = {}  # by token
         self._seen = 0  # the revision as of which they are known
-        self._watch: Watch | None = None
+        self._watch: KeyWatch | None = None
         self._until = 0.0  # when the watch is of no more use, if nobody waits then
         self._waiters: dict[bytes, list[_Waiter]] = {}
         self.heard = 0.0
@@ -64,11 +64,11 @@ class Queue:
             for bell in bells:
                 bell.ring()
             if not self.hears:
-                self._watch = self._hub.watch(self._span, self._told, revision + 1)
+                self._watch = self._watches.watch(self._span, self._told, revision + 1)
         finally:
             self._opening.release()
 
-    def place(self, token: bytes) -> Place | None:
+    def place(self, token: bytes) -> QueuedKey | None:
         return self._places.get(token)
 
     def admits(self, token: bytes) -> bool:
@@ -76,7 +76,7 @@ class Queue:
         with self._lock:
             return any(each.token == token for each in inside(self._places))
 
-    def first(self) -> Place | None:
+    def first(self) -> QueuedKey | None:
         with self._lock:
             return next(iter(self._places.values()), None)
 
@@ -148,7 +148,7 @@ class Queue:
         return found
 
 
-def inside(places: Mapping[bytes, Place] | Sequence[Place]) -> Sequence[Place]:
+def inside(places: Mapping[bytes, QueuedKey] | Sequence[QueuedKey]) -> Sequence[QueuedKey]:
     """Return those of a queue that have the lock."""
     its = places.values() if isinstance(places, Mapping) else places
     return list(islice(its, admitted(each.room for each in its)))

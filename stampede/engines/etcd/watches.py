@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from urllib3.exceptions import HTTPError
 
 from stampede.engines.etcd.gateway import MOST, Gateway, Stream, b64
-from stampede.engines.kit.hangs import hang_up
+from stampede.engines.kit.hang_detector import hang_up
 from stampede.engines.kit.transport import disown_number
 from stampede.engines.kit.url import Address
 from stampede.runtime.threads import begun
 
-__all__ = ["Hub", "Span", "Watch"]
+__all__ = ["KeyWatch", "Span", "Watches"]
 
 Told: TypeAlias = Callable[[Sequence[Any] | None], object]
 """Called with etcd's events, in their order. None: the watch has ended, and tells nothing more."""
@@ -23,10 +23,10 @@ Span: TypeAlias = tuple[bytes, bytes]
 """A key, and the one that ends the range behind it; none: that key alone."""
 
 
-class Watch:
+class KeyWatch:
     """A watch, until it is closed or its connection ends."""
 
-    def __init__(self, watches: set[Watch], member: Address, stream: Stream, told: Told) -> None:
+    def __init__(self, watches: set[KeyWatch], member: Address, stream: Stream, told: Told) -> None:
         self.member = member
         self._watches, self._stream, self._told = watches, stream, told
 
@@ -61,7 +61,7 @@ class Watch:
             disown_number(number)
 
 
-class Hub:
+class Watches:
     """The watches of one engine, for listeners of both colours."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -71,12 +71,12 @@ class Hub:
 
     def start_again(self) -> None:
         """Also in a forked child: watches are the parent's."""
-        self._parents = getattr(self, "_watches", set[Watch]())
+        self._parents = getattr(self, "_watches", set[KeyWatch]())
         for watch in self._parents:
             watch.disown()
-        self._watches: set[Watch] = set()
+        self._watches: set[KeyWatch] = set()
 
-    def watch(self, span: Span, told: Told, revision: int = 0) -> Watch | None:
+    def watch(self, span: Span, told: Told, revision: int = 0) -> KeyWatch | None:
         """Have `told` called after each change from this revision on, or that comes after this has returned.
 
         It blocks until the server has begun to watch. None: there are too many watches.
@@ -86,7 +86,7 @@ class Hub:
         key, end = span
         terms = {"key": b64(key), "range_end": b64(end), "start_revision": str(revision)}
         member, stream = self._gateway.stream("/v3/watch", {"create_request": terms})
-        watch = Watch(self._watches, member, stream, told)
+        watch = KeyWatch(self._watches, member, stream, told)
         self._watches.add(watch)
         full = len(self._watches) > MOST or self._gateway.closed
         if full or begun("stampede-etcd-watch", watch.read) is None:

@@ -18,7 +18,7 @@ from typing import Any
 from stampede.engines.file.limits import LimitFiles
 from stampede.engines.kit.flock import dead, is_there, pid_here, process, shut, try_lock, unlock
 from stampede.engines.kit.url import options_of, path_of
-from stampede.engines.kit.wake import LOOK, SINGLE, Post
+from stampede.engines.kit.wake import LOOK, SINGLE, WakeFiles
 from stampede.engines.kit.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
 from stampede.model.ports import Busy, Engine, Granted, Held, Side
@@ -177,7 +177,7 @@ class _Names:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._folder = directory, str(directory)
-        self.post = Post(directory, dead)
+        self.wake_files = WakeFiles(directory, dead)
         self.closed = False
         self._begin()
 
@@ -237,7 +237,7 @@ class _Names:
 
     def _ring_after(self, over: list[tuple[str, bytes]]) -> None:
         for name, _ in over:
-            self.post.ring(self.file(name)[1])
+            self.wake_files.ring(self.file(name)[1])
 
     def file(self, name: str) -> tuple[str, int]:
         """The file of a name, and the number that its bells go by."""
@@ -254,14 +254,14 @@ class _Names:
             for key in mine:
                 self.drop(*key)
         self._ring_after(mine)
-        self.post.close()
+        self.wake_files.close()
 
     def start_again(self) -> None:
         """In a forked child: the locks are the parent's; unlocking here would unlock them there."""
         for held in self.held.values():
             held.close()
         self._begin()
-        self.post.start_again()
+        self.wake_files.start_again()
 
 
 class _Locks:
@@ -310,7 +310,7 @@ class _Locks:
             stood = held is not None and held.stands
             names.drop(name, token)
         if held is not None:
-            names.post.ring(names.file(name)[1])
+            names.wake_files.ring(names.file(name)[1])
         return stood
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
@@ -333,7 +333,7 @@ class _Locks:
         """Until the release, or the holder's death. The bell hangs before the file is read: nothing falls between."""
         names = self._names
         path, number = names.file(name)
-        bell, told = names.post.listen(number)
+        bell, told = names.wake_files.listen(number)
         try:
             record = _record_of(path)
             if record.token != busy.token:
@@ -341,11 +341,11 @@ class _Locks:
             pid = pid_here(record.holder)
             if pid != os.getpid():
                 told = told and pid is not None
-                names.post.watch(record.holder, bell)
+                names.wake_files.watch(record.holder, bell)
             longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
             await self._colour.park(bell, min(timeout, longest, max(record.ends - time.monotonic(), LOOK)))
         finally:
-            names.post.forget(number, bell)
+            names.wake_files.forget(number, bell)
 
 
 def _busy(record: _Record) -> Busy:

@@ -9,12 +9,12 @@ from time import monotonic
 
 from stampede.errors import EngineError
 
-__all__ = ["AT_ONCE", "Turns"]
+__all__ = ["AT_ONCE", "ConcurrencyLimit"]
 
 AT_ONCE = 16
 
 
-class Turns:
+class ConcurrencyLimit:
     """Callers beyond `AT_ONCE` wait for a turn; if none before them has an answer, they need not ask."""
 
     def __init__(self, called: str, timeout: float) -> None:

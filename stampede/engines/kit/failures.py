@@ -32,9 +32,9 @@ def _cut(verdict: Verdict, longest: int) -> list[str]:
     return [verdict.kind, verdict.type_name[:NAME], verdict.message[:longest]]
 
 
-def heard(story: bytes, since: float) -> Past:
+def heard(failures: bytes, since: float) -> Past:
     """ValueError, TypeError and the like, where that is none."""
-    rest, why, lags = json.loads(story)
+    rest, why, lags = json.loads(failures)
     verdicts = {
         bytes.fromhex(token): (Verdict(*map(str, verdict)), _moment(since, lag)) for token, lag, *verdict in lags
     }

@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, Protocol, TypeAlias
 
-from stampede.engines.kit.stamps import Stamps
+from stampede.engines.kit.stamps import NewsStamps
 from stampede.model.ports import Pulse, Ticket
 from stampede.runtime import process_lock
 from stampede.runtime.colour import Bell
 from stampede.runtime.threads import begun
 
-__all__ = ["Channel", "Ear", "Feed", "Mute", "Source"]
+__all__ = ["Channel", "Feed", "Listener", "NothingToHear", "Source"]
 
 _log = logging.getLogger("stampede")
 
@@ -62,14 +62,14 @@ class Channel:
 
     def __init__(self, name: bytes) -> None:
         self.name = name
-        self.ears: set[Ear] = set()
+        self.ears: set[Listener] = set()
         self.ready = Bell()  # there is an answer: subscribed, refused or lost
         self.stands = False
         self.left = 0.0  # when the last ear did
 
-    def take(self, message: bytes) -> list[Ear]:
+    def take(self, message: bytes) -> list[Listener]:
         """Those that hear this message; of thousands that wait for their turn it is one."""
-        heard = [ear for ear in self.ears if not message or ear.only in (b"", message)]
+        heard = [listener for listener in self.ears if not message or listener.only in (b"", message)]
         self.ears.difference_update(heard)
         return heard
 
@@ -77,11 +77,11 @@ class Channel:
         """There will be no messages any more: everybody asks again."""
         self.stands = False
         self.ready.ring()
-        for ear in list(self.ears):
-            ear.bell.ring()
+        for listener in list(self.ears):
+            listener.bell.ring()
 
 
-class Ear:
+class Listener:
     """What one waiter hears: `bell` rings at the first message, or when the news are lost."""
 
     __slots__ = ("_channel", "bell", "message", "only")
@@ -120,7 +120,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Mute(Exception):
+class NothingToHear(Exception):
     """There is nothing to connect to, nor will there be."""
 
 
@@ -132,7 +132,7 @@ class Feed(ABC):
 
     def __init__(self, kind: str, slots: int) -> None:
         self._kind = kind
-        self.stamps = Stamps.of(slots)
+        self.stamps = NewsStamps.of(slots)
         self.pulse = Pulse(self.heard_until, self.stamps.stood)
         self.on_void: Callable[[], object] = lambda: None  # when nothing holds any more
         self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
@@ -178,7 +178,7 @@ class Feed(ABC):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def listen(self, name: bytes, only: bytes = b"") -> Iterator[Ear]:
+    def listen(self, name: bytes, only: bytes = b"") -> Iterator[Listener]:
         """An ear for a channel, and what is sent after `ready` has rung. With `only`, messages for others are not."""
         self.start()
         with self._lock:
@@ -190,13 +190,13 @@ class Feed(ABC):
                 else:
                     self._channels[name] = channel
                     self.want(channel)
-            ear = Ear(channel, only)
-            channel.ears.add(ear)
+            listener = Listener(channel, only)
+            channel.ears.add(listener)
         try:
-            yield ear
+            yield listener
         finally:
             with self._lock:
-                channel.ears.discard(ear)
+                channel.ears.discard(listener)
                 channel.left = time.monotonic()
 
     def start(self) -> None:
@@ -293,9 +293,9 @@ class Feed(ABC):
             if channel is None:
                 return
             heard = channel.take(message)
-        for ear in heard:
-            ear.message = message
-            ear.bell.ring()
+        for listener in heard:
+            listener.message = message
+            listener.bell.ring()
 
     def answered(self, channel: Channel, stands: bool) -> None:
         """A channel that was asked for stands, or is refused."""
@@ -330,7 +330,7 @@ class Feed(ABC):
                     with self._lock:
                         self._down = self.mute = False
                     self._attend(source, poke)
-                except Mute:
+                except NothingToHear:
                     self.mute, seconds = True, inf
                 except Exception as error:  # whatever it was, there are no news until they are back
                     _log.debug("no news from %s: %s", self._kind, error)

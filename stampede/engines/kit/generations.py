@@ -12,12 +12,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Protocol
 
-from stampede.engines.kit.stamps import Stamps
+from stampede.engines.kit.stamps import NewsStamps
 from stampede.errors import EngineError
 from stampede.model.ports import Ticket
 from stampede.runtime.colour import Bell, Colour, Loop, running_loop
 
-__all__ = ["KNOWN", "MOST", "NOTED", "Beliefs", "Generations", "News", "hard_part", "names_of", "new_generation"]
+__all__ = [
+    "KNOWN",
+    "MOST",
+    "NOTED",
+    "Beliefs",
+    "NewsOfServer",
+    "PushedGenerations",
+    "hard_part",
+    "names_of",
+    "new_generation",
+]
 
 KNOWN = 1.0
 """Seconds for which a generation is believed where nobody is to tell of the next."""
@@ -58,13 +68,13 @@ class Beliefs:
         self._known.clear()
 
 
-class News(Protocol):
+class NewsOfServer(Protocol):
     """What is to be known of the news of one server: as of a `Feed`.
 
     `told` is the connection that is told of changes, 0 while there is none; `tracks`: they are to be told at all.
     """
 
-    stamps: Stamps
+    stamps: NewsStamps
 
     def ticket(self, slot: int, stamp: int) -> Ticket: ...
     @property
@@ -84,11 +94,11 @@ class _Asking:
         self.error: EngineError | None = None
 
 
-class Generations:
+class PushedGenerations:
     """What this process takes for today's where a server tells of the next, for both colours. A ticket of theirs is of
     one `slot`, which every bump voids."""
 
-    def __init__(self, news: News, slot: int) -> None:
+    def __init__(self, news: NewsOfServer, slot: int) -> None:
         self._news = news
         self._slot = slot
         self.start_again()

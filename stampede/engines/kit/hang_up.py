@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any
 
-from stampede.engines.kit.hangs import hang_up
+from stampede.engines.kit.hang_detector import hang_up
 from stampede.runtime import forks, process_lock
 from stampede.runtime.watch import watch
 
-__all__ = ["Overdue"]
+__all__ = ["HangUp"]
 
 
-class Overdue:
+class HangUp:
     """Questions under way, by clients whose connections have a file descriptor. None takes longer than `seconds`."""
 
     def __init__(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ from stampede.model.ports import Booked, Rate, Usage
 from stampede.model.window import NOTHING, SECOND, Window, ends, give_back, micros, penalize, take, used
 from stampede.runtime import process_lock
 
-__all__ = ["Kept", "NamedLimits", "T", "WindowLimits", "booked", "usage"]
+__all__ = ["KeptWindow", "NamedLimits", "T", "WindowLimits", "booked", "usage"]
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class WindowLimits(ABC):
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptWindow:
     """A window, as long as it matters."""
 
     window: Window
@@ -79,7 +79,7 @@ class NamedLimits(WindowLimits):
             window = NOTHING if kept is None else kept.window
             after, answer = change(window, now)
             if after is not window:
-                self._kept.put(name, Kept(after, (now + ends(after)) / SECOND), now / SECOND)
+                self._kept.put(name, KeptWindow(after, (now + ends(after)) / SECOND), now / SECOND)
         return answer
 
     async def listed(self) -> list[tuple[str, Usage]]:
@@ -98,4 +98,4 @@ class NamedLimits(WindowLimits):
 
     def start_again(self) -> None:
         """A forked child has limits of its own, as they are when it begins with nothing."""
-        self._kept: Ending[str, Kept] = Ending()
+        self._kept: Ending[str, KeptWindow] = Ending()

@@ -9,10 +9,10 @@ from typing import Any
 from stampede.errors import StampedeError
 from stampede.runtime.threads import begun
 
-__all__ = ["Wanted", "side_by_side", "together"]
+__all__ = ["PutAside", "side_by_side", "together"]
 
 
-class Wanted:
+class PutAside:
     """What one verb asks its server, put aside; awaited, it gives the answer."""
 
     __slots__ = ("asked",)
@@ -20,7 +20,7 @@ class Wanted:
     def __init__(self, asked: Any) -> None:
         self.asked = asked
 
-    def __await__(self) -> Generator[Wanted, Any, Any]:
+    def __await__(self) -> Generator[PutAside, Any, Any]:
         return (yield self)
 
 

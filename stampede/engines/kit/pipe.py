@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
-from stampede.engines.kit.hangs import NOT_TO_OTHERS, Vigil
+from stampede.engines.kit.hang_detector import NOT_TO_OTHERS, HangDetector
 from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
 from stampede.engines.kit.wire import INTERRUPTED, Question, Wire
 from stampede.runtime import forks
@@ -91,8 +91,8 @@ class Pipe(ABC):
     wire: Wire | None = None
     """The connection that stands."""
 
-    def __init__(self, vigil: Vigil, patience: float | None) -> None:
-        self.vigil = vigil
+    def __init__(self, hang_detector: HangDetector, patience: float | None) -> None:
+        self.hang_detector = hang_detector
         self._patience = patience
         self._waiting: deque[Question] = deque()
         self._connecting: asyncio.Task[None] | None = None
@@ -246,18 +246,18 @@ class Pipe(ABC):
     def _look(self) -> bool:
         """Break a connection that owes a reply, and on which nothing has moved for as long as a reply may take. Return
         whether to look again."""
-        wire, vigil = self.wire, self.vigil
+        wire, hang_detector = self.wire, self.hang_detector
         if wire is None:
-            if vigil.hangs(self._connects):
+            if hang_detector.hangs(self._connects):
                 self._fail_waiting(self.hung(NOT_TO_OTHERS))  # who comes later finds out whether it has connected
         elif wire.flying and self._patience is not None:
             overdue, since = wire.left(self._patience) <= 0, wire.since
-            if overdue or vigil.hangs(since):
+            if overdue or hang_detector.hangs(since):
                 if since != self._late:  # the loop may have been blocked: it reads what has come before the next look
                     self._late = since
                 elif overdue:
                     wire.lose(self.hung(f"no reply within {self._patience:g} s"))
-                    vigil.ends(since, self._patience)
+                    hang_detector.ends(since, self._patience)
                 else:
                     wire.lose(self.hung(NOT_TO_OTHERS))
         self._flush()  # if an exception came between a question and the turn that was to send it

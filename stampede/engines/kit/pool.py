@@ -10,18 +10,18 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
-from stampede.engines.kit.hangs import NOT_TO_OTHERS, Vigil
+from stampede.engines.kit.hang_detector import NOT_TO_OTHERS, HangDetector
 from stampede.engines.kit.replies import ODD, out_of_step
 from stampede.errors import EngineError
 
-__all__ = ["Once", "Pool", "Pooled", "is_once"]
+__all__ = ["Pool", "Pooled", "SentOnce", "is_once"]
 
 A = TypeVar("A")
 Q = TypeVar("Q")
 W = TypeVar("W", bound="Pooled")
 
 
-class Once(tuple[Any, ...]):
+class SentOnce(tuple[Any, ...]):
     """A command that is not sent again where the connection broke before its reply came.
 
     Such is a compare-and-set: it recognises its own write, but not if another client has written over that since.
@@ -31,8 +31,8 @@ class Once(tuple[Any, ...]):
 
 
 def is_once(commands: Sequence[Any]) -> bool:
-    """Return whether commands that go out together, of which the first may be a `Once`, are not to be sent again."""
-    return type(commands[0]) is Once
+    """Return whether these commands must not be sent again: the first of them is a `SentOnce` then."""
+    return type(commands[0]) is SentOnce
 
 
 class Pooled(Protocol):
@@ -64,7 +64,7 @@ class _Server(Protocol):
     max_connections: int
     timeout: float  # seconds that one waits for a connection to come free
     patience: float | None  # seconds that a reply may take
-    vigil: Vigil
+    hang_detector: HangDetector
 
 
 class Pool(ABC, Generic[W, Q, A]):
@@ -110,7 +110,7 @@ class Pool(ABC, Generic[W, Q, A]):
         if cut and isinstance(error, Exception):
             raise self.hung(NOT_TO_OTHERS) from error
         if isinstance(error, (TimeoutError, self.hung)):
-            self._server.vigil.ends(since, self._server.patience)
+            self._server.hang_detector.ends(since, self._server.patience)
             raise self.hung(str(error)) from error
         if isinstance(error, ODD):
             raise out_of_step(error) from error

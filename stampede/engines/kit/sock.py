@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from stampede.engines.kit.hangs import Vigil
+from stampede.engines.kit.hang_detector import HangDetector
 from stampede.engines.kit.replies import OutOfStep
 
 __all__ = ["Sock", "cut_all"]
@@ -25,10 +25,10 @@ SIZE = 1 << 16
 class Sock:
     """What a thread asks over."""
 
-    __slots__ = ("_cut", "_vigil", "_watch", "asking", "since", "sock", "stands")
+    __slots__ = ("_cut", "_hang_detector", "_watch", "asking", "since", "sock", "stands")
 
-    def __init__(self, vigil: Vigil) -> None:
-        self._vigil = vigil
+    def __init__(self, hang_detector: HangDetector) -> None:
+        self._hang_detector = hang_detector
         self._cut = 0.0
         self.forget()
 
@@ -77,7 +77,7 @@ class Sock:
         data: bytes = self.sock.recv(SIZE)
         if not data:
             raise ConnectionResetError("the server closed the connection")
-        self._vigil.heard = time.monotonic()
+        self._hang_detector.heard = time.monotonic()
         return data
 
     def cut(self) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from stampede.runtime import process_lock
 
-__all__ = ["Stamps"]
+__all__ = ["NewsStamps"]
 
 SOON = 1.0
 """Seconds within which connections that end are taken for one loss, also if there are news yet."""
 
 
-class Stamps(array):  # type: ignore[type-arg]
+class NewsStamps(array):  # type: ignore[type-arg]
     """One word a slot; and while the server is lost, what stood there before: so much was true when it went."""
 
     heard = 0.0  # when there was word of the server last
@@ -26,7 +26,7 @@ class Stamps(array):  # type: ignore[type-arg]
     _epochs = itertools.count(1)
 
     @classmethod
-    def of(cls, slots: int) -> Stamps:
+    def of(cls, slots: int) -> NewsStamps:
         return cls("Q", bytes(8 * slots))
 
     def void(self, slot: int, step: int = 2) -> None:

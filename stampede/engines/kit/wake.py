@@ -24,7 +24,7 @@ from stampede.engines.kit.flock import shut
 from stampede.runtime.colour import Bell
 from stampede.runtime.threads import begun
 
-__all__ = ["LOOK", "SINGLE", "Post"]
+__all__ = ["LOOK", "SINGLE", "WakeFiles"]
 
 LOOK = 0.025  # seconds between two looks of waiters that nobody can wake
 WATCH = 0.01  # seconds between two looks whether a process lives that is waited for
@@ -35,7 +35,7 @@ _WORD = 8
 _FULL = 1 << 16
 
 
-class Post:
+class WakeFiles:
     """Rings bells by number, here and in every other process of the directory.
 
     Of a number from `SINGLE` on, it rings one bell in each process, that of the waiter that has waited longest: only

@@ -11,7 +11,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Protocol
 
-from stampede.engines.kit.hangs import Vigil
+from stampede.engines.kit.hang_detector import HangDetector
 from stampede.engines.kit.replies import MORE, ODD, Parser, out_of_step
 from stampede.engines.kit.transport import disown, shut
 
@@ -59,7 +59,7 @@ class Owner(Protocol):
     """What a connection needs of the pipe that made it (`pipe.py`)."""
 
     wire: Wire | None
-    vigil: Vigil
+    hang_detector: HangDetector
 
     @property
     def known(self) -> tuple[type[Exception], ...]: ...
@@ -87,7 +87,7 @@ class Wire(asyncio.BufferedProtocol):
         self.born = inf  # when it stood
         self.told = 0  # for an engine's notes
         self.transport: Any = None
-        self._vigil = pipe.vigil
+        self._hang_detector = pipe.hang_detector
         self.since = 0.0  # when bytes last moved, or the first of the questions was sent
         self._unsent = 0  # bytes
         self._room = memoryview(bytearray(ROOM))
@@ -153,7 +153,7 @@ class Wire(asyncio.BufferedProtocol):
             return
         heard, gets = self.pipe.heard, self.parser.gets
         try:
-            self._vigil.heard = self.since = time.monotonic()
+            self._hang_detector.heard = self.since = time.monotonic()
             self.parser.feed(self._room[:nbytes])
             while (reply := gets()) is not MORE:
                 heard(self, reply)

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from stampede.runtime.colour import Loop, soon
-from stampede.runtime.threads import Crew
+from stampede.runtime.threads import ThreadPool
 
-__all__ = ["Errands", "Run", "here"]
+__all__ = ["Run", "WorkerThreads", "here"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ its calls, and a server that hangs would keep it for its own time-out."""
 
 
 class Run(Protocol):
-    """How a port has its blocking steps done: `Errands.run` in the suspending colour, `here` in the blocking one."""
+    """How a port runs its blocking steps: `WorkerThreads.run` for event loops, `here` for blocking callers."""
 
     def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
@@ -36,12 +36,12 @@ async def here(function: Callable[..., T], /, *args: Any) -> T:
     return function(*args)
 
 
-class Errands:
+class WorkerThreads:
     """At most so many `threads`, begun when they are needed. A call that is cancelled waits `leave` seconds for the end
     of what it has begun, so that what its caller asks next comes behind it, as a rule."""
 
     def __init__(self, threads: int = 8, *, leave: float = LEAVE) -> None:
-        self._crew = Crew(threads, "stampede-io")
+        self._pool = ThreadPool(threads, "stampede-io")
         self._leave = leave
 
     async def run(self, function: Callable[..., T], /, *args: Any) -> T:
@@ -49,23 +49,23 @@ class Errands:
 
         What it takes for a caller that has left by then ends by itself, as a lease does.
         """
-        errand = _Errand(asyncio.get_running_loop(), partial(function, *args))
+        errand = _Job(asyncio.get_running_loop(), partial(function, *args))
         try:
-            self._crew.do(errand.do)
+            self._pool.do(errand.do)
             return await self._ended(errand)
         finally:
             del errand  # it has its error, which refers to this frame
 
-    async def _ended(self, errand: _Errand[T]) -> T:
+    async def _ended(self, errand: _Job[T]) -> T:
         try:
             await asyncio.wait([errand.bell])
         except asyncio.CancelledError:
-            if not self._crew.take_back(errand.do):
+            if not self._pool.take_back(errand.do):
                 await self._outwaited(errand)
             raise
         return errand.result()
 
-    async def _outwaited(self, errand: _Errand[T]) -> None:
+    async def _outwaited(self, errand: _Job[T]) -> None:
         """A loop that ends cancels once more what is cancelled already: each time, what is left of the wait goes on."""
         end = time.monotonic() + self._leave
         while not errand.bell.done() and (left := end - time.monotonic()) > 0:
@@ -73,7 +73,7 @@ class Errands:
                 await asyncio.wait([errand.bell], timeout=left)
 
 
-class _Errand(Generic[T]):
+class _Job(Generic[T]):
     """What a thread does for a caller who may be gone before its end."""
 
     value: T

@@ -14,9 +14,9 @@ from stampede.engines.memcached.blocking import BlockingLine
 from stampede.engines.memcached.generations import KnownGenerations
 from stampede.engines.memcached.limits import MemcachedLimits, Seen
 from stampede.engines.memcached.locks import MemcachedLocks
-from stampede.engines.memcached.servers import Server, Servers
+from stampede.engines.memcached.servers import MemcachedNode, Servers
 from stampede.engines.memcached.suspending import SuspendingLine
-from stampede.engines.memcached.verbs import Keys, Numbers, Together
+from stampede.engines.memcached.verbs import MemcachedBatch, MemcachedKeys, Numbers
 from stampede.errors import OptionError
 from stampede.model.ports import Engine, Side
 from stampede.runtime import forks
@@ -58,22 +58,22 @@ class MemcachedEngine(Engine):
         self._line, self._aline = BlockingLine(self._servers), SuspendingLine(self._servers)
         self._numbers: Numbers = Ending()
         known = self._numbers, KnownGenerations(), Costs[bytes]()
-        self.recalls = keys = Keys(self._line, *known, BLOCKING)
-        akeys = Keys(self._aline, *known, SUSPENDING)
-        self.many = Together(keys, self._line)
+        self.recalls = keys = MemcachedKeys(self._line, *known, BLOCKING)
+        akeys = MemcachedKeys(self._aline, *known, SUSPENDING)
+        self.many = MemcachedBatch(keys, self._line)
         locks = MemcachedLocks(self._line, self._numbers, BLOCKING)
         alocks = MemcachedLocks(self._aline, self._numbers, SUSPENDING)
         seen: Seen = {}
         limits, alimits = MemcachedLimits(self._line, BLOCKING, seen), MemcachedLimits(self._aline, SUSPENDING, seen)
-        self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, hands=locks)
-        self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, hands=alocks)
+        self.blocking = Side(keys, keys, locks, limits, softens=keys, shows=keys, holds=locks, handover=locks)
+        self.suspending = Side(akeys, akeys, alocks, alimits, softens=akeys, shows=akeys, holds=alocks, handover=alocks)
         forks.in_child(self._start_again)
 
     def ping(self) -> float:
         """Seconds of one round trip to the slowest of the servers."""
         return max(self._ping(name) for name in self._servers.all)
 
-    def _ping(self, server: Server) -> float:
+    def _ping(self, server: MemcachedNode) -> float:
         start = time.perf_counter()
         run_blocking(self._line.ask(server, b"mn\r\n"))
         return time.perf_counter() - start

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from math import inf
 from typing import TypeAlias
 
-from stampede.engines.kit.hangs import hang_up
+from stampede.engines.kit.hang_detector import hang_up
 from stampede.engines.kit.pool import Pool
 from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
-from stampede.engines.memcached.meta import OTHER, Parser, Reply, check
-from stampede.engines.memcached.servers import Server, Servers, accepted, checked, trouble
+from stampede.engines.memcached.meta import OTHER, MetaParser, MetaReply, check
+from stampede.engines.memcached.servers import MemcachedNode, Servers, accepted, checked, trouble
 from stampede.errors import EngineError
 
 __all__ = ["BlockingLine"]
 
 _Question: TypeAlias = tuple[Sequence[bytes], float | None]
-_Answer: TypeAlias = tuple[list[Reply], float]
+_Answer: TypeAlias = tuple[list[MetaReply], float]
 
 AT_ONCE = 200
 """Commands that are under way together: a server that can't get rid of its replies stops to read."""
@@ -38,11 +38,11 @@ class BlockingLine:
         """In a forked child: the connections are the parent's."""
         self._wires = {server: _Wires(server, self._known) for server in self.servers.all}
 
-    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> _Answer:
+    async def ask(self, server: MemcachedNode, *commands: bytes, since: float | None = None) -> _Answer:
         replies, at = self.told(server, commands, since)
         return accepted(server, replies), at
 
-    def told(self, server: Server, commands: Sequence[bytes], since: float | None) -> _Answer:
+    def told(self, server: MemcachedNode, commands: Sequence[bytes], since: float | None) -> _Answer:
         """The same, with refusals among the replies."""
         if server.closed:
             self.servers.check()
@@ -66,10 +66,10 @@ class BlockingLine:
 class _Wires(Pool["_Wire", _Question, _Answer]):
     """Connections with one server."""
 
-    def __init__(self, server: Server, known: tuple[type[Exception], ...]) -> None:
+    def __init__(self, server: MemcachedNode, known: tuple[type[Exception], ...]) -> None:
         super().__init__(server)
         self._its, self.broken = server, known
-        server.vigil.waiters = lambda before: cut_all(list(self.all), before)
+        server.hang_detector.waiters = lambda before: cut_all(list(self.all), before)
 
     def made(self) -> _Wire:
         return _Wire(self._its)
@@ -107,9 +107,9 @@ class _Wire(Sock):
 
     current = True
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MemcachedNode) -> None:
         self._server, self._client, self.born = server, server.client(), inf
-        super().__init__(server.vigil)
+        super().__init__(server.hang_detector)
 
     def connect(self) -> None:
         """EngineError also if the server is too old."""
@@ -119,14 +119,14 @@ class _Wire(Sock):
         checked(server, client.version())
         if not server.longest:
             server.longest = int(client.stats("settings").get(b"item_size_max", 1 << 20))
-        self._parser = Parser()
+        self._parser = MetaParser()
         self.stand(client.sock, server.patience)
         self.since, self.born = inf, time.monotonic()
         server.breaker.succeeded(self.born)
 
-    def replies(self, commands: Sequence[bytes]) -> list[Reply]:
+    def replies(self, commands: Sequence[bytes]) -> list[MetaReply]:
         """As soon as all of them are there."""
-        its, replies = self._parser, list[Reply]()
+        its, replies = self._parser, list[MetaReply]()
         while True:
             its.feed(self.received())
             while (reply := its.gets()) is not MORE:

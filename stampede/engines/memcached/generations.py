@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from stampede.engines.kit.generations import MOST, NOTED, Beliefs, hard_part, names_of, new_generation
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.servers import TRIES, Line, Server
+from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode
 from stampede.errors import EngineError
 from stampede.model.ports import Store
 
-__all__ = ["Generations", "KnownGenerations"]
+__all__ = ["KnownGenerations", "MemcachedGenerations"]
 
 
-_Change: TypeAlias = Callable[[Line, Server, bytes], Awaitable[bool]]
+_Change: TypeAlias = Callable[[MemcachedLine, MemcachedNode, bytes], Awaitable[bool]]
 
 
 class KnownGenerations(Beliefs):
@@ -27,10 +27,10 @@ class KnownGenerations(Beliefs):
         self.own: dict[str, str] = {}  # while the server that knows is down
 
 
-class Generations(Store):
+class MemcachedGenerations(Store):
     """The verbs of `Store` that are about them, of one colour."""
 
-    _line: Line
+    _line: MemcachedLine
     _generations: KnownGenerations
 
     def generation_at_hand(self, scope: str) -> str | None:
@@ -95,20 +95,20 @@ class Generations(Store):
         finally:
             self._generations.clear()
 
-    async def _changed_on(self, server: Server, name: bytes, change: _Change) -> None:
+    async def _changed_on(self, server: MemcachedNode, name: bytes, change: _Change) -> None:
         for _ in range(TRIES):
             if await change(self._line, server, name):
                 return
         raise EngineError("others begin generations faster than this one can")
 
 
-async def _softened(line: Line, server: Server, name: bytes) -> bool:
+async def _softened(line: MemcachedLine, server: MemcachedNode, name: bytes) -> bool:
     (old,), at = await line.ask(server, meta.look(name))
     soft = f"{hard_part(_text(old)) or new_generation()}~{new_generation()}"
     return await _put(line, server, name, soft, old, at)
 
 
-async def _bumped(line: Line, server: Server, name: bytes) -> bool:
+async def _bumped(line: MemcachedLine, server: MemcachedNode, name: bytes) -> bool:
     note = _note(name)
     (old, ended), at = await line.ask(server, meta.look(name), meta.look(note))
     if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
@@ -119,7 +119,9 @@ async def _bumped(line: Line, server: Server, name: bytes) -> bool:
     return await _put(line, server, name, new_generation(), old, at)
 
 
-async def _put(line: Line, server: Server, name: bytes, text: str, seen: meta.Reply, at: float, ttl: int = 0) -> bool:
+async def _put(
+    line: MemcachedLine, server: MemcachedNode, name: bytes, text: str, seen: meta.MetaReply, at: float, ttl: int = 0
+) -> bool:
     """Whether it is there, in the place of what was seen."""
     body = _body(text, ttl)
     command = meta.put(name, *body, seen.cas) if seen.code == b"VA" else meta.add(name, *body)
@@ -127,11 +129,11 @@ async def _put(line: Line, server: Server, name: bytes, text: str, seen: meta.Re
     return reply.code == b"HD"
 
 
-def _body(text: str, ttl: int = 0) -> items.Body:
-    return items.Body(text.encode(), b"0", ttl)
+def _body(text: str, ttl: int = 0) -> items.ItemBody:
+    return items.ItemBody(text.encode(), b"0", ttl)
 
 
-def _text(reply: meta.Reply) -> str:
+def _text(reply: meta.MetaReply) -> str:
     return reply.value.decode("ascii", "replace")
 
 

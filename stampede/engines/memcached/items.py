@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stampede.engines.kit.failures import heard, told
 from stampede.engines.kit.naming import name_of
 from stampede.engines.kit.whereabouts import here
-from stampede.engines.memcached.meta import MONTH, Reply
+from stampede.engines.memcached.meta import MONTH, MetaReply
 from stampede.model import record
 from stampede.model.entry import GRACE, UNREADABLE, Entry
 from stampede.model.ports import Ask, Busy, Failed, Found
@@ -23,7 +23,7 @@ from stampede.model.record import NOTHING, Kept, Lease, Past, Record
 __all__ = [
     "PLAIN",
     "STATE",
-    "Body",
+    "ItemBody",
     "answer",
     "bare",
     "leased",
@@ -51,7 +51,7 @@ _ROOMY, _CRAMPED = (2000, 16), (50, 4)  # of a verdict's message, and verdicts
 _LARGE = 100_000
 
 
-class Body(NamedTuple):
+class ItemBody(NamedTuple):
     """An item as it is stored."""
 
     data: bytes
@@ -67,14 +67,14 @@ def bare(it: Record) -> bool:
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def plain(entry: Entry[bytes]) -> Body:
+def plain(entry: Entry[bytes]) -> ItemBody:
     """An entry that nobody computes."""
     if entry.fresh == inf:
         ttl = 0
     else:
         ttl = min(ceil(max(entry.keep, entry.fresh + GRACE + 1)), MONTH) if entry.keep < inf else MONTH
         ttl = max(ttl, 1)
-    return Body(_packed(entry, ttl), PLAIN, ttl)
+    return ItemBody(_packed(entry, ttl), PLAIN, ttl)
 
 
 def standing(lease: float) -> int:
@@ -82,13 +82,13 @@ def standing(lease: float) -> int:
     return min(max(ceil(lease), 1) + 1, MONTH)
 
 
-def leased(token: bytes, seconds: int) -> Body:
+def leased(token: bytes, seconds: int) -> ItemBody:
     """A lease of this process, and nothing else."""
     holder = _called(token, here())
-    return Body(_LEASE.pack(len(holder), 0.0, 0) + holder, STATE, seconds)
+    return ItemBody(_LEASE.pack(len(holder), 0.0, 0) + holder, STATE, seconds)
 
 
-def write(it: Record) -> Body:
+def write(it: Record) -> ItemBody:
     """An item with a lease or a past; without both it is plain."""
     entry = None if it.kept is None else record.left(it.kept, 0.0)
     past, lease = it.past or Past(), it.lease or Lease(b"", 0.0)
@@ -99,11 +99,11 @@ def write(it: Record) -> Body:
         ends.append(max(entry.keep, entry.fresh + GRACE + 1))
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
     cramped = entry is not None and len(entry.value) > _LARGE
-    story = told(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
+    failures = told(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
     holder = _called(lease.token, lease.holder)
-    head = _LEASE.pack(len(holder), ttl - lease.end, len(story))
+    head = _LEASE.pack(len(holder), ttl - lease.end, len(failures))
     rest = b"" if entry is None else _packed(entry, ttl)
-    return Body(head + holder + story + rest, STATE, ttl)
+    return ItemBody(head + holder + failures + rest, STATE, ttl)
 
 
 def _called(token: bytes, holder: str) -> bytes:
@@ -130,12 +130,12 @@ def _packed(entry: Entry[bytes], ttl: int) -> bytes:
 _DAMAGED = Kept(UNREADABLE, UNREADABLE.fresh, UNREADABLE.keep, 0.0)
 
 
-def read_plain(reply: Reply) -> Kept:
+def read_plain(reply: MetaReply) -> Kept:
     """The entry of a plain item."""
     return _unpacked(reply.value, 0, reply.left)
 
 
-def read(reply: Reply) -> Record:
+def read(reply: MetaReply) -> Record:
     """Whatever is there. Somebody else's bytes are a damaged entry."""
     if reply.flags == PLAIN:
         return Record(read_plain(reply))
@@ -145,12 +145,12 @@ def read(reply: Reply) -> Record:
     try:
         size, leaselag, length = _LEASE.unpack_from(reply.value)
         at = _LEASE.size + size
-        token, who, story = reply.value[_LEASE.size : at], b"", reply.value[at : at + length]
+        token, who, failures = reply.value[_LEASE.size : at], b"", reply.value[at : at + length]
         if token[_TOKEN : _TOKEN + 1] == b"@":
             token, who = token[:_TOKEN], token[_TOKEN + 1 :]
         at += length
         kept = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
-        past = heard(story, left) if story else None
+        past = heard(failures, left) if failures else None
     except (error, ValueError, TypeError, OverflowError, RecursionError):
         return Record(_DAMAGED)
     end = left - leaselag if isfinite(leaselag) else 0.0

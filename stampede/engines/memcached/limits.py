@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from stampede.engines.kit.limits import T, WindowLimits
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.meta import Reply
-from stampede.engines.memcached.servers import TRIES, Line, Server
+from stampede.engines.memcached.meta import MetaReply
+from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode
 from stampede.errors import EngineError
 from stampede.model.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 from stampede.runtime.colour import Bell, Colour
@@ -35,7 +35,7 @@ CALM = 3
 class MemcachedLimits(WindowLimits):
     """Limits of one colour."""
 
-    def __init__(self, line: Line, colour: Colour, seen: Seen) -> None:
+    def __init__(self, line: MemcachedLine, colour: Colour, seen: Seen) -> None:
         self._line = line
         self._colour = colour
         self._seen = seen
@@ -67,10 +67,10 @@ class MemcachedLimits(WindowLimits):
                 await self._colour.park(Bell(), random() * 0.002 * min(tried, 10))
         raise EngineError(f"others start in {name!r} faster than it can be asked for")
 
-    async def _looked(self, server: Server, look: bytes) -> _Known:
+    async def _looked(self, server: MemcachedNode, look: bytes) -> _Known:
         (reply,), at = await self._line.ask(server, look)
         return _seen(reply, at)
 
 
-def _seen(reply: Reply, at: float) -> _Known:
+def _seen(reply: MetaReply, at: float) -> _Known:
     return (reply.cas, window_of(reply.value), at) if reply.code == b"VA" else (None, NOTHING, at)

@@ -11,7 +11,7 @@ from random import random
 
 from stampede.engines.kit.polling import pause
 from stampede.engines.memcached import items, meta
-from stampede.engines.memcached.servers import TRIES, Line
+from stampede.engines.memcached.servers import TRIES, MemcachedLine
 from stampede.engines.memcached.verbs import Number, Numbers, changed
 from stampede.errors import EngineError
 from stampede.model import record
@@ -29,7 +29,7 @@ would end that much sooner, and its holder, which goes by its own clock, not kno
 class MemcachedLocks:
     """Locks of one colour. What they cannot promise is in the engine's docstring."""
 
-    def __init__(self, line: Line, numbers: Numbers, colour: Colour) -> None:
+    def __init__(self, line: MemcachedLine, numbers: Numbers, colour: Colour) -> None:
         self._line = line
         self._numbers = numbers
         self._colour = colour

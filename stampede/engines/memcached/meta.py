@@ -9,13 +9,13 @@ from typing import Any
 
 from stampede.engines.kit.replies import MORE, OutOfStep
 
-__all__ = ["MONTH", "OTHER", "Parser", "Reply", "add", "check", "delete", "look", "put"]
+__all__ = ["MONTH", "OTHER", "MetaParser", "MetaReply", "add", "check", "delete", "look", "put"]
 
 MONTH = 30 * 86_400
 """The longest relative time: a larger number would be taken for a date."""
 
 
-class Reply:
+class MetaReply:
     """One reply. `code`: VA (a value), HD (done), EN or NF (nothing there), EX (another CAS), NS (not stored)."""
 
     # Of the class until they are set: most replies have few of these.
@@ -27,7 +27,7 @@ class Reply:
         self.code = code
 
 
-OTHER = Reply(b"EX")
+OTHER = MetaReply(b"EX")
 
 
 def look(name: bytes) -> bytes:
@@ -51,7 +51,7 @@ def delete(name: bytes, cas: bytes | None = None) -> bytes:
     return b"md " + name + (b"\r\n" if cas is None else b" C%b\r\n" % cas)
 
 
-def check(command: bytes, reply: Reply) -> None:
+def check(command: bytes, reply: MetaReply) -> None:
     """Raise OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""
     answers = _ANSWERS.get(command[:2])
     if answers is None or reply.text:
@@ -70,7 +70,7 @@ _ANSWERS = {
 """By command, as they are written above: the codes of its replies, and which of these tell the item's number."""
 
 
-class Parser:
+class MetaParser:
     """The replies of one connection, for both colours."""
 
     __slots__ = ("at", "data")
@@ -99,7 +99,7 @@ class Parser:
             return MORE
         words = bytes(data[at:end]).split()
         code = words[0] if words else b""
-        reply = Reply(code)
+        reply = MetaReply(code)
         del words[:1]
         after = end + 2
         if code == b"VA":
@@ -126,7 +126,7 @@ class Parser:
         self.at = after
         return reply
 
-    def _long(self, reply: Reply, data: bytes | bytearray, at: int, after: int) -> int:
+    def _long(self, reply: MetaReply, data: bytes | bytearray, at: int, after: int) -> int:
         """A refusal, or what is said in the older protocol. Return its end; 0: it has not come yet."""
         if reply.code == b"STAT":  # many lines, for one question
             after = data.find(b"\r\nEND\r\n", at) + 7

@@ -10,15 +10,15 @@ from hashlib import blake2b
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stampede.engines.kit.hangs import Vigil
-from stampede.engines.memcached.meta import Reply
+from stampede.engines.kit.hang_detector import HangDetector
+from stampede.engines.memcached.meta import MetaReply
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.breaker import Breaker
 
 if TYPE_CHECKING:
     from pymemcache.client.base import Client
 
-__all__ = ["TRIES", "Line", "NoRoom", "Server", "Servers", "accepted", "checked", "trouble"]
+__all__ = ["TRIES", "MemcachedLine", "MemcachedNode", "NoRoom", "Servers", "accepted", "checked", "trouble"]
 
 TRIES = 100
 """How often a change is tried again because another client was faster."""
@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {"connect_timeout": 0.5, "timeout": 1.0, "no_delay":
 """Short, since calls go on without an engine that hangs."""
 
 
-class Server:
+class MemcachedNode:
     """One server, as the ways to connect to it."""
 
     max_connections = 50  # of the blocking colour
@@ -40,9 +40,9 @@ class Server:
         self.name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else address
         self.options = _DEFAULTS | dict(options)
         self.patience: float | None = self.options["timeout"]  # seconds that a reply may take
-        self.others: list[Server] = []  # of its ring
+        self.others: list[MemcachedNode] = []  # of its ring
         self.breaker = Breaker()
-        self.vigil = Vigil()
+        self.hang_detector = HangDetector()
         self.longest = 0  # bytes of an item that it takes; 0: not asked yet
         self.closed = False
 
@@ -68,7 +68,7 @@ class Servers:
         if not isinstance(options.get("tls_context"), SSLContext | None):
             raise OptionError(f"tls_context is {options['tls_context']!r}: give an ssl.SSLContext")
         try:
-            self.all = [Server(normalize_server_spec(address), options) for address in addresses]
+            self.all = [MemcachedNode(normalize_server_spec(address), options) for address in addresses]
             for server in self.all:
                 server.client()
         except (TypeError, ValueError) as wrong:
@@ -92,12 +92,12 @@ class Servers:
         if self.closed:
             raise EngineClosed(f"memcached://{','.join(self._by_name)}")
 
-    def of(self, name: bytes) -> Server:
+    def of(self, name: bytes) -> MemcachedNode:
         return self._only or self._by_name[self._ring.get_node(name)]
 
-    def groups(self, names: Sequence[bytes]) -> dict[Server, list[int]]:
+    def groups(self, names: Sequence[bytes]) -> dict[MemcachedNode, list[int]]:
         """The positions of names, by server."""
-        groups: defaultdict[Server, list[int]] = defaultdict(list)
+        groups: defaultdict[MemcachedNode, list[int]] = defaultdict(list)
         for at, name in enumerate(names):
             groups[self.of(name)].append(at)
         return groups
@@ -108,12 +108,14 @@ def _score(text: str, seed: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") + seed
 
 
-class Line(Protocol):
+class MemcachedLine(Protocol):
     """How one colour asks."""
 
     servers: Servers
 
-    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> tuple[list[Reply], float]:
+    async def ask(
+        self, server: MemcachedNode, *commands: bytes, since: float | None = None
+    ) -> tuple[list[MetaReply], float]:
         """The replies, in order, of what goes out together, and a moment before it was sent. EngineError if there are
         none, or a refusal. It may be sent again, over a new connection, where the old one turns out to be closed.
 
@@ -123,7 +125,7 @@ class Line(Protocol):
         """
 
 
-def checked(server: Server, version: bytes) -> None:
+def checked(server: MemcachedNode, version: bytes) -> None:
     """EngineError from a server that has no meta protocol."""
     found = tuple(int(part) for part in re.findall(rb"\d+", version)[:3])
     if found < OLDEST:
@@ -131,7 +133,7 @@ def checked(server: Server, version: bytes) -> None:
         raise EngineError(f"{server.name} is memcached {told}: stampede needs {needed} or newer (its meta protocol)")
 
 
-def trouble(server: Server, error: BaseException) -> EngineError:
+def trouble(server: MemcachedNode, error: BaseException) -> EngineError:
     """What went wrong, as ours."""
     if server.closed:  # then the connection was closed under our hands, which may raise anything
         return EngineClosed(f"memcached://{server.name}")
@@ -148,7 +150,7 @@ class NoRoom(EngineError):
     partial = refused = True
 
 
-def accepted(server: Server, replies: list[Reply]) -> list[Reply]:
+def accepted(server: MemcachedNode, replies: list[MetaReply]) -> list[MetaReply]:
     """The same, or an error in the server's own words if one of them is a refusal: "large" is an item above its limit,
     "out of memory" one for which it finds no room."""
     for reply in replies:

@@ -10,8 +10,8 @@ from typing import Any
 
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.wire import Question, Wire
-from stampede.engines.memcached.meta import OTHER, Parser, Reply, check
-from stampede.engines.memcached.servers import Server, Servers, accepted, checked, trouble
+from stampede.engines.memcached.meta import OTHER, MetaParser, MetaReply, check
+from stampede.engines.memcached.servers import MemcachedNode, Servers, accepted, checked, trouble
 from stampede.errors import EngineError
 
 __all__ = ["SuspendingLine"]
@@ -25,7 +25,9 @@ class SuspendingLine:
         self._pipes = Pipes(_Pipe)
         self.close, self.start_again = self._pipes.close, self._pipes.start_again
 
-    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> tuple[list[Reply], float]:
+    async def ask(
+        self, server: MemcachedNode, *commands: bytes, since: float | None = None
+    ) -> tuple[list[MetaReply], float]:
         self.servers.check()
         pipe, at = self._pipes.to(server), time.monotonic()
         wire = pipe.wire
@@ -51,13 +53,13 @@ class _Pipe(Pipe):
 
     final = (TimeoutError, EngineError)
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(server.vigil, server.patience)
+    def __init__(self, server: MemcachedNode) -> None:
+        super().__init__(server.hang_detector, server.patience)
         self._server = server
 
     async def reach(self) -> Wire:
         """EngineError also if the server is too old."""
-        server, wire = self._server, Wire(self, Parser())
+        server, wire = self._server, Wire(self, MetaParser())
         options, address, loop = server.options, server.address, asyncio.get_running_loop()
         tls = options.get("tls_context")
         try:

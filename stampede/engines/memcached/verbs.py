@@ -15,14 +15,14 @@ from random import random
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede.engines.kit.expiring import Ending
-from stampede.engines.kit.many_at_once import Wanted, together
+from stampede.engines.kit.many_at_once import PutAside, together
 from stampede.engines.kit.polling import Costs, pause
 from stampede.engines.kit.whereabouts import here
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.blocking import BlockingLine
-from stampede.engines.memcached.generations import Generations, KnownGenerations
+from stampede.engines.memcached.generations import KnownGenerations, MemcachedGenerations
 from stampede.engines.memcached.items import PLAIN
-from stampede.engines.memcached.servers import TRIES, Line, NoRoom, Server, Servers, accepted
+from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode, NoRoom, Servers, accepted
 from stampede.errors import EngineError, TooLarge
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
@@ -30,7 +30,7 @@ from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, 
 from stampede.model.record import Change, Lease, Record
 from stampede.runtime.colour import Bell, Colour
 
-__all__ = ["Keys", "Number", "Numbers", "Together", "changed"]
+__all__ = ["MemcachedBatch", "MemcachedKeys", "Number", "Numbers", "changed"]
 
 T = TypeVar("T")
 
@@ -52,11 +52,11 @@ class Number(NamedTuple):
 Numbers: TypeAlias = Ending[tuple[bytes, bytes], Number]
 
 
-class Keys(Generations):
+class MemcachedKeys(MemcachedGenerations):
     """Claims and Store of one colour."""
 
     def __init__(
-        self, line: Line, numbers: Numbers, generations: KnownGenerations, costs: Costs[bytes], colour: Colour
+        self, line: MemcachedLine, numbers: Numbers, generations: KnownGenerations, costs: Costs[bytes], colour: Colour
     ) -> None:
         self._line = line
         self._numbers = numbers
@@ -212,15 +212,17 @@ class _Aside:
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
 
-    async def ask(self, server: Server, *commands: bytes, since: float | None = None) -> tuple[list[meta.Reply], float]:
-        replies, at = await Wanted((server, commands, since))
+    async def ask(
+        self, server: MemcachedNode, *commands: bytes, since: float | None = None
+    ) -> tuple[list[meta.MetaReply], float]:
+        replies, at = await PutAside((server, commands, since))
         return accepted(server, replies), at
 
 
-class Together(Many):
+class MemcachedBatch(Many):
     """Many verbs at once, for blocking callers: what all of them ask next goes out together, to each server."""
 
-    def __init__(self, keys: Keys, line: BlockingLine) -> None:
+    def __init__(self, keys: MemcachedKeys, line: BlockingLine) -> None:
         self._line, self._keys = line, copy(keys)
         self._keys._line = _Aside(line.servers)
 
@@ -228,7 +230,7 @@ class Together(Many):
         return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
 
     def _answered(self, questions: dict[int, Any]) -> dict[int, Any]:
-        groups: defaultdict[tuple[Server, bool], list[int]] = defaultdict(list)
+        groups: defaultdict[tuple[MemcachedNode, bool], list[int]] = defaultdict(list)
         for number, (server, _, since) in questions.items():
             groups[server, since is None].append(number)
         answers: dict[int, Any] = {}
@@ -248,13 +250,13 @@ class Together(Many):
 _ANY = Ask(0.0)
 
 
-def _fits(server: Server, name: bytes, body: items.Body) -> None:
+def _fits(server: MemcachedNode, name: bytes, body: items.ItemBody) -> None:
     """TooLarge where the server would refuse; it would throw away what is there, too, with the lease in it."""
     if server.longest and len(body.data) + len(name) + ROOM > server.longest:
         raise TooLarge(f"{len(body.data)} bytes are more than memcached keeps in one item: {server.longest} (its -I)")
 
 
-async def changed(line: Line, name: bytes, change: Callable[[Record], Change[T]]) -> T:
+async def changed(line: MemcachedLine, name: bytes, change: Callable[[Record], Change[T]]) -> T:
     """The answer to a question. By then what it has made of the item is there, over just that which it has seen."""
     server = line.servers.of(name)
     for _ in range(TRIES):

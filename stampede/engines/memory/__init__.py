@@ -15,7 +15,7 @@ from stampede.engines.kit.url import anything, integer, options_of, text
 from stampede.engines.kit.whereabouts import here
 from stampede.engines.memory.locks import LockTable, MemoryLocks
 from stampede.errors import EngineClosed, OptionError, TooLarge
-from stampede.local_tier.residents import Resident, Tier
+from stampede.local_tier.residents import Resident, Residents
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
 from stampede.model.policy import nearest
@@ -54,8 +54,8 @@ class MemoryEngine(Engine):
     ) -> None:
         self.shared = sealed  # values are bytes then, as they would be in production
         self.prompt = not sealed
-        shelf = Tier(entries) if store is None else _Locked(store)
-        self.tier = shelf if isinstance(shelf, Tier) and not sealed else None
+        shelf = Residents(entries) if store is None else _Locked(store)
+        self.tier = shelf if isinstance(shelf, Residents) and not sealed else None
         keys, locks = _Keys(shelf, clock), LockTable(clock)
         limits = NamedLimits(clock)
         self.recalls = verbs = _Verbs(keys, BLOCKING)
@@ -80,7 +80,7 @@ class MemoryEngine(Engine):
 
 
 def _side(verbs: _Verbs, locks: MemoryLocks, limits: NamedLimits) -> Side:
-    return Side(verbs, verbs, locks, limits, lists=verbs, softens=verbs, shows=verbs, holds=locks, hands=locks)
+    return Side(verbs, verbs, locks, limits, lists=verbs, softens=verbs, shows=verbs, holds=locks, handover=locks)
 
 
 def from_url(url: str, **options: Any) -> MemoryEngine:
@@ -169,7 +169,7 @@ class _Awaited:
 class _Keys:
     """The values, leases and failures of keys. Everything is decided under the one lock; bells are rung outside it."""
 
-    def __init__(self, shelf: Tier | _Locked, clock: Callable[[], float]) -> None:
+    def __init__(self, shelf: Residents | _Locked, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.shelf = shelf
         self.bumps, self.softer = Counter[str](), Counter[str]()  # of each scope, and of all by ""

@@ -95,7 +95,7 @@ class LockTable:
 
 
 class MemoryLocks:
-    """`Locks`, `Holds` and `Hands` of one colour. Only `wait` suspends."""
+    """`Locks`, `Holds` and `Handover` of one colour. Only `wait` suspends."""
 
     def __init__(self, table: LockTable, colour: Colour) -> None:
         self._table = table

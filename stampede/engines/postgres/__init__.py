@@ -4,7 +4,7 @@ tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: func
 schema.py    makes them, and tells those of another release
 connect.py   what is behind a URL: how connections are made;  address.py   what a URL says
 talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows
-verbs.py     Claims and Store, written once over a `Line`;  locks.py   Locks, likewise, and their record
+verbs.py     Claims and Store, written once over a `PostgresLine`;  locks.py   Locks, likewise, and their record
 line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour: by the pool
              and the pipe of the kit
 news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
@@ -19,18 +19,18 @@ from typing import Any
 from weakref import WeakSet
 
 from stampede.engines.kit.feed import MEANS
-from stampede.engines.kit.generations import Generations
-from stampede.engines.postgres.blocking import Blocking
-from stampede.engines.postgres.connect import Server, of_pool, of_url
+from stampede.engines.kit.generations import PushedGenerations
+from stampede.engines.postgres.blocking import PostgresBlocking
+from stampede.engines.postgres.connect import PostgresConnector, of_pool, of_url
 from stampede.engines.postgres.limits import PostgresLimits
-from stampede.engines.postgres.line import Line
+from stampede.engines.postgres.line import PostgresLine
 from stampede.engines.postgres.locks import History, PostgresLocks, PostgresReports
-from stampede.engines.postgres.news import GENERATIONS, Bumps, News
-from stampede.engines.postgres.suspending import Suspending
+from stampede.engines.postgres.news import GENERATIONS, Bumps, PostgresNews
+from stampede.engines.postgres.suspending import PostgresSuspending
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
-from stampede.engines.postgres.verbs import Keys
+from stampede.engines.postgres.verbs import PostgresKeys
 from stampede.model.ports import Engine, Hears, Side
 from stampede.runtime import forks
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour, run_blocking
@@ -89,20 +89,20 @@ class PostgresEngine(Engine):
 
 def _side(keys: Any, locks: Any, line: Any) -> Side:
     limits = PostgresLimits(line)
-    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
+    return Side(keys, keys, locks, limits, lists=keys, softens=keys, shows=keys, holds=locks, handover=locks)
 
 
 class _All:
     """What the engine is made of, without it: closed when nobody has the engine any more."""
 
-    def __init__(self, server: Server, audience: WeakSet[Hears]) -> None:
+    def __init__(self, server: PostgresConnector, audience: WeakSet[Hears]) -> None:
         self._server = server
         self._audience = audience
-        self.news = News(server.listening, bound=server.bound)
+        self.news = PostgresNews(server.listening, bound=server.bound)
         self.news.on_refused = self.news.on_deaf = self._untold
-        self.news.answered_others = lambda: server.vigil.heard
-        self.generations = Generations(Bumps(self.news), GENERATIONS)
-        self.line, self.aline = Blocking(server), Suspending(server)
+        self.news.answered_others = lambda: server.hang_detector.heard
+        self.generations = PushedGenerations(Bumps(self.news), GENERATIONS)
+        self.line, self.aline = PostgresBlocking(server), PostgresSuspending(server)
         self.news.on_tick = self.aline.close_dead
         self.teller = Teller(self._ask, self.news)
         self.sweeper = Sweeper(self._ask, server.entries, server.max_bytes)
@@ -111,10 +111,10 @@ class _All:
         self.claims, self.aclaims = self._keys(self.line, BLOCKING), self._keys(self.aline, SUSPENDING)
         self.locks, self.alocks = self._names(self.line, BLOCKING), self._names(self.aline, SUSPENDING)
 
-    def _keys(self, line: Line, colour: Colour) -> Keys:
-        return Keys(line, self.news, self.teller, self.sweeper, self.generations, colour)
+    def _keys(self, line: PostgresLine, colour: Colour) -> PostgresKeys:
+        return PostgresKeys(line, self.news, self.teller, self.sweeper, self.generations, colour)
 
-    def _names(self, line: Line, colour: Colour) -> PostgresLocks:
+    def _names(self, line: PostgresLine, colour: Colour) -> PostgresLocks:
         return PostgresLocks(line, self.news, self.teller, self.history, self.sweeper, colour)
 
     def _ask(self, command: Command) -> list[Row]:

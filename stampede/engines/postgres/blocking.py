@@ -9,24 +9,24 @@ from math import inf
 
 from psycopg import Error
 
-from stampede.engines.kit.hangs import NOT_TO_OTHERS
+from stampede.engines.kit.hang_detector import NOT_TO_OTHERS
 from stampede.engines.kit.pool import Pool, is_once
 from stampede.engines.kit.replies import MORE
 from stampede.engines.kit.transport import disown_number
-from stampede.engines.postgres.connect import LOOK, READ, WRITE, Server, until_ready
-from stampede.engines.postgres.line import Line, check_refusal
+from stampede.engines.postgres.connect import LOOK, READ, WRITE, PostgresConnector, until_ready
+from stampede.engines.postgres.line import PostgresLine, check_refusal
 from stampede.engines.postgres.talk import Answer, Command, Talk, encoded
 from stampede.runtime import forks
 
-__all__ = ["Blocking"]
+__all__ = ["PostgresBlocking"]
 
 
-class Blocking(Line):
+class PostgresBlocking(PostgresLine):
     """Asks a server, from any thread."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
-        server.vigil.waiters = lambda before: self._wires.cut(before)
+        server.hang_detector.waiters = lambda before: self._wires.cut(before)
         self._wires: _Wires = _Wires(server)
 
     async def sent(self, commands: Sequence[Command]) -> list[Answer]:
@@ -46,7 +46,7 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
 
     broken = Error, OSError
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
         self._leading = server
 
@@ -76,7 +76,7 @@ class _Wire:
     __slots__ = ("_either", "_readable", "_server", "asking", "cut", "since", "stands", "talk")
     current = True
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresConnector) -> None:
         self._server = server
         self.talk: Talk | None = None
         self.asking = self.stands = False
@@ -105,7 +105,7 @@ class _Wire:
             poll = self._either if unsent else self._readable
             if not poll.poll(min(patience, LOOK) * 1000) and not until_ready(poll, patience - LOOK, self._look):
                 raise TimeoutError(f"it has said nothing for {patience:g} s")
-            server.vigil.heard = time.monotonic()
+            server.hang_detector.heard = time.monotonic()
             talk.feed()
             unsent = unsent and talk.flush()
             while (answer := talk.gets()) is not MORE:

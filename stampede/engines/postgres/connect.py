@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
 from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
-from stampede.engines.kit.hang_up import Overdue
-from stampede.engines.kit.hangs import NOT_TO_OTHERS, Vigil
+from stampede.engines.kit.hang_detector import NOT_TO_OTHERS, HangDetector
+from stampede.engines.kit.hang_up import HangUp
 from stampede.engines.kit.replies import MORE
 from stampede.engines.kit.url import safe_url
 from stampede.engines.postgres import address
@@ -24,7 +24,7 @@ from stampede.engines.postgres.schema import check_version
 from stampede.engines.postgres.talk import Command, Row, Talk, encoded
 from stampede.errors import EngineClosed, OptionError
 
-__all__ = ["LOOK", "READ", "WRITE", "Server", "of_pool", "of_url", "until_ready"]
+__all__ = ["LOOK", "READ", "WRITE", "PostgresConnector", "of_pool", "of_url", "until_ready"]
 
 LOOK = 0.05  # seconds between two looks
 
@@ -41,7 +41,7 @@ UNLOCKED = """SELECT set_config('default_transaction_isolation', 'read committed
 """A statement that waits for another's lock sees what was committed meanwhile, and gives up when its caller has."""
 
 
-class Server:
+class PostgresConnector:
     """A database, as the ways to connect to it. Connections are in autocommit: each question is a transaction.
 
     A question takes `timeout` seconds at most. `listen` is the address of the server itself, where the other one is
@@ -76,8 +76,8 @@ class Server:
         self.entries, self.max_bytes = entries, max_bytes
         self.name, self.timeout, self.max_connections, self.bound = name, timeout, max_connections, bound
         self.patience: float | None = timeout
-        self.overdue = Overdue(timeout)
-        self.vigil = Vigil()
+        self.hang_up = HangUp(timeout)
+        self.hang_detector = HangDetector()
         self._unlocked = UNLOCKED.format(max(450 * timeout, 1)), ()  # who is refused asks once more
         defaults = {"connect_timeout": ceil(timeout), "application_name": "stampede"}
         ours = {"client_encoding": "UTF8"}
@@ -119,13 +119,13 @@ class Server:
         began = time.monotonic()
 
         def look() -> None:
-            if self.vigil.hangs(began):
+            if self.hang_detector.hangs(began):
                 raise TimeoutError(NOT_TO_OTHERS)
 
         try:
             return reached(conninfo, self.timeout, look)
         except TimeoutError:
-            self.vigil.ends(began, self.timeout)
+            self.hang_detector.ends(began, self.timeout)
             raise
 
     @property
@@ -141,7 +141,7 @@ class Server:
         self.check()
         made = self._reached(self.direct)
         try:
-            with self.overdue.asking(made):
+            with self.hang_up.asking(made):
                 (pid, *when) = made.execute(WHO, binary=True).fetchone() or (0,)
                 if pid == made.info.backend_pid:
                     made.execute(STAY)
@@ -180,12 +180,12 @@ class Server:
         return Connection.connect(**(self.direct | also), autocommit=True, prepare_threshold=None)
 
 
-def of_url(url: str, options: Mapping[str, Any]) -> Server:
+def of_url(url: str, options: Mapping[str, Any]) -> PostgresConnector:
     """The server of `postgres://user:password@host:5432/database?sslmode=require`; also as SQLAlchemy writes it."""
     return _server(safe_url(url), address.read(url) | dict(options))
 
 
-def of_pool(pool: Any, options: Mapping[str, Any]) -> Server:
+def of_pool(pool: Any, options: Mapping[str, Any]) -> PostgresConnector:
     """The server of a pool of psycopg's, of either colour: our connections are made as its own, and are ours.
 
     It is a recipe: it may be opened later, or be closed. What it does to a connection by `configure` isn't done.
@@ -209,10 +209,10 @@ _CONNECTS = [getattr_static(each, "connect") for each in (Connection, AsyncConne
 _PSYCOPGS = {"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"}
 
 
-def _server(name: str, given: Mapping[str, Any]) -> Server:
+def _server(name: str, given: Mapping[str, Any]) -> PostgresConnector:
     ours = {each: kind(each, given[each]) for each, kind in address.OURS.items() if each in given}
     theirs = {each: value for each, value in given.items() if each not in address.OURS}
-    return Server(name, address.checked(theirs, name), **ours)
+    return PostgresConnector(name, address.checked(theirs, name), **ours)
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stampede.engines.kit.limits import usage
-from stampede.engines.postgres.line import Line
+from stampede.engines.postgres.line import PostgresLine
 from stampede.engines.postgres.talk import Row
 from stampede.engines.postgres.wire import key_of, names
 from stampede.model.ports import Booked, Rate, Usage
@@ -20,7 +20,7 @@ NOW = "SELECT * FROM stampede.limits_now($1)"
 class PostgresLimits:
     """Limits of one colour."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: PostgresLine) -> None:
         self._line = line
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from psycopg import Error
 
-from stampede.engines.postgres.connect import Server
+from stampede.engines.postgres.connect import PostgresConnector
 from stampede.engines.postgres.talk import Answer, Command, Row
 from stampede.errors import EngineError, TooLarge
 
-__all__ = ["Command", "Line", "check_refusal", "is_refusal", "trouble"]
+__all__ = ["Command", "PostgresLine", "check_refusal", "is_refusal", "trouble"]
 
 _REFUSES = {"25006": "it writes nothing (a standby, or default_transaction_read_only)", "53100": "its disk is full"}
 """What a server says that answers, and takes nothing new."""
@@ -31,10 +31,10 @@ _STALE = {"26000", "42P05"}
 """The same of one that hasn't got what was prepared on it, as a pooler's."""
 
 
-class Line(ABC):
+class PostgresLine(ABC):
     """Asks a server, and raises EngineError if there is no answer, or a refusal. Its colour says how it is sent."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresConnector) -> None:
         self._server = server
 
     @abstractmethod
@@ -73,7 +73,7 @@ def _all_rows(answers: Sequence[Answer], *, last: bool = False) -> list[list[Row
     return found
 
 
-def trouble(server: Server, error: Exception) -> EngineError | TooLarge:
+def trouble(server: PostgresConnector, error: Exception) -> EngineError | TooLarge:
     """What psycopg raised, as ours."""
     if isinstance(error, EngineError):
         return error

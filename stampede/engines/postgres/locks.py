@@ -19,8 +19,8 @@ from pathlib import PurePath
 from random import uniform
 from time import monotonic
 
-from stampede.engines.postgres.line import Line
-from stampede.engines.postgres.news import News
+from stampede.engines.postgres.line import PostgresLine
+from stampede.engines.postgres.news import PostgresNews
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.verbs import LOOK, SAFETY
@@ -77,7 +77,7 @@ class PostgresLocks:
     """Locks of one colour."""
 
     def __init__(
-        self, line: Line, news: News, teller: Teller, history: History, sweeper: Sweeper, colour: Colour
+        self, line: PostgresLine, news: PostgresNews, teller: Teller, history: History, sweeper: Sweeper, colour: Colour
     ) -> None:
         self._line = line
         self._news = news
@@ -153,12 +153,12 @@ class PostgresLocks:
         its, mine, ahead = names(name, b"lock"), None, 0
         if isinstance(busy, _Queued):
             mine, ahead = busy.mine, busy.ahead
-        with self._news.listen(its.channel, mine or b"") as ear:
+        with self._news.listen(its.channel, mine or b"") as listener:
             # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
             look = LOOK * (1 + min(ahead // 10, 9))
-            ready = await self._colour.park(ear.ready, min(timeout, look * uniform(0.9, 1.1)))
+            ready = await self._colour.park(listener.ready, min(timeout, look * uniform(0.9, 1.1)))
             while (left := end - monotonic()) > 0:
-                hears = ready and ear.hears
+                hears = ready and listener.hears
                 # What was released before we listened was told to nobody here, and nobody tells that a holder's
                 # connection is gone. (Who has a place is told when its turn has come: that the lock has gone from
                 # hand to hand since then is no reason to ask again.)
@@ -169,7 +169,7 @@ class PostgresLocks:
                 seconds = look * uniform(0.9, 1.1)
                 if hears:
                     seconds = look_again(ahead, rest, TURN, (LOOK if self._news.bound else SAFETY) * uniform(0.9, 1.1))
-                if await self._colour.park(ear.bell, min(left, seconds)):
+                if await self._colour.park(listener.bell, min(left, seconds)):
                     return
 
     def _unbind_if_gone(self, life: tuple[int, float] | tuple[None, None]) -> None:
@@ -236,7 +236,7 @@ def readable(text: str) -> bytes:
 class PostgresReports(Reports):
     """Of one database."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: PostgresLine) -> None:
         self._line = line
 
     async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:

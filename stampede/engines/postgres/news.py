@@ -19,12 +19,12 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from stampede.engines.kit.feed import TICK, Channel, Feed, Mute
-from stampede.engines.kit.stamps import Stamps
+from stampede.engines.kit.feed import TICK, Channel, Feed, NothingToHear
+from stampede.engines.kit.stamps import NewsStamps
 from stampede.engines.kit.transport import disown_number
 from stampede.runtime.colour import Colour
 
-__all__ = ["GENERATIONS", "Bumps", "News"]
+__all__ = ["GENERATIONS", "Bumps", "PostgresNews"]
 
 _log = logging.getLogger("stampede")
 
@@ -47,7 +47,7 @@ _HOME = b"home"
 _PASSING = ("25", "40", "55", "57")  # conflicts, locks, time limits; read-only, as before a promotion
 
 
-class News(Feed):
+class PostgresNews(Feed):
     """One server's news. `listens` is a number of the connection that listens, 0 while there is none. `told` is the
     same once changes are told to it; else 0, and there are no tickets.
 
@@ -81,8 +81,8 @@ class News(Feed):
     async def at_home(self, colour: Colour) -> None:
         """Wait for the first connection, or for its refusal: what is granted before it has no sign of life."""
         if self.bound and self.home_backend is None and not self.mute:
-            with self.listen(_HOME) as ear:
-                await colour.park(ear.ready, AT_FIRST)
+            with self.listen(_HOME) as listener:
+                await colour.park(listener.ready, AT_FIRST)
 
     def track(self) -> None:
         """Changes are wanted, from now on; the connection may be there already."""
@@ -100,7 +100,7 @@ class News(Feed):
         connection = self._connection()
         if connection is None:
             self.on_refused(NOBODY)
-            raise Mute
+            raise NothingToHear
         self._source = _Told(connection, self)
         return self._source
 
@@ -169,9 +169,9 @@ class News(Feed):
 class Bumps:
     """The same news, as what is known of generations sees them: of a bump all are told who listen."""
 
-    def __init__(self, news: News) -> None:
+    def __init__(self, news: PostgresNews) -> None:
         self._news = news
-        self.stamps: Stamps = news.stamps
+        self.stamps: NewsStamps = news.stamps
         self.ticket = news.ticket
 
     @property
@@ -186,7 +186,7 @@ class Bumps:
 class _Told:
     """The connection that listens. One question at a time is under way over it."""
 
-    def __init__(self, connection: Any, news: News) -> None:
+    def __init__(self, connection: Any, news: PostgresNews) -> None:
         self.connection = connection
         self._pg = connection.pgconn
         self._news = news

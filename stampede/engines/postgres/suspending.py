@@ -12,13 +12,13 @@ from psycopg import Error
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
-from stampede.engines.kit.worker_threads import Errands
-from stampede.engines.postgres.connect import Server
-from stampede.engines.postgres.line import Line, check_refusal
+from stampede.engines.kit.worker_threads import WorkerThreads
+from stampede.engines.postgres.connect import PostgresConnector
+from stampede.engines.postgres.line import PostgresLine, check_refusal
 from stampede.engines.postgres.talk import Answer, Command, Encoded, Talk, encoded
 from stampede.errors import StampedeError
 
-__all__ = ["Suspending"]
+__all__ = ["PostgresSuspending"]
 
 MOST = 4
 """Connections of a loop. One does for most: what is asked meanwhile is sent behind, without waiting."""
@@ -29,13 +29,13 @@ BUSY = 4
 REST = 1.0  # seconds for which those that are there have to do, after the server has taken no more
 
 
-class Suspending(Line):
+class PostgresSuspending(PostgresLine):
     """Asks a server, from any task of any event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
-        errands = Errands(threads=MOST)
-        self._desks = Pipes[_Desk](lambda _: _Desk(server, errands))
+        worker_threads = WorkerThreads(threads=MOST)
+        self._desks = Pipes[_Desk](lambda _: _Desk(server, worker_threads))
 
     async def sent(self, commands: Sequence[Command]) -> list[Answer]:
         asked = [encoded(each) for each in commands]
@@ -63,9 +63,9 @@ class Suspending(Line):
 class _Desk:
     """The connections of one loop."""
 
-    def __init__(self, server: Server, errands: Errands) -> None:
+    def __init__(self, server: PostgresConnector, worker_threads: WorkerThreads) -> None:
         self.server = server
-        self.errands = errands  # connecting takes several steps that block
+        self.worker_threads = worker_threads  # connecting takes several steps that block
         self.pipes: list[_Pipe] = []
         self.left: list[tuple[_Pipe, Question]] = []  # by cancelled callers; the answers are yet to come
         self.rests = 0.0  # until when no more connections are made than there are
@@ -108,7 +108,7 @@ class _Pipe(Pipe):
     known = (Error, OSError, StampedeError)
 
     def __init__(self, desk: _Desk) -> None:
-        super().__init__(desk.server.vigil, desk.server.timeout)
+        super().__init__(desk.server.hang_detector, desk.server.timeout)
         self._desk = desk
 
     @property
@@ -119,7 +119,7 @@ class _Pipe(Pipe):
         return self.wire is not None and question in self.wire.flying
 
     async def reach(self) -> Wire:
-        talk = await self._desk.errands.run(self._desk.server.connection)
+        talk = await self._desk.worker_threads.run(self._desk.server.connection)
         wire = Wire(self, talk)
         wire.connection_made(_Transport(talk, wire))
         wire.stand()

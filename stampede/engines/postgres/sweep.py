@@ -11,7 +11,7 @@ from math import inf
 
 from stampede.engines.postgres.talk import Command, Row
 from stampede.errors import EngineError
-from stampede.runtime.threads import Crew
+from stampede.runtime.threads import ThreadPool
 
 __all__ = ["Sweeper"]
 
@@ -41,7 +41,7 @@ class Sweeper:
         self._ask = ask
         self._room = float(entries), float(max_bytes)
         self._writes, self._taken = count(1), count(1)
-        self._crew = Crew(2, "stampede-postgres-sweep")  # `unbind` has a second, and waits for no sweep
+        self._pool = ThreadPool(2, "stampede-postgres-sweep")  # `unbind` has a second, and waits for no sweep
         self._closed = False
 
     def wrote(self) -> None:
@@ -69,7 +69,7 @@ class Sweeper:
                 _log.debug("nothing was swept: %s", error)
 
         if not self._closed:
-            self._crew.do(tried)
+            self._pool.do(tried)
 
     def _sweep(self) -> None:
         for _ in range(ON_END):

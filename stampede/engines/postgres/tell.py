@@ -18,7 +18,7 @@ from typing import Any
 from stampede.engines.postgres.talk import Command
 from stampede.errors import EngineError
 from stampede.runtime.colour import running_loop
-from stampede.runtime.threads import Crew
+from stampede.runtime.threads import ThreadPool
 
 __all__ = ["LONGEST", "Teller"]
 
@@ -43,7 +43,7 @@ class Teller:
         """What is for the own home of the `News` takes no round trip."""
         self._ask = ask
         self._news = news
-        self._crew = Crew(1, "stampede-postgres-tell")
+        self._pool = ThreadPool(1, "stampede-postgres-tell")
         self.start_again()
 
     def start_again(self) -> None:
@@ -60,13 +60,13 @@ class Teller:
         if theirs:
             payload = _payload(channel, message)
             self._left.extend((home, payload) for home in theirs)
-            self._crew.do(self._tell)
+            self._pool.do(self._tell)
 
     def flush(self, seconds: float) -> None:
         """Wait until all has been told, if that takes no longer."""
         told = threading.Event()
         self._hurry.set()
-        self._crew.do(told.set)
+        self._pool.do(told.set)
         told.wait(seconds)
 
     def close(self) -> None:

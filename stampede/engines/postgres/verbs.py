@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from random import uniform
 from typing import Any
 
-from stampede.engines.kit.generations import MOST, NOTED, Generations, names_of, new_generation
-from stampede.engines.kit.pool import Once
+from stampede.engines.kit.generations import MOST, NOTED, PushedGenerations, names_of, new_generation
+from stampede.engines.kit.pool import SentOnce
 from stampede.engines.kit.whereabouts import here
-from stampede.engines.postgres.line import Line
-from stampede.engines.postgres.news import News
+from stampede.engines.postgres.line import PostgresLine
+from stampede.engines.postgres.news import PostgresNews
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
 from stampede.engines.postgres.wire import (
-    Names,
+    PostgresNames,
     entry_of,
     fresh_of,
     is_whole,
@@ -34,7 +34,7 @@ from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
 from stampede.model.record import VERDICT
 from stampede.runtime.colour import Colour, run_blocking
 
-__all__ = ["LOOK", "SAFETY", "Keys"]
+__all__ = ["LOOK", "SAFETY", "PostgresKeys"]
 
 SAFETY = 1.0  # seconds between two looks of a waiter that nobody woke: no push is durable
 
@@ -76,24 +76,24 @@ SET = f"SELECT * FROM stampede.set({_STORED})"
 
 
 def _changing(verb: str) -> Any:
-    async def asked(self: Keys, key: str, *terms: Any) -> bool:
+    async def asked(self: PostgresKeys, key: str, *terms: Any) -> bool:
         return await self.changed(Asked(verb, (key, *terms)))
 
     return asked
 
 
-class Keys:
+class PostgresKeys:
     """Claims and Store of one colour."""
 
     replace, expire, invalidate = map(_changing, ("replace", "expire", "invalidate"))
 
     def __init__(
         self,
-        line: Line,
-        news: News,
+        line: PostgresLine,
+        news: PostgresNews,
         teller: Teller,
         sweeper: Sweeper,
-        generations: Generations,
+        generations: PushedGenerations,
         colour: Colour,
     ) -> None:
         self._line = line
@@ -116,14 +116,16 @@ class Keys:
             case "set", entry:
                 return SET, (*row_of(its, entry), its.lock)
             case "replace", seen, entry:
-                return Once((REPLACE, (*row_of(its, entry), its.lock, seen)))
+                return SentOnce((REPLACE, (*row_of(its, entry), its.lock, seen)))
             case "renew", token, lease:
                 return RENEW, (its.id, token, float(lease), *self._news.life)
             case "abandon", token, *how:
                 return self._abandoned(its, token, *how)
         return EXPIRE if asked.verb == "expire" else INVALIDATE, (its.id, its.lock)
 
-    def _abandoned(self, its: Names, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> Command:
+    def _abandoned(
+        self, its: PostgresNames, token: bytes, verdict: Verdict | None = None, rest: float = 0.0
+    ) -> Command:
         told = None if verdict is None else verdict_string(verdict)
         why = told or verdict_string(Verdict("failed"))
         return ABANDON, (its.id, its.lock, token, told, VERDICT, float(rest), why)
@@ -150,7 +152,7 @@ class Keys:
             if whole is not None:
                 return self._replied(its, whole, stamp, told)
 
-    async def _whole(self, its: Names, row: Row) -> Row | None:
+    async def _whole(self, its: PostgresNames, row: Row) -> Row | None:
         """With the large value that it lacks, or without the entry, if another has taken its place; None: it was asked
         for that one, and asks again."""
         values = await self._line.ask((VALUE, (its.id, row[1])))
@@ -158,10 +160,10 @@ class Keys:
             return *row[:8], values[0][0], *row[9:]
         return None if row[0] == 0 else (row[0], None, *row[2:])
 
-    def _ticket(self, its: Names, stamp: int, told: int) -> Ticket | None:
+    def _ticket(self, its: PostgresNames, stamp: int, told: int) -> Ticket | None:
         return self._news.ticket(its.slot, stamp) if told and told == self._news.told else None
 
-    def _replied(self, its: Names, row: Row, stamp: int, told: int) -> Reply:
+    def _replied(self, its: PostgresNames, row: Row, stamp: int, told: int) -> Reply:
         if row[13]:
             self._teller.tell(row[13], its.channel, b"")
         return reply_of(row, self._ticket(its, stamp, told))
@@ -217,19 +219,19 @@ class Keys:
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
-        with self._news.listen(its.channel) as ear:
-            ready = await self._colour.park(ear.ready, min(timeout, LOOK))
-            hears = ready and ear.hears
+        with self._news.listen(its.channel) as listener:
+            ready = await self._colour.park(listener.ready, min(timeout, LOOK))
+            hears = ready and listener.hears
             home = self._news.home if hears else None
             look = SAFETY if hears and not self._news.bound else LOOK
             # What fell before we were noted was told to nobody here; and it is asked again whether the holder lives.
             while (await self._line.ask((AWAIT, (its.id, busy.token, home))))[0][0]:
                 left = end - time.monotonic()
-                if left <= 0 or await self._colour.park(ear.bell, min(left, look * uniform(0.9, 1.1))):
+                if left <= 0 or await self._colour.park(listener.bell, min(left, look * uniform(0.9, 1.1))):
                     break
-                if hears and not ear.hears:
+                if hears and not listener.hears:
                     break
-        entry = news_of(ear.message, busy.token)
+        entry = news_of(listener.message, busy.token)
         return None if entry is None else Found(entry)
 
     # -- store --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from stampede.model.ports import Busy, Failed, Found, Granted, Reply, Ticket
 
 __all__ = [
     "SMALL",
-    "Names",
+    "PostgresNames",
     "entry_of",
     "fresh_of",
     "is_whole",
@@ -37,7 +37,7 @@ _MESSAGE = 4000
 _ALONG = Struct(">8sdddddB")  # id, fresh, keep, cost, margin, ttl, raised
 
 
-class Names(NamedTuple):
+class PostgresNames(NamedTuple):
     """What a key is called by."""
 
     id: bytes
@@ -48,11 +48,11 @@ class Names(NamedTuple):
 
 
 @lru_cache(1024)
-def names(key: str, kind: bytes = b"key") -> Names:
+def names(key: str, kind: bytes = b"key") -> PostgresNames:
     """The id is a hash: keys are of any length and of any characters."""
     raw = key.encode("utf-8", "surrogatepass")
     id = blake2b(raw, digest_size=16, person=kind).digest()
-    return Names(id, int.from_bytes(id[:8], signed=True), raw, id.hex().encode(), id[0] << 8 | id[1])
+    return PostgresNames(id, int.from_bytes(id[:8], signed=True), raw, id.hex().encode(), id[0] << 8 | id[1])
 
 
 def key_of(raw: bytes) -> str:
@@ -62,7 +62,7 @@ def key_of(raw: bytes) -> str:
 # -- entries ------------------------------------------------------------------------------------------------------
 
 
-def row_of(its: Names, entry: Entry[Any]) -> tuple[Any, ...]:
+def row_of(its: PostgresNames, entry: Entry[Any]) -> tuple[Any, ...]:
     """The entry as it is sent, in the order of its table, but for `stored`; TooLarge if it can't be."""
     if len(entry.value) > _LONGEST:
         raise TooLarge(f"{len(entry.value)} bytes are more than Postgres is given in one value")

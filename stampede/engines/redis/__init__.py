@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stampede.engines.kit.url import flag, parts_of, scheme_of
 from stampede.engines.redis import clients
-from stampede.engines.redis.clients import Server
+from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.cluster import Cluster, of_cluster_client, of_cluster_url
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.sentinel import of_sentinel_client, of_sentinel_url
@@ -107,7 +107,7 @@ class RedisEngine(Engine):
 
 def _side(ports: Any) -> Side:
     keys, locks = ports.keys, ports.locks
-    return Side(keys, keys, locks, ports.limits, lists=keys, softens=keys, shows=keys, holds=locks, hands=locks)
+    return Side(keys, keys, locks, ports.limits, lists=keys, softens=keys, shows=keys, holds=locks, handover=locks)
 
 
 def _servers(url: str | None, client: Any, options: dict[str, Any], *, tracking: bool) -> Shard | Cluster:
@@ -116,7 +116,7 @@ def _servers(url: str | None, client: Any, options: dict[str, Any], *, tracking:
         cluster = of_cluster_client(client, options, tracking=tracking)
         if cluster is not None:
             return cluster
-        server: Server = of_sentinel_client(client, options) or clients.of_client(client, options)
+        server: RedisConnector = of_sentinel_client(client, options) or clients.of_client(client, options)
     elif scheme_of(url) == "redis+cluster":
         return of_cluster_url(url, options, tracking=tracking)
     elif scheme_of(url) == "redis+sentinel":

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from stampede.engines.kit.hangs import hang_up
-from stampede.engines.kit.pool import Once, Pool
+from stampede.engines.kit.hang_detector import hang_up
+from stampede.engines.kit.pool import Pool, SentOnce
 from stampede.engines.kit.replies import MORE, OutOfStep
 from stampede.engines.kit.sock import Sock, cut_all
-from stampede.engines.redis.clients import Server
+from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.inside import packer, parser, refusal, socket_of
 from stampede.engines.redis.line import ServerLine
-from stampede.engines.redis.news import News, follow
+from stampede.engines.redis.news import RedisNews, follow
 from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
 
-__all__ = ["Blocking"]
+__all__ = ["RedisBlocking"]
 
 AT_ONCE = 500
 """Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
 
 
-class Blocking(ServerLine):
+class RedisBlocking(ServerLine):
     """Asks a server, from any thread."""
 
-    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+    def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         super().__init__(server, scripts, news)
-        server.vigil.waiters = lambda before: cut_all(list(self._wires.all), before)
+        server.hang_detector.waiters = lambda before: cut_all(list(self._wires.all), before)
         self.start_again()
 
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
@@ -37,7 +37,7 @@ class Blocking(ServerLine):
         if not 0 < len(commands) <= AT_ONCE:
             return await self._in_parts(commands)
         try:
-            replies, told = self._wires.ask(commands, once=type(commands[0]) is Once)
+            replies, told = self._wires.ask(commands, once=type(commands[0]) is SentOnce)
             for reply in replies:
                 if isinstance(reply, Exception):
                     return await self._refused(commands, replies, told)
@@ -51,7 +51,7 @@ class Blocking(ServerLine):
         return [reply for replies, _ in parts for reply in replies], tellers.pop() if len(tellers) == 1 else 0
 
     async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        return self._wires.ask(commands, once=type(commands[0]) is Once)
+        return self._wires.ask(commands, once=type(commands[0]) is SentOnce)
 
     def close(self) -> None:
         self._wires.close()
@@ -64,7 +64,7 @@ class Blocking(ServerLine):
 class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
     """The replies as they are, and which connection will be told when what was read changes."""
 
-    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+    def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         from redis import exceptions
 
         super().__init__(server)
@@ -115,10 +115,10 @@ class _Wire(Sock):
 
     __slots__ = ("__weakref__", "_news", "_server", "connection", "current", "following", "parser", "told")
 
-    def __init__(self, server: Server, news: News) -> None:
+    def __init__(self, server: RedisConnector, news: RedisNews) -> None:
         self.connection: Any = None
         self._server, self._news, self.told = server, news, 0
-        super().__init__(server.vigil)
+        super().__init__(server.hang_detector)
 
     def forget(self) -> None:
         super().forget()

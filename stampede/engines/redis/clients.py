@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from stampede.engines.kit.hangs import Vigil
+from stampede.engines.kit.hang_detector import HangDetector
 from stampede.engines.kit.url import flag, parts_of, safe_url
 from stampede.engines.redis.scripts import is_damage
 from stampede.errors import EngineClosed, EngineError, OptionError
@@ -20,8 +20,8 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 __all__ = [
     "DEFAULTS",
     "SENTINEL",
-    "Address",
-    "Server",
+    "RedisAddress",
+    "RedisConnector",
     "is_silence",
     "made_with",
     "never",
@@ -54,14 +54,14 @@ _FOREIGN = {
 """What a client's connections were made with, and ours are not: they belong to its pool, its colour or its replies."""
 
 
-class Address(NamedTuple):
+class RedisAddress(NamedTuple):
     """Where a server listens."""
 
     host: str
     port: int
 
 
-class Server:
+class RedisConnector:
     """One server, as the ways to connect to it."""
 
     moves = False
@@ -80,7 +80,7 @@ class Server:
     def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
         """`kind` is the name of a class of connections, which the library has in both colours."""
         self.name = name
-        self.vigil = Vigil()
+        self.hang_detector = HangDetector()
         self._kind = kind
         # The library says 2 ** 31 where it means that there is no bound.
         self.max_connections = min(int(options.get("max_connections") or 50), MOST)
@@ -120,7 +120,7 @@ class Server:
         self.closed = True
 
 
-def of_url(url: str, options: Mapping[str, Any]) -> Server:
+def of_url(url: str, options: Mapping[str, Any]) -> RedisConnector:
     """The server of `redis://`, `rediss://` and `unix://`."""
     from redis.connection import parse_url
 
@@ -134,7 +134,7 @@ def of_url(url: str, options: Mapping[str, Any]) -> Server:
         raise OptionError(f"{safe_url(url)}: {database!r} is no number of a database, as in redis://localhost:6379/0")
     found.pop("tracking", None)  # the engine's own
     kind = found.pop("connection_class", None)
-    return Server(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
+    return RedisConnector(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
 
 
 def _said(wrong: Exception) -> str:
@@ -143,7 +143,7 @@ def _said(wrong: Exception) -> str:
     return f" has no option {unknown[1]!r}: it takes those of redis-py's connections" if unknown else f": {wrong}"
 
 
-def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
+def several(url: str, port: int) -> tuple[list[RedisAddress], dict[str, Any]]:
     """The addresses in `scheme://user:password@host:port,host:port/path?options`, and the client's options.
 
     With `ssl=true` connections are encrypted: `kind` among the options says so.
@@ -168,23 +168,25 @@ def several(url: str, port: int) -> tuple[list[Address], dict[str, Any]]:
     return addresses, options
 
 
-def _address(url: str, text: str, default: int) -> Address:
+def _address(url: str, text: str, default: int) -> RedisAddress:
     host, _, port = text.rpartition(":") if text.rpartition("]")[2].find(":") >= 0 else (text, "", str(default))
     host = unquote(host).strip("[]")
     if not host:
         raise OptionError(f"{safe_url(url)}: give hosts as host:port,host:port")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise OptionError(f"{safe_url(url)}: {port!r} is no port")
-    return Address(host, int(port))
+    return RedisAddress(host, int(port))
 
 
-def of_client(client: Any, options: Mapping[str, Any]) -> Server:
+def of_client(client: Any, options: Mapping[str, Any]) -> RedisConnector:
     """The server of a `redis.Redis` or `redis.asyncio.Redis`: our connections are made as its own, and are ours."""
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
     if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
         raise OptionError(f"client is {type(client).__name__!r}: give one of the package redis, or a URL")
-    return Server(_url_of(kind, pool.connection_kwargs), kind, made_with(pool.connection_kwargs) | dict(options))
+    return RedisConnector(
+        _url_of(kind, pool.connection_kwargs), kind, made_with(pool.connection_kwargs) | dict(options)
+    )
 
 
 def _url_of(kind: str, its: Mapping[str, Any]) -> str:

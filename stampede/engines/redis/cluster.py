@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from stampede.engines.kit.url import safe_url
-from stampede.engines.redis.clients import Address, Server, made_with, several
+from stampede.engines.redis.clients import RedisAddress, RedisConnector, made_with, several
 from stampede.engines.redis.routed import GENERATIONS, SLOTS, RoutedPorts, Verb, reason
 from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.redis.shard import Ports, Shard
@@ -49,7 +49,7 @@ REFRESH = 0.25
 class Master(Shard):
     """A shard, and whether it is worth asking."""
 
-    def __init__(self, address: Address, server: Server, scripts: Scripts, *, tracking: bool) -> None:
+    def __init__(self, address: RedisAddress, server: RedisConnector, scripts: Scripts, *, tracking: bool) -> None:
         super().__init__(server, scripts, tracking=tracking, sharded=True)
         self.address = address
         self.breaker = Breaker()
@@ -82,16 +82,16 @@ class Cluster:
     """All shards, and the ports over them."""
 
     def __init__(
-        self, name: str, seeds: Sequence[Address], kind: str, options: Mapping[str, Any], *, tracking: bool
+        self, name: str, seeds: Sequence[RedisAddress], kind: str, options: Mapping[str, Any], *, tracking: bool
     ) -> None:
         self.name = name
         self._seeds = list(seeds)
         self.scripts = Scripts(sharded=True)
         self._kind, self._options, self._tracking = kind, options, tracking
-        self._shards: dict[Address, Master] = {}
-        self._owners: list[Address | None] = []
+        self._shards: dict[RedisAddress, Master] = {}
+        self._owners: list[RedisAddress | None] = []
         self._several = False  # masters
-        self._homes: set[Address | None] = set()  # that have, or have had, the generations
+        self._homes: set[RedisAddress | None] = set()  # that have, or have had, the generations
         self._closed = False
         self._begin()
         self._shard(self._seeds[0])  # wrong options are an error now
@@ -223,7 +223,7 @@ class Cluster:
             raise nobody
         return self._shard(owner)
 
-    async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]:
+    async def owners(self, slots: Sequence[int], colour: Colour) -> list[RedisAddress | None]:
         """Where the slots are, as far as it is known."""
         if not self._owners:
             await self._refresh(colour)
@@ -232,7 +232,7 @@ class Cluster:
 
     # -- who has which slot -------------------------------------------------------------------------------------
 
-    async def _refresh(self, colour: Colour, avoid: Address | None = None) -> None:
+    async def _refresh(self, colour: Colour, avoid: RedisAddress | None = None) -> None:
         """Ask any server that answers; those that just did not, last."""
         now = time.monotonic()
         if self._owners and now < self._due:
@@ -254,11 +254,11 @@ class Cluster:
         if not self._owners:
             raise EngineError(f"{self.name}: no server says who has which slot: {silence}") from silence
 
-    def _learn(self, answer: Any, told_by: Address) -> None:
-        owners: list[Address | None] = [None] * SLOTS
+    def _learn(self, answer: Any, told_by: RedisAddress) -> None:
+        owners: list[RedisAddress | None] = [None] * SLOTS
         for first, last, master, *_ in answer:
             host = (master[0] or b"").decode() if isinstance(master[0], bytes) else ""
-            address = Address(told_by.host if host in ("", "?") else host, int(master[1]))
+            address = RedisAddress(told_by.host if host in ("", "?") else host, int(master[1]))
             owners[first : last + 1] = [address] * (last + 1 - first)
         with self._lock:
             self._owners = owners
@@ -271,13 +271,13 @@ class Cluster:
             if begun("stampede-redis-leave", shard.close) is None:
                 shard.close()
 
-    async def _moved(self, slot: int, address: Address, colour: Colour) -> None:
+    async def _moved(self, slot: int, address: RedisAddress, colour: Colour) -> None:
         """One slot is known at once; others may have moved too."""
         await self._refresh(colour)
         self._owners[slot] = address
         self._homes.add(self._owners[GENERATIONS])
 
-    def _shard(self, address: Address) -> Master:
+    def _shard(self, address: RedisAddress) -> Master:
         shard = self._shards.get(address)
         if shard is None:
             with self._lock:
@@ -286,11 +286,11 @@ class Cluster:
                     shard = self._shards.setdefault(address, self._made(address))
         return shard
 
-    def _made(self, address: Address) -> Master:
+    def _made(self, address: RedisAddress) -> Master:
         if self._closed:
             raise EngineClosed(self.name)
         its = {**self._options, "host": address.host, "port": address.port}
-        server = Server(f"{self.name} ({address.host}:{address.port})", self._kind, its)
+        server = RedisConnector(f"{self.name} ({address.host}:{address.port})", self._kind, its)
         shard = Master(address, server, self.scripts, tracking=self._tracking)
         shard.news.on_void = partial(self._voided, address)
         shard.news.pulse = Pulse(partial(self._heard_until, shard), shard.news.stamps.stood)
@@ -301,7 +301,7 @@ class Cluster:
         homes = [home for address, home in list(self._shards.items()) if address in self._homes]
         return min(each.news.heard_until(now) for each in (shard, *homes))
 
-    def _voided(self, address: Address) -> None:
+    def _voided(self, address: RedisAddress) -> None:
         """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""
         if address in self._homes:
             for shard in list(self._shards.values()):
@@ -312,8 +312,8 @@ async def _slots(ports: Ports) -> Any:
     return await ports.line.ask((b"CLUSTER", b"SLOTS"))
 
 
-def _address(redirect: Any, told_by: Address) -> Address:
-    return Address(redirect.host or told_by.host, redirect.port)
+def _address(redirect: Any, told_by: RedisAddress) -> RedisAddress:
+    return RedisAddress(redirect.host or told_by.host, redirect.port)
 
 
 def of_cluster_url(url: str, given: Mapping[str, Any], *, tracking: bool) -> Cluster:
@@ -333,7 +333,7 @@ def of_cluster_client(client: Any, given: Mapping[str, Any], *, tracking: bool) 
     if known is None:
         return None
     nodes = {**known.startup_nodes, **known.nodes_cache}
-    seeds = list(dict.fromkeys(Address(node.host, node.port) for node in nodes.values()))
+    seeds = list(dict.fromkeys(RedisAddress(node.host, node.port) for node in nodes.values()))
     its: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or known.connection_kwargs
     secret = its.get("ssl", False) or getattr(its.get("connection_class"), "__name__", "") == "SSLConnection"
     options = {key: value for key, value in made_with(its).items() if key not in ("host", "port", "ssl")}

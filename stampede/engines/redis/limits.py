@@ -7,7 +7,7 @@ from typing import Any
 from stampede.engines.kit.limits import usage
 from stampede.engines.redis.locks import listed, tag_of
 from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.verbs import Line
+from stampede.engines.redis.verbs import RedisLine
 from stampede.model.ports import Booked, Rate, Usage
 from stampede.model.window import SECOND, WIDTH, checked, micros, slack, window_of
 
@@ -17,7 +17,7 @@ __all__ = ["RedisLimits"]
 class RedisLimits:
     """Limits of one colour, on one server."""
 
-    def __init__(self, line: Line, scripts: Scripts) -> None:
+    def __init__(self, line: RedisLine, scripts: Scripts) -> None:
         self._line = line
         self._scripts = scripts
 

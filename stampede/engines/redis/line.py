@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stampede.engines.kit.pool import is_once
-from stampede.engines.redis.clients import Server, trouble
-from stampede.engines.redis.news import News
+from stampede.engines.redis.clients import RedisConnector, trouble
+from stampede.engines.redis.news import RedisNews
 from stampede.engines.redis.scripts import Command, Scripts, is_damage
 from stampede.errors import EngineError
 
@@ -24,7 +24,7 @@ AGAIN = 3
 class ServerLine(ABC):
     """Asks a server. Its colour says how questions are sent."""
 
-    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+    def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         from redis import exceptions
 
         self._server = server

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from stampede.engines.kit.naming import shown
 from stampede.engines.kit.whereabouts import here, parts_of
-from stampede.engines.redis.news import News
+from stampede.engines.redis.news import RedisNews
 from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, Line
+from stampede.engines.redis.verbs import LOOK, PAGE, SAFETY, RedisLine
 from stampede.engines.redis.wire import ms
 from stampede.model.backoff import FARTHEST, look_again
 from stampede.model.ports import Busy, Granted, Held
@@ -53,7 +53,7 @@ def tag_of(name: str) -> bytes:
     return blake2b(raw, digest_size=12, person=b"lock").hexdigest().encode()
 
 
-async def listed(line: Line, kind: bytes, prefix: str = "") -> list[str]:
+async def listed(line: RedisLine, kind: bytes, prefix: str = "") -> list[str]:
     """The names that begin with this and have a key of this kind, on one server."""
     names, cursor, start = set(), b"0", prefix.encode("utf-8", "surrogatepass")
     pattern = b"{%b}%b:%b*" % (24 * b"?", kind, re.sub(rb"[][*?\\]", rb"\\\g<0>", start))
@@ -83,7 +83,7 @@ class _Queued(Busy):
 class RedisLocks:
     """Locks of one colour."""
 
-    def __init__(self, line: Line, scripts: Scripts, news: News, colour: Colour) -> None:
+    def __init__(self, line: RedisLine, scripts: Scripts, news: RedisNews, colour: Colour) -> None:
         self._line = line
         self._scripts = scripts
         self._news = news
@@ -141,14 +141,14 @@ class RedisLocks:
             channel, mine, ahead = its.channel + self._news.home.encode(), busy.mine, busy.ahead
         # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
         look = LOOK * (1 + min(ahead // 10, 9)) * uniform(0.9, 1.1)
-        with self._news.listen(channel, mine) as ear:
-            ready = await self._colour.park(ear.ready, min(timeout, look))
+        with self._news.listen(channel, mine) as listener:
+            ready = await self._colour.park(listener.ready, min(timeout, look))
             if monotonic() >= end:
                 return  # who asks for it now needs no look
             # What was released before we listened was told to nobody here. (Who has a place is told when its turn has
             # come: that the lock has gone from hand to hand since then is no reason to ask again.)
             if await self._line.ask(self._scripts.standing(its[:2], busy.token, mine)):
-                hears = ready and ear.hears
+                hears = ready and listener.hears
                 ahead, safety = (ahead, SAFETY * uniform(0.9, 1.1)) if hears else (0, look)
                 longest = look_again(ahead, busy.lease, TURN, safety)
-                await self._colour.park(ear.bell, min(end - monotonic(), longest))
+                await self._colour.park(listener.bell, min(end - monotonic(), longest))

@@ -16,11 +16,11 @@ from typing import Any
 
 from stampede.engines.kit.feed import Channel, Feed
 from stampede.engines.kit.replies import MORE
-from stampede.engines.redis.clients import Server
+from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.inside import packer, parser, socket_of
 from stampede.engines.redis.readers import Readers
 
-__all__ = ["GENERATIONS", "News", "follow", "refusal_of", "slot_of"]
+__all__ = ["GENERATIONS", "RedisNews", "follow", "refusal_of", "slot_of"]
 
 _log = logging.getLogger("stampede")
 
@@ -40,7 +40,7 @@ class Refusal(Exception):
     """The server's answer to a question that this user may not ask."""
 
 
-class News(Feed):
+class RedisNews(Feed):
     """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none.
 
     Whoever reads samples the stamp of the key's slot before the question is sent, and keeps a ticket only if the
@@ -48,7 +48,7 @@ class News(Feed):
     the reply have changed the stamp already, and those that come later will.
     """
 
-    def __init__(self, server: Server, *, tracks: bool = True, sharded: bool = False) -> None:
+    def __init__(self, server: RedisConnector, *, tracks: bool = True, sharded: bool = False) -> None:
         """With `sharded`, channels are those of a cluster's shard."""
         self.server = server
         self.verbs = _SHARDED if sharded else _PLAIN
@@ -148,7 +148,7 @@ class News(Feed):
 class _Told:
     """The connection that is told."""
 
-    def __init__(self, news: News) -> None:
+    def __init__(self, news: RedisNews) -> None:
         self._news = news
         self.current = True
         self._expected: deque[Callable[[Any], object]] = deque()  # what the next answers are for

@@ -6,10 +6,10 @@ from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from stampede.engines.redis.clients import Address
+from stampede.engines.redis.clients import RedisAddress
 from stampede.engines.redis.locks import tag_of
 from stampede.engines.redis.shard import Ports
-from stampede.engines.redis.verbs import Keys
+from stampede.engines.redis.verbs import RedisKeys
 from stampede.engines.redis.wire import names
 from stampede.errors import EngineError
 from stampede.model.entry import Entry
@@ -63,7 +63,7 @@ class Ways(Protocol):
 
     async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
     async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
-    async def owners(self, slots: Sequence[int], colour: Colour) -> list[Address | None]: ...
+    async def owners(self, slots: Sequence[int], colour: Colour) -> list[RedisAddress | None]: ...
 
 
 class _Routed:
@@ -124,7 +124,7 @@ class RoutedKeys(_Routed):
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         """Claims in one round trip for each shard; fills and abandons in another."""
 
-        async def ask(keys: Keys, some: Sequence[Asked]) -> list[Any]:
+        async def ask(keys: RedisKeys, some: Sequence[Asked]) -> list[Any]:
             answers = keys.ask_many(some)
             for answer in answers:
                 if isinstance(answer, EngineError) and not answer.partial:  # or it is the answer about one key
@@ -155,13 +155,13 @@ class RoutedKeys(_Routed):
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """In one round trip to each shard."""
 
-        async def change(keys: Keys, some: Sequence[Asked]) -> list[Any]:
+        async def change(keys: RedisKeys, some: Sequence[Asked]) -> list[Any]:
             return (await keys.change(some, []))[0]
 
         changed = _whole(await self._many(asked, lambda each: each.args[0], change))
         return changed, (await self.of_generations(lambda keys: keys.change([], scopes)))[1] if scopes else []
 
-    async def of_generations(self, verb: Callable[[Keys], Awaitable[T]]) -> T:
+    async def of_generations(self, verb: Callable[[RedisKeys], Awaitable[T]]) -> T:
         try:
             return await self._ways.at(GENERATIONS, self._colour, lambda ports: verb(ports.keys))
         except EngineError as error:
@@ -172,14 +172,14 @@ class RoutedKeys(_Routed):
         self,
         items: Sequence[T],
         key: Callable[[T], str],
-        verb: Callable[[Keys, Sequence[T]], Awaitable[list[Any]]],
+        verb: Callable[[RedisKeys, Sequence[T]], Awaitable[list[Any]]],
         *,
         always: bool = False,
     ) -> list[Any]:
         """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
         are asked beside each other."""
         slots = [slot_of(key(item)) for item in items]
-        parts: dict[Address | None, list[int]] = {}
+        parts: dict[RedisAddress | None, list[int]] = {}
         try:
             owners = await self._ways.owners(slots, self._colour) if slots else []
         except EngineError as error:

@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from stampede.engines.kit.replies import ODD
 from stampede.engines.kit.url import flag, safe_url
-from stampede.engines.kit.worker_threads import Errands
-from stampede.engines.redis.clients import DEFAULTS, SENTINEL, Address, Server, made_with, never, several
+from stampede.engines.kit.worker_threads import WorkerThreads
+from stampede.engines.redis.clients import DEFAULTS, SENTINEL, RedisAddress, RedisConnector, made_with, never, several
 from stampede.errors import OptionError
 
 __all__ = ["Service", "of_sentinel_client", "of_sentinel_url"]
@@ -28,13 +28,15 @@ when they replace one that lives, and it would be believed meanwhile."""
 _SHAPE = "redis+sentinel://host:26379,host:26379/service/0"
 
 
-class Service(Server):
+class Service(RedisConnector):
     """The master of a service, whichever server that is. One that is no master any more refuses all that we ask: each
     question is a write, as the server counts this."""
 
     moves = True
 
-    def __init__(self, name: str, kind: str, service: str, sentinels: Sequence[Address], options: Mapping[str, Any]):
+    def __init__(
+        self, name: str, kind: str, service: str, sentinels: Sequence[RedisAddress], options: Mapping[str, Any]
+    ):
         """Options that begin with `sentinel_` are for the connections to the sentinels."""
         from redis.sentinel import Sentinel
 
@@ -48,7 +50,7 @@ class Service(Server):
             self._watch = Sentinel([tuple(each) for each in sentinels], sentinel_kwargs=theirs | {"retry": never()})
         except TypeError as wrong:
             raise OptionError(f"{name}: {wrong}") from wrong
-        self._errands = Errands(2)
+        self._worker_threads = WorkerThreads(2)
         self._lock = threading.RLock()
         self._look = 0.0  # when to ask the sentinels again
         self._master: tuple[str, int] | None = None  # of the last connection
@@ -60,7 +62,7 @@ class Service(Server):
         return super().connection(**options, host=host, port=port)
 
     async def suspending_connection(self) -> Any:
-        host, port = await self._errands.run(self.master)
+        host, port = await self._worker_threads.run(self.master)
         return self._made("redis.asyncio", host=host, port=port)
 
     def master(self) -> tuple[str, int]:
@@ -140,7 +142,7 @@ def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Service | None:
         raise OptionError("client leads to replicas: give what Sentinel.master_for returns")
     watch = pool.sentinel_manager
     places = [each.connection_pool.connection_kwargs for each in watch.sentinels]
-    sentinels = [Address(place["host"], place["port"]) for place in places]
+    sentinels = [RedisAddress(place["host"], place["port"]) for place in places]
     theirs = {SENTINEL + key: value for key, value in made_with(watch.sentinel_kwargs).items()}
     options = made_with(pool.connection_kwargs) | theirs | dict(given)
     name = f"redis+sentinel://{','.join(f'{each.host}:{each.port}' for each in sentinels)}/{pool.service_name}"

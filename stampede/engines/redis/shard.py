@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from stampede.engines.kit.generations import Generations
-from stampede.engines.redis.blocking import Blocking
-from stampede.engines.redis.clients import Server
+from stampede.engines.kit.generations import PushedGenerations
+from stampede.engines.redis.blocking import RedisBlocking
+from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.limits import RedisLimits
 from stampede.engines.redis.locks import RedisLocks
-from stampede.engines.redis.news import GENERATIONS, News, refusal_of
+from stampede.engines.redis.news import GENERATIONS, RedisNews, refusal_of
 from stampede.engines.redis.scripts import Scripts
-from stampede.engines.redis.suspending import Suspending
-from stampede.engines.redis.verbs import Keys, Line
+from stampede.engines.redis.suspending import RedisSuspending
+from stampede.engines.redis.verbs import RedisKeys, RedisLine
 from stampede.errors import EngineError
 from stampede.runtime import forks
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour
@@ -24,8 +24,8 @@ __all__ = ["Ports", "Shard"]
 class Ports(NamedTuple):
     """What a server is asked by, in one colour."""
 
-    line: Line
-    keys: Keys
+    line: RedisLine
+    keys: RedisKeys
     locks: RedisLocks
     limits: RedisLimits
 
@@ -42,23 +42,23 @@ _RISKS = {
 class Shard:
     """A server as the engine sees it. It is the whole engine, or one of a cluster's masters."""
 
-    def __init__(self, server: Server, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
+    def __init__(self, server: RedisConnector, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
         self._server = server
         self.scripts = scripts
         self.name = server.name
-        self.news = News(server, tracks=tracking, sharded=sharded)
+        self.news = RedisNews(server, tracks=tracking, sharded=sharded)
         server.on_move = self.news.stray
-        self.generations = self.recalls = Generations(self.news, GENERATIONS)
-        self.line = Blocking(server, scripts, self.news)
-        self.aline = Suspending(server, scripts, self.news)
+        self.generations = self.recalls = PushedGenerations(self.news, GENERATIONS)
+        self.line = RedisBlocking(server, scripts, self.news)
+        self.aline = RedisSuspending(server, scripts, self.news)
         self.news.on_tick = self.aline.close_dead
         self.news.on_refused = partial(scripts.refused, server.name)
         self.news.on_deaf = partial(scripts.untold, server.name)
-        self.news.answered_others = lambda: server.vigil.heard
+        self.news.answered_others = lambda: server.hang_detector.heard
         self.blocking, self.suspending = self._ports(self.line, BLOCKING), self._ports(self.aline, SUSPENDING)
 
-    def _ports(self, line: Line, colour: Colour) -> Ports:
-        keys = Keys(line, self.scripts, self.news, self.generations, colour)
+    def _ports(self, line: RedisLine, colour: Colour) -> Ports:
+        keys = RedisKeys(line, self.scripts, self.news, self.generations, colour)
         locks = RedisLocks(line, self.scripts, self.news, colour)
         return Ports(line, keys, locks, RedisLimits(line, self.scripts))
 

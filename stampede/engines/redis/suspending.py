@@ -9,19 +9,19 @@ from typing import Any
 from stampede.engines.kit.pipe import Pipe, Pipes
 from stampede.engines.kit.pool import is_once
 from stampede.engines.kit.wire import Question, Wire
-from stampede.engines.redis.clients import Server
+from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.inside import packer, parser, refusal, streams_of, take_streams
 from stampede.engines.redis.line import ServerLine
-from stampede.engines.redis.news import News, follow
+from stampede.engines.redis.news import RedisNews, follow
 from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
 
-__all__ = ["Suspending"]
+__all__ = ["RedisSuspending"]
 
 
-class Suspending(ServerLine):
+class RedisSuspending(ServerLine):
     """Asks a server, from any task of any event loop."""
 
-    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+    def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         super().__init__(server, scripts, news)
         self._pipes = Pipes[_Pipe](lambda end: _Pipe(server, scripts, news))
 
@@ -62,11 +62,11 @@ class Suspending(ServerLine):
 class _Pipe(Pipe):
     """How Redis is connected to, asked, and heard."""
 
-    def __init__(self, server: Server, scripts: Scripts, news: News) -> None:
+    def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         from redis.exceptions import RedisError
         from redis.exceptions import TimeoutError as Hung
 
-        super().__init__(server.vigil, server.patience)
+        super().__init__(server.hang_detector, server.patience)
         self._server = server
         self._scripts = scripts
         self._news = news

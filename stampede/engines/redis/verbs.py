@@ -10,16 +10,16 @@ from math import inf
 from random import uniform
 from typing import Any, NamedTuple, Protocol
 
-from stampede.engines.kit.generations import KNOWN, MOST, Generations, new_generation
-from stampede.engines.kit.many_at_once import Wanted, together
-from stampede.engines.kit.pool import Once
+from stampede.engines.kit.generations import KNOWN, MOST, PushedGenerations, new_generation
+from stampede.engines.kit.many_at_once import PutAside, together
+from stampede.engines.kit.pool import SentOnce
 from stampede.engines.redis.clients import is_about_rights, is_silence
-from stampede.engines.redis.news import News
+from stampede.engines.redis.news import RedisNews
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
     FOREVER,
     HEAD,
-    Names,
+    RedisNames,
     claim_args,
     expiry,
     fresh_of,
@@ -40,7 +40,7 @@ from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
 from stampede.runtime.colour import Colour, run_blocking, settled
 
-__all__ = ["Keys", "Line"]
+__all__ = ["RedisKeys", "RedisLine"]
 
 VERDICT = 5.0
 """Seconds for which a verdict is told to those who waited for its lease."""
@@ -67,7 +67,7 @@ LARGE = 1 << 16
 """Bytes from which on it may be the value that the server does not take."""
 
 
-class Line(Protocol):
+class RedisLine(Protocol):
     """How one colour asks. EngineError if there is no answer, or a refusal."""
 
     async def ask(self, command: Command) -> Any: ...
@@ -81,11 +81,11 @@ class _Aside:
         return (await self.ask_all([command]))[0][0]
 
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        answer: tuple[list[Any], int] = await Wanted(commands)
+        answer: tuple[list[Any], int] = await PutAside(commands)
         return answer
 
 
-class Known(NamedTuple):
+class KnownEnd(NamedTuple):
     """When an entry ends, as this process was told. Two that look alike up to here are one: their ids are."""
 
     head: bytes  # its string begins so
@@ -93,16 +93,18 @@ class Known(NamedTuple):
     until: float  # after this somebody may have refreshed it
 
 
-class Keys:
+class RedisKeys:
     """Claims and Store of one colour."""
 
-    def __init__(self, line: Line, scripts: Scripts, news: News, generations: Generations, colour: Colour) -> None:
+    def __init__(
+        self, line: RedisLine, scripts: Scripts, news: RedisNews, generations: PushedGenerations, colour: Colour
+    ) -> None:
         self._line = line
         self._scripts = scripts
         self._news = news
         self._generations = generations
         self._colour = colour
-        self._ends: dict[bytes, Known] = {}
+        self._ends: dict[bytes, KnownEnd] = {}
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Keys:
             return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if told and told == news.told else None)
 
-    def _looking(self, its: Names, known: Known | None) -> list[Command]:
+    def _looking(self, its: RedisNames, known: KnownEnd | None) -> list[Command]:
         """What `claim.lua` would find, by plain commands. One of them is refused by a server that is not the master any
         more. It must not be the one that is to be followed: CLIENT TRACKING remembers nothing of what GETEX reads. The
         end of an entry that still stands as it did needn't be asked for again."""
@@ -135,7 +137,7 @@ class Keys:
             return [*left, (b"GET", its.entry), (b"GETEX", its.lease)]
         return [*left, (b"GETEX", its.entry)]
 
-    def _seen(self, its: Names, known: Known | None, replies: Sequence[Any], at: float) -> Entry[Any] | None:
+    def _seen(self, its: RedisNames, known: KnownEnd | None, replies: Sequence[Any], at: float) -> Entry[Any] | None:
         """The entry in what was said to that, if it is fresh; when it ends is known from here on."""
         if known is not None:
             string = replies[0]
@@ -149,7 +151,7 @@ class Keys:
             until = at + entry.fresh - min(2 * entry.margin, entry.ttl / 2)
             if len(self._ends) >= MANY:
                 self._ends.clear()
-            self._ends[its.entry] = Known(string[:HEAD], inf if left < 0 else at + left / 1000, until)
+            self._ends[its.entry] = KnownEnd(string[:HEAD], inf if left < 0 else at + left / 1000, until)
         return entry
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
@@ -162,7 +164,7 @@ class Keys:
         (answer,), told = await self._line.ask_all([self._scripts.claim(self._named(its), *args)])
         return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
 
-    def _named(self, its: Names) -> Sequence[bytes]:
+    def _named(self, its: RedisNames) -> Sequence[bytes]:
         """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
         return its[:1] if self._news.tracks and not self._scripts.sharded else its[:4]
 
@@ -199,7 +201,7 @@ class Keys:
         aside = self._aside()
         return together([getattr(aside, verb)(*args) for verb, args in asked], self._answered)
 
-    def _aside(self) -> Keys:
+    def _aside(self) -> RedisKeys:
         """The same verbs, whose questions wait for those of others."""
         aside = copy(self)
         aside._line = _Aside()
@@ -217,13 +219,13 @@ class Keys:
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         its, end = names(key), time.monotonic() + min(timeout, busy.lease)
-        with self._news.listen(its.channel) as ear:
-            ready = await self._colour.park(ear.ready, min(timeout, LOOK))
+        with self._news.listen(its.channel) as listener:
+            ready = await self._colour.park(listener.ready, min(timeout, LOOK))
             # What fell before we listened was told to nobody here.
             if token_of(await self._line.ask((b"GETEX", its.lease))) == busy.token:
-                longest = (SAFETY if ready and ear.hears else LOOK) * uniform(0.9, 1.1)
-                await self._colour.park(ear.bell, min(end - time.monotonic(), longest))
-        entry = news_of(ear.message, busy.token)
+                longest = (SAFETY if ready and listener.hears else LOOK) * uniform(0.9, 1.1)
+                await self._colour.park(listener.bell, min(end - time.monotonic(), longest))
+        entry = news_of(listener.message, busy.token)
         return None if entry is None else Found(entry)
 
     # -- store --------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ class Keys:
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         its, (until, string) = names(key), _packed(entry)
         terms = until, string, its.channel, seen or b"", entry.id
-        return await self._changed(its, Once(self._scripts.replace(its[:4], *terms)))
+        return await self._changed(its, SentOnce(self._scripts.replace(its[:4], *terms)))
 
     async def expire(self, key: str) -> bool:
         its = names(key)
@@ -272,7 +274,7 @@ class Keys:
         finally:
             del answers  # an error in it refers to this frame
 
-    async def _changed(self, its: Names, command: Command) -> bool:
+    async def _changed(self, its: RedisNames, command: Command) -> bool:
         """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
         try:
             return bool(await self._line.ask(command))
@@ -282,7 +284,7 @@ class Keys:
         finally:
             self._void(its)
 
-    def _void(self, its: Names) -> None:
+    def _void(self, its: RedisNames) -> None:
         self._ends.pop(its.entry, None)
         self._news.void(its.slot)
 

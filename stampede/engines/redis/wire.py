@@ -18,7 +18,7 @@ from stampede.model.ports import Ask, Busy, Failed, Found, Granted, Reply, Shown
 
 __all__ = [
     "HEAD",
-    "Names",
+    "RedisNames",
     "claim_args",
     "entry_of",
     "expiry",
@@ -52,7 +52,7 @@ _FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)  # as `claim.lua` says
 _DAMAGED = -3  # in the place of the ms left: see `entry.lua`
 
 
-class Names(NamedTuple):
+class RedisNames(NamedTuple):
     """The keys of one entry, all in one slot of a cluster, whatever the user's key holds."""
 
     entry: bytes
@@ -64,12 +64,12 @@ class Names(NamedTuple):
 
 
 @lru_cache(1024)
-def names(key: str) -> Names:
+def names(key: str) -> RedisNames:
     """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
     raw = key.encode("utf-8", "surrogatepass")
     digest = blake2b(raw, digest_size=12).digest()
     tag = b"{%s}" % digest.hex().encode()
-    return Names(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c", digest[0] << 8 | digest[1])
+    return RedisNames(tag + b":" + raw, tag + b"l", tag + b"v", tag + b"r", tag + b"c", digest[0] << 8 | digest[1])
 
 
 def key_of(entry: bytes) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stampede.engines.kit.url import Address, Kind, addresses_of, duration, options_of, parts_of, safe_url, text
-from stampede.engines.zmq.client import Link
+from stampede.engines.zmq.client import BrokerLink
 from stampede.engines.zmq.curve import client_keys
 from stampede.engines.zmq.locks import Links, ZmqLimits, ZmqLocks
 from stampede.engines.zmq.server import PORT
@@ -45,7 +45,7 @@ class ZmqEngine(Engine):
 
     def __init__(self, *places: Address, timeout: float = 1.0, keys: str | None = None) -> None:
         known = None if keys is None else client_keys(Path(keys).expanduser())
-        self._links = links = Links([Link(place, known, timeout, alone=len(places) == 1) for place in places])
+        self._links = links = Links([BrokerLink(place, known, timeout, alone=len(places) == 1) for place in places])
         self.blocking, self.suspending = _side(links, BLOCKING), _side(links, SUSPENDING)
         self._closing = forks.closing(self, links.close)
         forks.in_child(links.start_again)
@@ -69,7 +69,7 @@ class ZmqEngine(Engine):
                 said[link.name] = {"down": str(error)}
         return said
 
-    def _stats(self, link: Link) -> Any:
+    def _stats(self, link: BrokerLink) -> Any:
         return json.loads(run_blocking(link.ask(BLOCKING, Word.STATS))[1])
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ZmqEngine(Engine):
 
 def _side(links: Links, colour: Colour) -> Side:
     locks = ZmqLocks(links, colour)
-    return Side(locks=locks, limits=ZmqLimits(links, colour), holds=locks, hands=locks)
+    return Side(locks=locks, limits=ZmqLimits(links, colour), holds=locks, handover=locks)
 
 
 def _parsed(url: str, **options: Any) -> tuple[list[Address], dict[str, Any]]:

@@ -33,7 +33,7 @@ from stampede.errors import EngineClosed, EngineError
 from stampede.runtime.colour import Bell, Colour, running_loop
 from stampede.runtime.threads import begun
 
-__all__ = ["Link"]
+__all__ = ["BrokerLink"]
 
 _log = logging.getLogger("stampede")
 
@@ -49,7 +49,7 @@ connection may be one that leads nowhere."""
 
 
 @dataclass(slots=True, eq=False)
-class Question:
+class BrokerRequest:
     """One that has been asked, until it is answered: by a record, or an error of ours."""
 
     number: int
@@ -62,7 +62,7 @@ class Question:
     error: EngineError | None = None
 
 
-class Link:
+class BrokerLink:
     """To one broker. `alone`: there is no other, so that its trouble is all of the engine's."""
 
     def __init__(self, place: Address, keys: ClientKeys | None, timeout: float, *, alone: bool = True) -> None:
@@ -78,8 +78,8 @@ class Link:
         self._id = os.urandom(16)
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
         self._numbers = itertools.count(1)
-        self._questions: dict[int, Question] = {}
-        self._todo: deque[Question] = deque()
+        self._questions: dict[int, BrokerRequest] = {}
+        self._todo: deque[BrokerRequest] = deque()
         self._ears: dict[bytes, set[Bell]] = {}  # of who waits for a name to come free, anywhere
         self._turns: dict[bytes, Bell] = {}  # by the tokens of who have a place in a queue
         self._thread: threading.Thread | None = None
@@ -125,13 +125,13 @@ class Link:
         error.partial = not self._alone
         return error
 
-    def _asked(self, kind: int, payload: bytes) -> Question:
+    def _asked(self, kind: int, payload: bytes) -> BrokerRequest:
         with self._lock:
             if self._closed:
                 raise EngineClosed(self.name)
             number = next(self._numbers)
             asked, once = wire.record(kind, number, payload), kind in (Word.TAKE, Word.GIVE_BACK)
-            question = self._questions[number] = Question(number, asked, once)
+            question = self._questions[number] = BrokerRequest(number, asked, once)
             self._todo.append(question)
         self._start()
         self._wake()
@@ -282,7 +282,7 @@ class Link:
 class _Talk:
     """One socket of a link, from its making to its end; by the link's thread."""
 
-    def __init__(self, link: Link, poke: socket.socket) -> None:
+    def __init__(self, link: BrokerLink, poke: socket.socket) -> None:
         self._link = link
         self._poke = poke
         self._known = False  # we have been welcomed
@@ -355,7 +355,7 @@ class _Talk:
 
     def _send(self) -> None:
         link = self._link
-        some: list[Question] = []
+        some: list[BrokerRequest] = []
         while link._todo:
             question = link._todo.popleft()
             if question.number in link._questions:  # somebody wants it still

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from stampede.engines.kit.expiring import Ending
-from stampede.engines.kit.limits import Kept, booked, usage
+from stampede.engines.kit.limits import KeptWindow, booked, usage
 from stampede.engines.zmq.machine import Refused
 from stampede.model.ports import Booked, Rate, Usage
 from stampede.model.window import NOTHING, SECOND, Window, ends, give_back, micros, note, penalize, slack
@@ -20,7 +20,7 @@ class Counts:
     def __init__(self, now: float, *, quiet: float, most: int) -> None:
         self._began, self._quiet = now, now + quiet
         self._most = most
-        self._kept: Ending[bytes, Kept] = Ending()
+        self._kept: Ending[bytes, KeptWindow] = Ending()
 
     def take(self, name: bytes, rate: Rate, cost: int, ahead: float, now: float, was: int = 0) -> Booked:
         _check(rate)
@@ -73,7 +73,7 @@ class Counts:
                     del self._kept[old]
             if len(self._kept) >= self._most:
                 raise Refused(f"it has {len(self._kept)} limits, and may have no more: see --max-limits")
-        self._kept.put(name, Kept(window, now + ends(window) / SECOND), now)
+        self._kept.put(name, KeptWindow(window, now + ends(window) / SECOND), now)
 
 
 def _check(rate: Rate) -> None:

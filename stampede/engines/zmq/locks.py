@@ -17,7 +17,7 @@ from stampede.engines.kit.expiring import Ending
 from stampede.engines.kit.naming import shown
 from stampede.engines.kit.whereabouts import parts_of
 from stampede.engines.zmq import wire
-from stampede.engines.zmq.client import Link
+from stampede.engines.zmq.client import BrokerLink
 from stampede.engines.zmq.wire import Word
 from stampede.model.ports import Booked, Busy, Granted, Held, Rate, Usage
 from stampede.runtime.colour import Bell, Colour
@@ -47,12 +47,12 @@ class _Own:
 class Links:
     """All brokers of one URL. Each name has one of them: the one that draws the highest number for it."""
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[BrokerLink]) -> None:
         self.links = tuple(links)
         self._draws = [blake2b(str(link.place).encode(), digest_size=16).digest() for link in links]
         self.owned: Ending[tuple[bytes, bytes], _Own] = Ending()
 
-    def of(self, name: bytes) -> Link:
+    def of(self, name: bytes) -> BrokerLink:
         if len(self.links) == 1:
             return self.links[0]
         drawn = [blake2b(name, digest_size=8, key=draw).digest() for draw in self._draws]
@@ -132,12 +132,12 @@ class ZmqLocks:
                 if kind == Word.YES:
                     await self._colour.park(bell, min(max(end - monotonic(), 0.0), SAFETY))
 
-    def _has(self, link: Link, name: bytes, token: bytes, own: _Own) -> None:
+    def _has(self, link: BrokerLink, name: bytes, token: bytes, own: _Own) -> None:
         if self._links.owned.get((name, token)) is None:
             link.held += 1
         self._links.owned.put((name, token), own, monotonic())
 
-    def _has_not(self, link: Link, name: bytes, token: bytes) -> None:
+    def _has_not(self, link: BrokerLink, name: bytes, token: bytes) -> None:
         link.left(token)
         if self._links.owned.pop((name, token), None) is not None:
             link.held -= 1

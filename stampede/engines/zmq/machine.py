@@ -19,7 +19,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["LIMITS", "TURN", "Limits", "Machine", "Refused", "Reply", "Session", "Told"]
+__all__ = ["LIMITS", "TURN", "BrokerReply", "Capacity", "ClientSession", "Machine", "Notice", "Refused"]
 
 TURN = 1.0
 """Seconds for which a lock that came free is kept for the one whose turn it is, and who has been told so."""
@@ -31,7 +31,7 @@ class Refused(Exception):
     """More than there may be. The text is for people."""
 
 
-class Limits(NamedTuple):
+class Capacity(NamedTuple):
     """What one broker bears."""
 
     longest: float = 30.0  # seconds of a lease
@@ -41,10 +41,10 @@ class Limits(NamedTuple):
     limits: int = 10_000  # that are in use
 
 
-LIMITS = Limits()
+LIMITS = Capacity()
 
 
-class Reply(NamedTuple):
+class BrokerReply(NamedTuple):
     """Granted, with a fence; or refused, with the token of one who is inside, and the seconds that one has left."""
 
     granted: bool
@@ -53,15 +53,15 @@ class Reply(NamedTuple):
     left: float = 0.0
 
 
-class Told(NamedTuple):
+class Notice(NamedTuple):
     """What a session is told without having asked: of its token, whose turn has come; or of a name that came free."""
 
-    session: Session
+    session: ClientSession
     turn: bool
     what: bytes
 
 
-class Session:
+class ClientSession:
     """A client's process."""
 
     __slots__ = ("gone", "heard", "holder", "holds", "id", "over", "waits")
@@ -84,7 +84,7 @@ class Session:
 class _Lease:
     lock: _Lock | None  # None: it has ended
     token: bytes
-    session: Session
+    session: ClientSession
     room: float
     fence: int
     since: float
@@ -95,7 +95,7 @@ class _Lease:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     token: bytes
-    session: Session
+    session: ClientSession
     room: float
 
 
@@ -110,7 +110,7 @@ class _Lock:
         self.inside: dict[bytes, _Lease] = {}
         self.least = inf  # the least room of those inside
         self.queue: OrderedDict[bytes, _Waiter] | None = None
-        self.watchers: dict[Session, None] | None = None
+        self.watchers: dict[ClientSession, None] | None = None
 
     def fits(self, room: float) -> bool:
         return len(self.inside) < min(room, self.least)
@@ -133,10 +133,10 @@ class Machine:
     """All locks of one broker. Until `quiet`, its predecessor's may stand: nothing is granted, but what a holder renews
     is its own again. `fence`: all that are granted are above it."""
 
-    def __init__(self, now: float, *, quiet: float, fence: int, limits: Limits = LIMITS) -> None:
+    def __init__(self, now: float, *, quiet: float, fence: int, limits: Capacity = LIMITS) -> None:
         self.limits = limits
-        self.told: list[Told] = []
-        self.sessions: dict[bytes, Session] = {}
+        self.told: list[Notice] = []
+        self.sessions: dict[bytes, ClientSession] = {}
         self.fence = fence
         self.quiet = now + quiet
         self.leases = 0
@@ -148,7 +148,7 @@ class Machine:
 
     # -- clients --------------------------------------------------------------------------------------------------
 
-    def hello(self, id: bytes, holder: str, now: float) -> tuple[Session, bool]:
+    def hello(self, id: bytes, holder: str, now: float) -> tuple[ClientSession, bool]:
         """The session of a client, and whether it was known: if not, nothing is its own here."""
         session = self.sessions.get(id)
         if session is not None:
@@ -156,10 +156,10 @@ class Machine:
             return session, True
         if len(self.sessions) >= self.limits.clients:
             raise Refused(f"it has {len(self.sessions)} clients, and may have no more: see --max-clients")
-        session = self.sessions[id] = Session(id, holder, now)
+        session = self.sessions[id] = ClientSession(id, holder, now)
         return session, False
 
-    def end(self, session: Session, now: float) -> None:
+    def end(self, session: ClientSession, now: float) -> None:
         """Its process is no more: all that it had is free."""
         self.sessions.pop(session.id, None)
         session.over = True
@@ -168,7 +168,7 @@ class Machine:
             if lease.lock is not None:
                 self._free(lease.lock, lease, now)
 
-    def give_up(self, session: Session, now: float) -> None:
+    def give_up(self, session: ClientSession, now: float) -> None:
         """Nothing is heard of it: nobody waits behind it."""
         waits, session.waits = session.waits, {}
         for waiter, lock in waits.items():
@@ -181,8 +181,8 @@ class Machine:
     # -- the verbs ------------------------------------------------------------------------------------------------
 
     def acquire(
-        self, session: Session, name: bytes, token: bytes, lease: float, room: float, waits: bool, now: float
-    ) -> Reply:
+        self, session: ClientSession, name: bytes, token: bytes, lease: float, room: float, waits: bool, now: float
+    ) -> BrokerReply:
         self._check(lease, room)
         self.pass_time(now)
         lock = self._locks.get(name)
@@ -198,13 +198,13 @@ class Machine:
         if own is not None:
             self._take(own, session)
             self._last(own, now + lease)
-            return Reply(True, own.fence)
+            return BrokerReply(True, own.fence)
         reply = self._busy(lock, now)
         self._drop_if_idle(lock)
         return reply
 
     def renew(
-        self, session: Session, name: bytes, token: bytes, lease: float, room: float, fence: int, now: float
+        self, session: ClientSession, name: bytes, token: bytes, lease: float, room: float, fence: int, now: float
     ) -> bool:
         self._check(lease, room)
         self.pass_time(now)
@@ -231,7 +231,7 @@ class Machine:
         self._last(own, now + lease)
         return True
 
-    def release(self, session: Session, name: bytes, token: bytes, now: float) -> bool:
+    def release(self, session: ClientSession, name: bytes, token: bytes, now: float) -> bool:
         self.pass_time(now)
         lock = self._locks.get(name)
         if lock is None:
@@ -249,7 +249,7 @@ class Machine:
                 self._drop_if_idle(lock)
         return False
 
-    def watch(self, session: Session, name: bytes, token: bytes, now: float) -> bool:
+    def watch(self, session: ClientSession, name: bytes, token: bytes, now: float) -> bool:
         """Have it told when somebody leaves. False: this token isn't inside, by now."""
         self.pass_time(now)
         lock = self._locks.get(name)
@@ -313,7 +313,7 @@ class Machine:
         if not room >= 1:
             raise Refused(f"a room of {room}")
 
-    def _entered(self, lock: _Lock, token: bytes, session: Session, room: float, now: float) -> _Lease:
+    def _entered(self, lock: _Lock, token: bytes, session: ClientSession, room: float, now: float) -> _Lease:
         self.fence += 1
         lease = _Lease(lock, token, session, room, self.fence, now, now)
         self._enter(lock, lease)
@@ -325,7 +325,9 @@ class Machine:
         self.leases += 1
         self.granted += 1
 
-    def _again(self, session: Session, name: bytes, token: bytes, room: float, fence: int, now: float) -> _Lease | None:
+    def _again(
+        self, session: ClientSession, name: bytes, token: bytes, room: float, fence: int, now: float
+    ) -> _Lease | None:
         """What a predecessor has granted, if its holder says so in time. Of two who can't both be right it is the one
         who came later: the other's lease had ended, or it would not have come in."""
         lock = self._locks.get(name)
@@ -343,7 +345,7 @@ class Machine:
         self.fence = max(self.fence, fence)
         return lease
 
-    def _take(self, lease: _Lease, session: Session) -> None:
+    def _take(self, lease: _Lease, session: ClientSession) -> None:
         """It is heard of."""
         lease.taken = True
         if lease.session is not session:  # its token was handed over
@@ -364,7 +366,7 @@ class Machine:
             self._due = list(latest.values())
             heapq.heapify(self._due)
 
-    def _queue(self, lock: _Lock, token: bytes, session: Session, room: float) -> None:
+    def _queue(self, lock: _Lock, token: bytes, session: ClientSession, room: float) -> None:
         """Give it its place."""
         queue = lock.queue
         if queue is None:
@@ -381,14 +383,14 @@ class Machine:
         waiter = queue[token] = _Waiter(token, session, room)
         session.waits[waiter] = lock
 
-    def _busy(self, lock: _Lock, now: float) -> Reply:
+    def _busy(self, lock: _Lock, now: float) -> BrokerReply:
         if lock.inside:
             latest = next(reversed(lock.inside.values()))
-            return Reply(False, 0, latest.token, max(latest.ends - now, 0.0))
+            return BrokerReply(False, 0, latest.token, max(latest.ends - now, 0.0))
         if now < self.quiet:
-            return Reply(False, 0, b"", self.quiet - now)
+            return BrokerReply(False, 0, b"", self.quiet - now)
         first = next(iter(lock.queue.values()), None) if lock.queue else None
-        return Reply(False, 0, b"" if first is None else first.token, TURN)
+        return BrokerReply(False, 0, b"" if first is None else first.token, TURN)
 
     def _free(self, lock: _Lock, lease: _Lease, now: float) -> None:
         self._remove(lock, lease)
@@ -415,12 +417,12 @@ class Machine:
             first.session.waits.pop(first, None)
             lease = self._entered(lock, first.token, first.session, first.room, now)
             self._last(lease, now + TURN)
-            self.told.append(Told(first.session, True, first.token))
+            self.told.append(Notice(first.session, True, first.token))
 
     def _tell_watchers(self, lock: _Lock) -> None:
         watchers, lock.watchers = lock.watchers, None
         for session in watchers or ():
-            self.told.append(Told(session, False, lock.name))
+            self.told.append(Notice(session, False, lock.name))
 
     def _drop_if_idle(self, lock: _Lock) -> None:
         if lock.idle and self._locks.get(lock.name) is lock:

@@ -25,7 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 from stampede.engines.zmq import wire
 from stampede.engines.zmq.curve import Doorman, pair_of
 from stampede.engines.zmq.limits import Counts
-from stampede.engines.zmq.machine import LIMITS, Limits, Machine, Refused, Session
+from stampede.engines.zmq.machine import LIMITS, Capacity, ClientSession, Machine, Refused
 from stampede.engines.zmq.peers import Peers
 from stampede.engines.zmq.wire import Word
 from stampede.errors import EngineError, OptionError
@@ -108,7 +108,7 @@ class Broker:
         quiet: float | None = None,
         memory: Path | None = None,
         peers: Sequence[str] = (),
-        limits: Limits = LIMITS,
+        limits: Capacity = LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for address in bind:
@@ -240,7 +240,7 @@ class Broker:
         if client is not None:
             client.heard = now
 
-    def _greet(self, id: bytes, number: int, payload: bytes, now: float) -> Session | None:
+    def _greet(self, id: bytes, number: int, payload: bytes, now: float) -> ClientSession | None:
         fence, holder = wire.heard_hello(payload)
         try:
             session, known = self.machine.hello(id, holder, now)
@@ -252,7 +252,7 @@ class Broker:
         self._say(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(known)))
         return session
 
-    def _answer(self, session: Session, kind: int, number: int, payload: bytes, now: float) -> bytes:
+    def _answer(self, session: ClientSession, kind: int, number: int, payload: bytes, now: float) -> bytes:
         machine = self.machine
         try:
             if kind in (Word.ACQUIRE, Word.RENEW, Word.RELEASE, Word.WATCH, Word.HAND_OVER):

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from stampede.engines.cells import CellEngine
 from stampede.engines.kit.url import Kind, addresses_of, duration, flag, number, options_of, parts_of, safe_url, text
-from stampede.engines.kit.worker_threads import Errands, here
+from stampede.engines.kit.worker_threads import WorkerThreads, here
 from stampede.engines.zookeeper.cell import ZooKeeperCell
-from stampede.engines.zookeeper.lock_steps import Desk, ZooKeeperLocks
+from stampede.engines.zookeeper.lock_steps import ZooKeeperLocks, ZooKeeperLockSteps
 from stampede.engines.zookeeper.session import Sessions
 from stampede.errors import OptionError
 from stampede.runtime.colour import BLOCKING, SUSPENDING
@@ -42,13 +42,13 @@ class ZooKeeperEngine(CellEngine):
 
     def __init__(self, sessions: Sessions, root: str = "/stampede") -> None:
         self._sessions = sessions
-        self._desk = desk = Desk(sessions, root)
+        self._steps = steps = ZooKeeperLockSteps(sessions, root)
         super().__init__(ZooKeeperCell(sessions, root), "zookeeper")
-        locks = ZooKeeperLocks(desk, here, BLOCKING)
-        alocks = ZooKeeperLocks(desk, Errands(THREADS).run, SUSPENDING)
+        locks = ZooKeeperLocks(steps, here, BLOCKING)
+        alocks = ZooKeeperLocks(steps, WorkerThreads(THREADS).run, SUSPENDING)
         # A node of a lock ends with its session, which is this process's: it can't be handed over.
-        self.blocking = replace(self.blocking, locks=locks, holds=locks, hands=None)
-        self.suspending = replace(self.suspending, locks=alocks, holds=alocks, hands=None)
+        self.blocking = replace(self.blocking, locks=locks, holds=locks, handover=None)
+        self.suspending = replace(self.suspending, locks=alocks, holds=alocks, handover=None)
 
     def close(self) -> None:
         self._sessions.close()
@@ -56,7 +56,7 @@ class ZooKeeperEngine(CellEngine):
 
     def _start_again(self) -> None:
         self._sessions.start_again()
-        self._desk.start_again()
+        self._steps.start_again()
         super()._start_again()
 
 

@@ -14,7 +14,7 @@ from zlib import crc32
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from stampede.engines.cells import Faster, Seen, Version, WatchingCell
-from stampede.engines.zookeeper.session import Session, Sessions
+from stampede.engines.zookeeper.session import Sessions, ZooKeeperSession
 
 __all__ = ["ZooKeeperCell"]
 
@@ -69,14 +69,14 @@ class ZooKeeperCell(WatchingCell):
             return Faster(self.read([name])[0])
         return None if data is None else (stat.czxid, stat.version)
 
-    def _created(self, session: Session, path: str, body: bytes) -> Any:
+    def _created(self, session: ZooKeeperSession, path: str, body: bytes) -> Any:
         try:
             return session.told(session.client.create_async(path, body, include_data=True))[1]
         except NoNodeError:
             session.make(path.rpartition("/")[0])
             return session.told(session.client.create_async(path, body, include_data=True))[1]
 
-    def _seen(self, session: Session, question: Any) -> Seen:
+    def _seen(self, session: ZooKeeperSession, question: Any) -> Seen:
         try:
             data, stat = session.told(question)
         except NoNodeError:
@@ -85,7 +85,7 @@ class ZooKeeperCell(WatchingCell):
         there = len(data) >= _HEAD.size and _HEAD.unpack_from(data)[0]
         return Seen(data[_HEAD.size :] if there else None, version)
 
-    def _sweep(self, session: Session) -> None:
+    def _sweep(self, session: ZooKeeperSession) -> None:
         """A few of one drawer, in nobody's time: no answer is waited for but of what is there."""
         drawer = f"{self._root}/{randrange(_DRAWERS):02x}"
         try:

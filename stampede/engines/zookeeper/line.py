@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.connection import WATCH_XID
 
-__all__ = ["MARGIN", "RELAY", "TAKEN_ON", "Line"]
+__all__ = ["MARGIN", "RELAY", "TAKEN_ON", "ZooKeeperLine"]
 
 SIGN = 1.0
 """Seconds after which a line on which nothing was said has another sign of life; kazoo's dice take some of it."""
@@ -40,7 +40,7 @@ GRAIN, KEPT = 0.1, 32
 """Signs of life are remembered that lie so many seconds apart, and so many of them."""
 
 
-class Line:
+class ZooKeeperLine:
     """What a client of kazoo's says to its server, in order, and hears from it. All but `known` in kazoo's thread."""
 
     def __init__(self, client: KazooClient, timeout: float) -> None:

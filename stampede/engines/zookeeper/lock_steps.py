@@ -16,19 +16,19 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from stampede.engines.kit.concurrency import Turns
+from stampede.engines.kit.concurrency import ConcurrencyLimit
 from stampede.engines.kit.whereabouts import here, parts_of
 from stampede.engines.kit.worker_threads import Run
 from stampede.engines.zookeeper.line import MARGIN
-from stampede.engines.zookeeper.queue import Place, beginning, inside, places, quoted, unquoted
-from stampede.engines.zookeeper.session import Session, Sessions
+from stampede.engines.zookeeper.queue import QueuedNode, beginning, inside, places, quoted, unquoted
+from stampede.engines.zookeeper.session import Sessions, ZooKeeperSession
 from stampede.errors import EngineError
 from stampede.model.backoff import look_again
 from stampede.model.ports import Busy, Granted, Held
 from stampede.runtime.colour import Bell, Colour
 from stampede.runtime.threads import begun
 
-__all__ = ["Desk", "ZooKeeperLocks"]
+__all__ = ["ZooKeeperLockSteps", "ZooKeeperLocks"]
 
 TRIES = 10
 """How often a lock is asked for again because its node has gone meanwhile."""
@@ -50,7 +50,7 @@ ROUND = 0.1
 class _Queued(Busy):
     """Busy, and what has to go before that can change."""
 
-    session: Session | None = None
+    session: ZooKeeperSession | None = None
     path: str = ""  # what is to be watched: a node, or the children of one
     seen: frozenset[str] | None = None  # those
     ahead: int = 0  # how many come before
@@ -63,7 +63,7 @@ class _Own:
     name: str
     token: bytes
     top: str  # the node of the lock
-    session: Session
+    session: ZooKeeperSession
     end: float
     node: str = ""  # as far as it is known
     fence: int = 0
@@ -74,7 +74,7 @@ class _Own:
         return f"{self.top}/{self.node}"
 
 
-class Desk:
+class ZooKeeperLockSteps:
     """The locks of one engine, as this process asks for them."""
 
     def __init__(self, sessions: Sessions, root: str) -> None:
@@ -87,7 +87,7 @@ class Desk:
         self._leaving: set[_Own] = set()
         self._lock = threading.RLock()
         self._sweeper: threading.Thread | None = None
-        self._turns = Turns("zookeeper", self._sessions.timeout)
+        self._turns = ConcurrencyLimit("zookeeper", self._sessions.timeout)
 
     def check(self) -> None:
         self._sessions.check()
@@ -131,7 +131,7 @@ class Desk:
             return Granted(fence=own.fence)
         raise EngineError("zookeeper: this lock is lost faster than it can be had")
 
-    def _made(self, own: _Own, seconds: float, room: float) -> list[Place]:
+    def _made(self, own: _Own, seconds: float, room: float) -> list[QueuedNode]:
         """The queue with a place of ours. Both questions go in one round trip: a session's are answered in turn."""
         client, top = own.session.client, own.top
         path = f"{top}/{beginning(own.token, room, seconds)}"
@@ -146,7 +146,7 @@ class Desk:
             own.session.make(top)
             return []
 
-    def _listed(self, own: _Own) -> list[Place]:
+    def _listed(self, own: _Own) -> list[QueuedNode]:
         """The queue as it is, in one round trip.
 
         A server that has lost the others knows of no session that they have ended. So its leader is asked by a `sync`,
@@ -164,7 +164,7 @@ class Desk:
             return []
         return queue
 
-    def _relisted(self, own: _Own) -> list[Place]:
+    def _relisted(self, own: _Own) -> list[QueuedNode]:
         """The same, of one who waits: where the connection is lost with the question, it is asked on the next one."""
         until = time.monotonic() + own.session.timeout
         while True:
@@ -174,7 +174,7 @@ class Desk:
                 if own.session.dead or time.monotonic() + ROUND > until:
                     raise
 
-    def _anothers(self, own: _Own, elder: Place) -> Granted:
+    def _anothers(self, own: _Own, elder: QueuedNode) -> Granted:
         """Another process has the lock by this very token, and keeps it: it can't be renewed from here."""
         stat = own.session.told(own.session.client.exists_async(f"{own.top}/{elder.node}"))
         self.release(own.name, own.token)
@@ -182,7 +182,7 @@ class Desk:
             raise EngineError("zookeeper: the lock was lost while it was asked for")
         return Granted(fence=stat.czxid)
 
-    def _refused(self, own: _Own, queue: list[Place], index: int, room: float, waits: bool) -> Busy:
+    def _refused(self, own: _Own, queue: list[QueuedNode], index: int, room: float, waits: bool) -> Busy:
         own.granted, before = False, queue[index - 1]
         if waits:
             own.end = time.monotonic() + WAITING
@@ -320,7 +320,7 @@ class Desk:
             return []
         return [(each.token, self._seconds(name, each)) for each in queue[: inside(queue)]]
 
-    def _seconds(self, name: str, place: Place) -> float:
+    def _seconds(self, name: str, place: QueuedNode) -> float:
         """For how long it stands yet: of another process's we know only how long its lease is."""
         own = self._owned.get((name, place.token))
         return place.lease if own is None else max(own.end - time.monotonic(), 0.0)
@@ -350,7 +350,7 @@ class Desk:
                 found.append(self._held(name, each, data, stat, len(queue) - count))
         return found
 
-    def _held(self, name: str, place: Place, data: bytes, stat: Any, waiting: int) -> Held:
+    def _held(self, name: str, place: QueuedNode, data: bytes, stat: Any, waiting: int) -> Held:
         host, pid = parts_of(data.decode("utf-8", "replace"))
         since = stat.ctime / 1000
         seconds, left = max(time.time() - since, 0.0), self._seconds(name, place)
@@ -360,32 +360,32 @@ class Desk:
 class ZooKeeperLocks:
     """Locks of one colour: `run` has blocking steps done."""
 
-    def __init__(self, desk: Desk, run: Run, colour: Colour) -> None:
-        self._desk, self._run, self._colour = desk, run, colour
+    def __init__(self, steps: ZooKeeperLockSteps, run: Run, colour: Colour) -> None:
+        self._steps, self._run, self._colour = steps, run, colour
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        return await self._run(self._desk.acquire, name, token, lease, waits, room)
+        return await self._run(self._steps.acquire, name, token, lease, waits, room)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self._run(self._desk.renew, name, token, lease)
+        return await self._run(self._steps.renew, name, token, lease)
 
     async def release(self, name: str, token: bytes) -> bool:
-        return await self._run(self._desk.release, name, token)
+        return await self._run(self._steps.release, name, token)
 
     async def held(self, prefix: str = "") -> list[Held]:
-        return await self._run(self._desk.held, prefix)
+        return await self._run(self._steps.held, prefix)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        return await self._run(self._desk.holder, name)
+        return await self._run(self._steps.holder, name)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         end, bell = time.monotonic() + timeout, Bell()
         unwatch, rest = None, LOOK
         if isinstance(busy, _Queued):
             with suppress(EngineError):  # then we look
-                unwatch = await self._run(self._desk.watch, busy, bell.ring)
+                unwatch = await self._run(self._steps.watch, busy, bell.ring)
                 rest = look_again(busy.ahead - 1, -1.0, 0.0, SAFETY) * uniform(0.9, 1.1)
         try:
             if not bell.rung and (left := min(end - time.monotonic(), rest)) > 0:
@@ -393,4 +393,4 @@ class ZooKeeperLocks:
         finally:
             if unwatch is not None:
                 unwatch()
-        self._desk.check()
+        self._steps.check()

@@ -8,13 +8,13 @@ from urllib.parse import quote, unquote
 
 from stampede.model.room import admitted
 
-__all__ = ["Place", "beginning", "inside", "places", "quoted", "unquoted"]
+__all__ = ["QueuedNode", "beginning", "inside", "places", "quoted", "unquoted"]
 
 _DIGITS = 10
 """Of the number that the server appends."""
 
 
-class Place(NamedTuple):
+class QueuedNode(NamedTuple):
     """A token that has the lock, or waits for it."""
 
     number: int
@@ -29,22 +29,22 @@ def beginning(token: bytes, room: float, lease: float) -> str:
     return f"{token.hex()}_{room:.15g}_{lease:.3f}_"
 
 
-def places(nodes: Iterable[str]) -> list[Place]:
+def places(nodes: Iterable[str]) -> list[QueuedNode]:
     """In the order of their creation. What others have made there may be anything: it is a holder like any other."""
     return sorted(map(_place, nodes))
 
 
-def _place(node: str) -> Place:
+def _place(node: str) -> QueuedNode:
     digits = node[-_DIGITS:]
     number = int(digits) if len(digits) == _DIGITS and digits.isdecimal() else -1
     try:
         token, room, lease, _ = node.split("_")
-        return Place(number, node, bytes.fromhex(token), float(room), float(lease))
+        return QueuedNode(number, node, bytes.fromhex(token), float(room), float(lease))
     except ValueError:
-        return Place(number, node, node.encode(), 1.0, 1.0)
+        return QueuedNode(number, node, node.encode(), 1.0, 1.0)
 
 
-def inside(queue: Sequence[Place]) -> int:
+def inside(queue: Sequence[QueuedNode]) -> int:
     """Return how many of a queue have the lock: the first ones."""
     return admitted(each.room for each in queue)
 

@@ -16,12 +16,12 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
-from stampede.engines.zookeeper.line import MARGIN, RELAY, TAKEN_ON, Line
+from stampede.engines.zookeeper.line import MARGIN, RELAY, TAKEN_ON, ZooKeeperLine
 from stampede.errors import EngineClosed, EngineError
 from stampede.runtime import forks
 from stampede.runtime.threads import begun, signals_blocked
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["Sessions", "ZooKeeperSession"]
 
 LEASES = [count * 10**power for power in range(5) for count in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 """Seconds of the leases that sessions are made for, so that few do for all."""
@@ -32,7 +32,7 @@ _ODD = ValueError, IndexError, struct.error
 Told = Callable[[], object]
 
 
-class Session:
+class ZooKeeperSession:
     """One session of one server's clients; all its questions go to the server in their order."""
 
     def __init__(self, hosts: str, asked: float, timeout: float, login: str, tls: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Session:
         secrets: dict[str, Any] = {"auth_data": [("digest", login)], "default_acl": CREATOR_ALL_ACL} if login else {}
         again = KazooRetry(max_tries=-1, delay=0.05, backoff=1.5, max_delay=0.5)
         self.client = client = KazooClient(hosts, asked, connection_retry=again, **secrets, **tls)
-        self._line = Line(client, timeout)
+        self._line = ZooKeeperLine(client, timeout)
         client.add_listener(self._changed)
 
     @property
@@ -214,8 +214,8 @@ class Sessions:
     ) -> None:
         self.timeout, self._least = timeout, least
         self._terms = hosts, login, tls or {}
-        self._parents: list[Session] = []
-        self._sessions: dict[float, Session] = {}
+        self._parents: list[ZooKeeperSession] = []
+        self._sessions: dict[float, ZooKeeperSession] = {}
         self._closed = False
         self._lock = threading.Lock()
         forks.closing(self, partial(_close, self._sessions))
@@ -226,7 +226,7 @@ class Sessions:
         self._sessions, self._lock = {}, threading.Lock()
         forks.closing(self, partial(_close, self._sessions))
 
-    def of(self, lease: float) -> Session:
+    def of(self, lease: float) -> ZooKeeperSession:
         """One that outlasts such a lease."""
         length = max(next((each for each in LEASES if each >= lease), LEASES[-1]) + MARGIN, self._least)
         session = self._sessions.get(length)
@@ -240,7 +240,7 @@ class Sessions:
             )
         return session
 
-    def _begun(self, length: float) -> Session:
+    def _begun(self, length: float) -> ZooKeeperSession:
         if not self._lock.acquire(timeout=2 * self.timeout):
             raise EngineError("zookeeper: no server answers")
         try:
@@ -248,7 +248,7 @@ class Sessions:
             session = self._sessions.get(length)
             if session is None or session.dead:
                 hosts, login, tls = self._terms
-                session = Session(hosts, length, self.timeout, login, tls)
+                session = ZooKeeperSession(hosts, length, self.timeout, login, tls)
                 session.start()
                 self._sessions[length] = session
             return session
@@ -264,6 +264,6 @@ class Sessions:
         _close(self._sessions)
 
 
-def _close(sessions: dict[float, Session]) -> None:
+def _close(sessions: dict[float, ZooKeeperSession]) -> None:
     for session in list(sessions.values()):
         session.close()

@@ -9,7 +9,7 @@ from time import monotonic
 from stampede.errors import LockLost
 from stampede.locks.lock import Lock
 from stampede.model.entry import new_id
-from stampede.model.ports import Busy, Granted, Hands, Holds, Locks
+from stampede.model.ports import Busy, Granted, Handover, Holds, Locks
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, Suite, is_granted, soon, there
 
 __all__ = ["LocksSuite"]
@@ -42,9 +42,9 @@ class LocksSuite(Suite):
         return there(self.side(self.peer.lock_engine).holds)
 
     @property
-    def hands(self) -> Hands:
-        self.declared(self.engine.lock_engine.blocking.hands is not None, "one whose locks go from hand to hand")
-        return there(self.side(self.engine.lock_engine).hands)
+    def handover(self) -> Handover:
+        self.declared(self.engine.lock_engine.blocking.handover is not None, "one whose locks go from hand to hand")
+        return there(self.side(self.engine.lock_engine).handover)
 
     async def held(self, name: str = "l", lease: float = LONG) -> bytes:
         """A new token that has just taken the lock."""
@@ -211,11 +211,11 @@ class LocksSuite(Suite):
 
     async def test_it_is_handed_over(self) -> None:
         """A lock would end with the process that took it, though another goes on; or be lost on the way."""
-        hands = self.hands
-        token = await self.in_time(self.briefly, lambda token: hands.hand_over("l", token, LONG))
-        assert not await hands.hand_over("l", new_id(), LONG)
+        handover = self.handover
+        token = await self.in_time(self.briefly, lambda token: handover.hand_over("l", token, LONG))
+        assert not await handover.hand_over("l", new_id(), LONG)
         fence = await self._fence(token, self.locks)
-        assert await hands.hand_over("l", token, LONG)
+        assert await handover.hand_over("l", token, LONG)
         await self.refused()
         await self.lapse(self.beyond)
         await self.refused()

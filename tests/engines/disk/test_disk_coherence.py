@@ -16,7 +16,7 @@ import pytest
 from disk_world import Connection, Other, other
 
 from stampede.engines.disk import DiskEngine
-from stampede.engines.disk.database import Database, Write
+from stampede.engines.disk.database import DiskDatabase, Write
 from stampede.engines.disk.rows import key_number
 from stampede.model.entry import Entry, new_id
 from stampede.model.ports import Ask, Found, Ticket
@@ -150,8 +150,8 @@ def after(function: Callable[..., object]) -> Callable[..., None]:
 
 
 POINTS: dict[str, tuple[type, str, Callable[[Callable[..., object]], Callable[..., None]]]] = {
-    "before the transaction": (Database, "_begin_write", lambda _: die),
-    "in the transaction": (Database, "_begin_write", after),
+    "before the transaction": (DiskDatabase, "_begin_write", lambda _: die),
+    "in the transaction": (DiskDatabase, "_begin_write", after),
     "under the mark": (Write, "change", after),
     "after the commit": (Write, "settle", lambda _: die),
     "after the stamp": (Write, "settle", after),

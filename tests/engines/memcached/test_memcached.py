@@ -187,7 +187,7 @@ def test_a_reply_may_come_in_any_pieces() -> None:
     """A reply that is split in its middle would be misread."""
     whole = b"VA 9 t5 c77 f1470758913\r\na\r\nEND\r\nb\r\nEN\r\n"
     for stop in range(len(whole)):
-        parser = meta.Parser()
+        parser = meta.MetaParser()
         parser.feed(whole[:stop])
         reply = parser.gets()
         parser.feed(memoryview(whole)[stop:])
@@ -197,7 +197,7 @@ def test_a_reply_may_come_in_any_pieces() -> None:
         assert parser.gets().code == b"EN"
         assert parser.gets() is MORE
     for wrong in (b"HTTP/1.1 400 Bad Request\r\n", b"VA 1 f0\r\nab\r\n"):
-        parser = meta.Parser()
+        parser = meta.MetaParser()
         parser.feed(wrong)
         with pytest.raises(OutOfStep):
             parser.gets()
@@ -384,7 +384,7 @@ def test_damaged_items_are_none_of_ours() -> None:
         data, flags, ttl = items.write(item)
         for at in range(len(data)):
             for number in (nan, inf, -inf):
-                reply = meta.Reply(b"VA")
+                reply = meta.MetaReply(b"VA")
                 reply.flags, reply.left = flags, ttl
                 reply.value = data[:at] + struct.pack(">d", number) + data[at + 8 :]
                 found = items.read(reply)
@@ -690,9 +690,9 @@ def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> N
 
 def test_an_old_server_is_named() -> None:
     """Without the meta protocol every command fails, and nobody knows why."""
-    from stampede.engines.memcached.servers import Server, checked
+    from stampede.engines.memcached.servers import MemcachedNode, checked
 
-    server = Server(("h", 1), {})
+    server = MemcachedNode(("h", 1), {})
     for version in (b"1.5.22", b"1.6.12", b"1.4.5_4_gaa7839e"):
         with pytest.raises(EngineError, match=r"1\.6\.13 or newer"):
             checked(server, version)
@@ -705,8 +705,8 @@ def test_what_the_server_has_confirmed_is_believed_again(server: MemcachedServer
     with Cache(server.url, local={"entries": 10, "ttl": 0.05}, early=0) as cache:
         for _ in range(3):
             assert cache.get_or_compute("k", lambda: 1) == 1
-            (resident,) = cache._core.front.tier.residents()
-            assert cache._core.front.hit(resident.key) is resident
+            (resident,) = cache._core.local_tier.residents.residents()
+            assert cache._core.local_tier.hit(resident.key) is resident
             until(lambda resident=resident: resident.fresh < time.monotonic())
 
 

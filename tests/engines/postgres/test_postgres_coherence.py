@@ -135,9 +135,9 @@ def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatc
         news = engine._all.news
         until(lambda: news.told)
         first.peek(2)
-        asked = verbs.Keys.claim
+        asked = verbs.PostgresKeys.claim
 
-        def meanwhile(its: verbs.Keys, *args: Any, **terms: Any) -> Any:
+        def meanwhile(its: verbs.PostgresKeys, *args: Any, **terms: Any) -> Any:
             if its is engine.blocking.claims and answers["next"] == "old":
                 answers["next"] = "new"
                 before = news.stamps[GENERATIONS]
@@ -145,7 +145,7 @@ def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatc
                 until(lambda: news.stamps[GENERATIONS] != before)
             return asked(its, *args, **terms)
 
-        monkeypatch.setattr(verbs.Keys, "claim", meanwhile)
+        monkeypatch.setattr(verbs.PostgresKeys, "claim", meanwhile)
         assert first(1) in ("old", "new")
         assert answers["next"] == "new"
         assert [first(1) for _ in range(3)] == ["new"] * 3
@@ -161,7 +161,7 @@ def die(*_: object) -> None:
 POINTS: dict[str, tuple[Any, str]] = {
     "before it is sent": (blocking._Wire, "answers"),
     "before it is answered": (talk.Talk, "feed"),
-    "behind its answer": (verbs.Keys, "_done"),
+    "behind its answer": (verbs.PostgresKeys, "_done"),
     "before it tells who waits": (tell.Teller, "tell"),
 }
 

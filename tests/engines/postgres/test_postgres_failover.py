@@ -53,7 +53,7 @@ def pair() -> Iterator[Pair]:
 
 def kept(cache: Cache) -> int:
     """How many values are kept in this process."""
-    return len(cache._core.front.tier or ())
+    return len(cache._core.local_tier.residents or ())
 
 
 def stored(server: PostgresServer) -> int:

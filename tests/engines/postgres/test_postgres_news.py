@@ -27,7 +27,7 @@ from stampede import Cache, EngineError, events
 from stampede.engines.kit import feed
 from stampede.engines.postgres import PostgresEngine, tell
 from stampede.engines.postgres import news as news_module
-from stampede.engines.postgres.news import News
+from stampede.engines.postgres.news import PostgresNews
 from stampede.engines.postgres.tell import LONGEST, Teller
 from stampede.engines.postgres.wire import SMALL, message_of, names, news_of
 from stampede.model.entry import Entry, new_id
@@ -64,7 +64,7 @@ def open_(request: pytest.FixtureRequest, server: PostgresServer) -> Callable[..
 Open = Callable[..., PostgresEngine]
 
 
-def news_of_engine(engine: PostgresEngine) -> News:
+def news_of_engine(engine: PostgresEngine) -> PostgresNews:
     return engine._all.news
 
 
@@ -711,7 +711,7 @@ def test_who_can_t_listen_is_told_why(server: PostgresServer, monkeypatch: pytes
 def test_a_server_that_is_down_is_not_one_that_can_t_be_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each outage would be told twice."""
     monkeypatch.setattr(feed, "DEAF", 0.0)
-    news, told = News(lambda: None), list[str]()
+    news, told = PostgresNews(lambda: None), list[str]()
     news.on_deaf = told.append
     for _ in range(3):
         news._failed(OSError("refused"), inf)

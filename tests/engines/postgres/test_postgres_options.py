@@ -24,7 +24,7 @@ from stampede import Cache
 from stampede.contrib.django import url_of
 from stampede.engines import check_url, open_engine
 from stampede.engines.postgres import address
-from stampede.engines.postgres.connect import Server, of_pool, of_url
+from stampede.engines.postgres.connect import PostgresConnector, of_pool, of_url
 from stampede.errors import EngineError, OptionError, StampedeError
 
 
@@ -147,7 +147,7 @@ def test_an_engine_shows_no_password() -> None:
 
 def test_what_is_shown_of_a_command_can_be_copied() -> None:
     """A shell would cut it at the `&`, or run what stands in it."""
-    assert Server("x", {"host": "a,b", "dbname": "$(oops)", "sslmode": "disable"}).init == (
+    assert PostgresConnector("x", {"host": "a,b", "dbname": "$(oops)", "sslmode": "disable"}).init == (
         "`stampede postgres init 'postgres:///%24%28oops%29?host=a,b&sslmode=disable'`"
     )
 

@@ -85,7 +85,7 @@ def downs(face: Face) -> list[events.EngineDown]:
 
 def kept(cache: Cache) -> int:
     """How many values are kept in this process."""
-    return len(cache._core.front.tier or ())
+    return len(cache._core.local_tier.residents or ())
 
 
 # -- what every engine has to do --------------------------------------------------------------------------------------

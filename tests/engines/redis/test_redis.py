@@ -29,10 +29,10 @@ from servers import PATIENCE, RedisServer, free_port, is_redis_6, missing, need,
 from stampede import Cache, Lock
 from stampede.engines import open_engine
 from stampede.engines.kit.stamps import SOON as SOON_LOST
-from stampede.engines.kit.stamps import Stamps
+from stampede.engines.kit.stamps import NewsStamps
 from stampede.engines.redis import RedisEngine, blocking, wire
-from stampede.engines.redis.clients import Server
-from stampede.engines.redis.news import News, slot_of
+from stampede.engines.redis.clients import RedisConnector
+from stampede.engines.redis.news import RedisNews, slot_of
 from stampede.errors import EngineError, OptionError
 from stampede.model.entry import UNREADABLE, Entry, Verdict, new_id
 from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Ticket
@@ -1215,7 +1215,7 @@ def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch
 def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
     """News of a later change would be taken for those of the fill: a local tier would serve what is gone. `early`: the
     news come before the reply."""
-    news = News(Server("redis://", "Connection", {}))
+    news = RedisNews(RedisConnector("redis://", "Connection", {}))
 
     def told(slot: int) -> None:
         news.changed(wire.names("k").entry)
@@ -1245,7 +1245,7 @@ def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
 
 def test_what_was_read_while_a_fill_was_under_way_has_no_ticket() -> None:
     """Until its news come, this process would serve the older value after the newer one."""
-    news = News(Server("redis://", "Connection", {}))
+    news = RedisNews(RedisConnector("redis://", "Connection", {}))
     sample = news.stamps[7]
     older = news.ticket(7, sample)
     assert news.stored(7, sample) is not None
@@ -1449,7 +1449,7 @@ def test_what_was_true_when_the_server_hung_is_served_as_stale(own: RedisServer)
 
 def test_what_has_changed_since_a_reader_was_lost_is_not_remembered_as_true() -> None:
     """It would be served as stale once the server goes, though it had been invalidated before."""
-    stamps = Stamps.of(2)
+    stamps = NewsStamps.of(2)
     stamps.find()
     stamps.lose()
     stamps.void_all()
@@ -1461,7 +1461,7 @@ def test_what_has_changed_since_a_reader_was_lost_is_not_remembered_as_true() ->
 
 def test_a_connection_that_we_have_closed_is_no_loss_of_the_server() -> None:
     """What it had read was changed since, of which nobody told: it would be served as stale once the server goes."""
-    stamps = Stamps.of(1)
+    stamps = NewsStamps.of(1)
     stamps.find()
     stamps.lose()  # another connection has ended
     stamps.forget()

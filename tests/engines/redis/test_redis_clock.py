@@ -15,7 +15,7 @@ from servers import SteppedServer, wait_until
 
 from stampede import Cache, Lock
 from stampede.engines.redis import RedisEngine
-from stampede.engines.redis.wire import Names, names
+from stampede.engines.redis.wire import RedisNames, names
 from stampede.model.entry import Entry, Verdict, new_id
 from stampede.model.ports import Ask, Busy, Failed, Found, Granted
 from stampede.runtime.colour import run_blocking as run
@@ -59,7 +59,7 @@ def some(fresh: float, keep: float = 0.0) -> Entry[bytes]:
     return Entry(b"value", new_id(), ttl=fresh, fresh=fresh, keep=max(fresh, keep))
 
 
-def of(key: str) -> Names:
+def of(key: str) -> RedisNames:
     return names(key)
 
 

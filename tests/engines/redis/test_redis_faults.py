@@ -430,8 +430,10 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
         until(lambda: ours.cache._root.hit("kept") is None)
         with pytest.raises(EngineError):
             ours.run("invalidate", "ours")
-        scope, front = ours.cache._root, ours.cache._core.front
-        until(lambda: front.kept(scope.prefix + "kept") is not None)  # one connection's end is not yet the server's
+        scope, local_tier = ours.cache._root, ours.cache._core.local_tier
+        until(
+            lambda: local_tier.kept(scope.prefix + "kept") is not None
+        )  # one connection's end is not yet the server's
         for _ in range(2):
             assert ours("kept", fails) == ours("computed", fails) == "old"
             for key in ("changed", "ours", "computed, then changed"):

@@ -27,7 +27,7 @@ both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 def kept(cache: Cache) -> int:
     """How many values are kept in this process."""
-    return len(cache._core.front.tier or ())
+    return len(cache._core.local_tier.residents or ())
 
 
 @pytest.fixture

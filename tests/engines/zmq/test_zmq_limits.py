@@ -14,7 +14,7 @@ from watched_limits import Watched, pairwise_by
 
 from stampede import EngineError, Limiter
 from stampede.engines.zmq.limits import Counts
-from stampede.engines.zmq.machine import Limits, Refused
+from stampede.engines.zmq.machine import Capacity, Refused
 from stampede.model.ports import Rate
 from stampede.runtime.colour import run_blocking as run
 
@@ -153,4 +153,4 @@ def test_what_makes_no_sense_is_refused(broker: BrokerThread, engines: list[ZmqE
         with pytest.raises(EngineError):
             run(limits.penalize("l", FIVE, seconds))
     assert run(limits.take("l", FIVE, 1, float("inf"))).booked
-    assert broker.broker.machine.limits == Limits(longest=3600.0)
+    assert broker.broker.machine.limits == Capacity(longest=3600.0)

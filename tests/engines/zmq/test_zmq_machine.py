@@ -12,7 +12,7 @@ pytest.importorskip("zmq")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.engines.zmq.machine import TURN, Limits, Machine, Refused, Session
+from stampede.engines.zmq.machine import TURN, Capacity, ClientSession, Machine, Refused
 
 CLIENTS, NAMES, TOKENS = 2, 2, 4
 
@@ -111,7 +111,7 @@ steps = st.one_of(
 def test_it_decides_as_the_rule_says(history: list[tuple]) -> None:
     """Two would be inside, or who came first would be passed, or somebody wait for nobody."""
     now, fences = 1000.0, dict[bytes, int]()
-    machine = Machine(now, quiet=0.0, fence=5, limits=Limits())
+    machine = Machine(now, quiet=0.0, fence=5, limits=Capacity())
     sessions = [machine.hello(b"c%d" % number, f"h:{number}", now)[0] for number in range(CLIENTS)]
     plain = {b"n%d" % number: Plain() for number in range(NAMES)}
     for verb, *args in history:
@@ -163,8 +163,8 @@ def test_it_decides_as_the_rule_says(history: list[tuple]) -> None:
     assert machine.next_due() == inf
 
 
-def begun(quiet: float = 0.0, **limits: float) -> tuple[Machine, Session, Session]:
-    machine = Machine(0.0, quiet=quiet, fence=100, limits=Limits(**limits))
+def begun(quiet: float = 0.0, **limits: float) -> tuple[Machine, ClientSession, ClientSession]:
+    machine = Machine(0.0, quiet=quiet, fence=100, limits=Capacity(**limits))
     return machine, machine.hello(b"a", "h:1", 0.0)[0], machine.hello(b"b", "h:2", 0.0)[0]
 
 

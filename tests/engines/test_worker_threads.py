@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stampede.engines.kit.worker_threads import Errands
+from stampede.engines.kit.worker_threads import WorkerThreads
 from stampede.errors import EngineError
 
 LONG = 10.0
@@ -42,7 +42,7 @@ def run(work: Any) -> Any:
 
 def test_more_than_there_are_threads() -> None:
     """Who came when all threads were at work would never be served, or a thread be made for each."""
-    errands, most, now, lock = Errands(3), [0], [0], threading.Lock()
+    workers, most, now, lock = WorkerThreads(3), [0], [0], threading.Lock()
 
     def act(number: int) -> int:
         with lock:
@@ -54,7 +54,7 @@ def test_more_than_there_are_threads() -> None:
         return number
 
     async def main() -> list[int]:
-        return await asyncio.gather(*(errands.run(act, number) for number in range(100)))
+        return await asyncio.gather(*(workers.run(act, number) for number in range(100)))
 
     assert run(main()) == list(range(100))
     assert most[0] <= 3
@@ -68,7 +68,7 @@ def test_an_error_is_the_callers() -> None:
 
     async def main() -> None:
         with pytest.raises(EngineError, match="down"):
-            await Errands().run(fail)
+            await WorkerThreads().run(fail)
 
     run(main())
 
@@ -77,8 +77,8 @@ def test_who_is_cancelled_waits_for_what_has_begun() -> None:
     """What he asks next would come before it. `asyncio.run`, as it ends, cancels again what is cancelled already."""
 
     async def main() -> None:
-        errands, slow = Errands(leave=LONG), Slow()
-        task = asyncio.ensure_future(errands.run(slow))
+        workers, slow = WorkerThreads(leave=LONG), Slow()
+        task = asyncio.ensure_future(workers.run(slow))
         await until(slow.begun.is_set)
         for _ in range(3):
             task.cancel()
@@ -97,17 +97,17 @@ def test_who_is_cancelled_before_it_begins_has_it_never_begun() -> None:
     """It would be done for nobody, and behind a server that hangs nobody could be cancelled."""
 
     async def main() -> None:
-        errands, slow, never = Errands(1), Slow(), Slow()
-        first = asyncio.ensure_future(errands.run(slow))
+        workers, slow, never = WorkerThreads(1), Slow(), Slow()
+        first = asyncio.ensure_future(workers.run(slow))
         await until(slow.begun.is_set)
-        second = asyncio.ensure_future(errands.run(never))
+        second = asyncio.ensure_future(workers.run(never))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
         slow.go_on.set()
         assert await first == "done"
-        assert await errands.run(int) == 0
+        assert await workers.run(int) == 0
         assert not never.begun.is_set()
 
     run(main())
@@ -117,8 +117,8 @@ def test_a_cancelled_call_is_left_to_itself_in_time() -> None:
     """A server that hangs would keep a caller that was cancelled."""
 
     async def main() -> None:
-        errands, slow = Errands(leave=0.01), Slow()
-        task = asyncio.ensure_future(errands.run(slow))
+        workers, slow = WorkerThreads(leave=0.01), Slow()
+        task = asyncio.ensure_future(workers.run(slow))
         await until(slow.begun.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -134,10 +134,10 @@ def test_a_hung_call_keeps_no_other_engine_waiting() -> None:
     """With threads for all, or the loop's default executor, one server that hangs would stop everything."""
 
     async def main() -> None:
-        slow, hung = Slow(), Errands(1)
+        slow, hung = Slow(), WorkerThreads(1)
         first = asyncio.ensure_future(hung.run(slow))
         await until(slow.begun.is_set)
-        assert await Errands(1).run(int) == 0
+        assert await WorkerThreads(1).run(int) == 0
         assert await asyncio.to_thread(int) == 0
         slow.go_on.set()
         await first
@@ -149,9 +149,9 @@ def test_the_program_ends_while_a_call_hangs() -> None:
     """It would never end: a thread that is no daemon is waited for, and so is a task by the loop that ends."""
     program = (
         "import asyncio, threading\n"
-        "from stampede.engines.kit.worker_threads import Errands\n"
+        "from stampede.engines.kit.worker_threads import WorkerThreads\n"
         "async def main():\n"
-        "    task = asyncio.ensure_future(Errands().run(threading.Event().wait))\n"
+        "    task = asyncio.ensure_future(WorkerThreads().run(threading.Event().wait))\n"
         "    await asyncio.sleep(0.01)\n"
         "asyncio.run(main())\n"
     )

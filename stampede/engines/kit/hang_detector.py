@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from stampede.runtime.watch import watch
 
-__all__ = ["NOT_TO_OTHERS", "YOUNG", "Vigil", "hang_up"]
+__all__ = ["NOT_TO_OTHERS", "YOUNG", "HangDetector", "hang_up"]
 
 YOUNG = 0.1
 """Seconds for which who has just asked is left alone: it may be another's connection, and no server, that is dead."""
@@ -17,7 +17,7 @@ YOUNG = 0.1
 NOT_TO_OTHERS = "no reply to another's question, nor to any since"
 
 
-class Vigil:
+class HangDetector:
     """What the connections of this process with one server have heard of it. No lock: each step is one of Python's."""
 
     __slots__ = ("__weakref__", "found", "heard", "waiters")
