@@ -162,7 +162,7 @@ def test_what_is_too_large_is_never_sent(cell: Counting) -> None:
     cell.longest = 5_000
     engine = CellEngine(cell)
     run_blocking(engine.blocking.store.set("k", some(b"x" * 3_000)))
-    with pytest.raises(TooLarge, match="4000 bytes are more than a cell of cell has room for: 3976"):
+    with pytest.raises(TooLarge, match="4000 bytes are more than cell can store in one cell: at most 3976"):
         run_blocking(engine.blocking.store.set("k", some(b"x" * 4_000)))
     verdict = Verdict("failed", "E" * 1_000, "\ud800" * 5_000)
     for number in range(20):  # and a value with a lease and failures beside it is no larger
@@ -211,7 +211,7 @@ def test_contention_ends(cell: Counting) -> None:
             return Faster()
 
     refusing = Refusing()
-    with pytest.raises(EngineError, match="others change this key faster"):
+    with pytest.raises(EngineError, match="other processes change this key too often"):
         claimed(CellEngine(refusing))
     assert refusing.asked.count("swap") == 50
 

@@ -1,4 +1,4 @@
-"""An engine made of a cell: bytes by name, read and swapped."""
+"""Engines made of a cell: named bytes in a store, which are read and swapped. Begin with `protocol.py`."""
 
 from __future__ import annotations
 

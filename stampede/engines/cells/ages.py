@@ -1,4 +1,4 @@
-"""How old what a cell has is, where its store can't say: by what this process has seen of it itself."""
+"""The age of a cell's data, in stores that do not tell it: an estimate from what this process has seen itself."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from stampede.runtime import process_lock
 __all__ = ["Age", "Ages", "KnownAge", "age_of"]
 
 MOST = 10_000
-"""Names of which it is remembered; those that were first met longest ago are forgotten first."""
+"""The most names that are remembered. The names that were added first are forgotten first."""
 
 
 @dataclass(slots=True)
 class KnownAge:
-    """What a name has, as it was read or written. Moments are of our own monotonic clock."""
+    """The content of a name, and when it was written, in seconds of this process's monotonic clock."""
 
     version: Version
-    body: memoryview | None  # None: nothing is there; empty: nothing of ours
-    written: float  # then, as far as we know: what it holds gets older from there
-    stood: float  # for sure not before: a lease in it lasts from there
+    body: memoryview | None  # None: nothing is stored; empty: bytes that another program has written
+    written: float  # the best estimate of the write's time: the entry ages from then
+    latest: float  # the write was certainly not later than this: a lease lasts from then, and never ends too early
 
 
 class Age(NamedTuple):
-    """What this process knows of one writing, by its own clock."""
+    """What this process knows about the time of one write, by its own clock."""
 
     version: Version
-    first: float  # by then it stood there
-    since: float  # it didn't yet: something else was there; -inf: that was never seen
-    last: float  # it stood there still
+    first: float  # this version was there at this time
+    since: float  # another version was still there at this time; -inf: no other one was seen
+    last: float  # the latest time at which this version was still there
 
 
 class Ages:
-    """Of each name the writing that was seen last. No two machines' clocks are compared in it."""
+    """The write that was last seen of each name. Clocks of two machines are never compared here."""
 
     def __init__(self) -> None:
         self._table: dict[str, Age] = {}
 
     def saw(self, name: str, version: Version, sent: float, received: float) -> Age:
-        """It was read, or written, by a question that was sent then and answered then."""
+        """Note that a request found this version, and return what is known of it. `sent` and `received` are the times
+        of the request and of its reply."""
         with process_lock.lock:
             old = self._table.get(name)
             if old is None:
@@ -53,20 +54,23 @@ class Ages:
             elif old.version == version:
                 new = old._replace(first=min(old.first, received), last=max(old.last, sent))
             elif sent < old.first:
-                return Age(version, received, -inf, sent)  # asked before the other one was there, perhaps
+                return Age(version, received, -inf, sent)  # this reply may be older than the version that is noted
             else:
                 new = Age(version, received, old.last, sent)
             self._table[name] = new
         return new
 
     def wrote(self, name: str, version: Version, sent: float, received: float) -> None:
-        """The same of a writing of our own, which was not there before we asked."""
+        """Note a write of this process: the version did not exist before the request was `sent`."""
         with process_lock.lock:
             self._table.pop(name, None)
             self._table[name] = Age(version, received, sent, sent)
 
 
-def age_of(sighting: Age, told: float, sent: float, received: float) -> float:
-    """Seconds since it was written, as a wall clock has told it, where we don't know better. At `sent`."""
+def age_of(sighting: Age, reported: float, sent: float, received: float) -> float:
+    """Return the seconds from the write until `sent`: `reported`, corrected by what this process has seen.
+
+    `reported` is the age by the wall clocks of the writer and of this machine, which may differ.
+    """
     least, most = sent - sighting.first, received - sighting.since
-    return min(max(told, least, 0.0), max(most, 0.0))
+    return min(max(reported, least, 0.0), max(most, 0.0))

@@ -1,4 +1,4 @@
-"""Many verbs at once over cells: their reads are one, and their swaps are asked by a few threads."""
+"""Many verbs at once over cells: their reads are combined into one, and a few threads send their swaps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stampede.runtime.colour import BLOCKING, run_blocking
 __all__ = ["CellBatch"]
 
 AT_ONCE = 8
-"""Swaps of a batch that are under way together."""
+"""The most swaps of one batch that are under way at the same time."""
 
 
 class _Swap(NamedTuple):
-    """A swap's arguments."""
+    """The arguments of a swap."""
 
     name: str
     version: Version
@@ -32,7 +32,7 @@ class _Swap(NamedTuple):
 
 
 class _Aside(CellRecords):
-    """Questions are put aside."""
+    """Records whose reads and swaps are not sent, but put aside, so that a batch can send them together."""
 
     async def seen(self, names: Sequence[str]) -> list[Seen]:
         seen: list[Seen] = await PutAside(names)
@@ -43,7 +43,7 @@ class _Aside(CellRecords):
 
 
 class CellBatch(Many):
-    """`Claims` and `Store` of many keys, in as few round trips as can be."""
+    """The verbs of `Claims` and `Store` for many keys, in as few round trips as possible."""
 
     def __init__(self, records: CellRecords, generations: CellGenerations) -> None:
         self._records = records

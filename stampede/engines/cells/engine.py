@@ -1,4 +1,4 @@
-"""The engine that is made of a cell."""
+"""The engine that is built from a cell."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["CellEngine"]
 
 
 class CellEngine(Engine):
-    """Values, leases and locks in the cells of some store.
+    """Values, leases, locks and limits in the cells of a store.
 
-    Every change of a key is one swap of its whole record, value and all. Who waits looks again, soon at first and at
-    the moment at which the key's last cost says, unless the cell tells of changes.
+    Each change of a key swaps its whole record, including the value. Waiters are woken by a cell that reports changes.
+    With other cells they poll: often at first, and often around the time at which the last cost of the key lets them
+    expect the value.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Generations in cells: one of each scope, and one of all; a bump notes in it what it has ended."""
+"""Generations in cells: one cell for each scope, and one for all. A bump notes there which generation it has ended."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["CellGenerations"]
 
 
 class _Scope(NamedTuple):
-    hard: str = ""  # nothing is there
+    hard: str = ""  # "": nothing is stored
     soft: str = ""
-    ended: tuple[tuple[str, float], ...] = ()  # those that ended, the last one first, and when
+    ended: tuple[tuple[str, float], ...] = ()  # earlier generations and when each ended, the last one first
 
     @property
-    def today(self) -> str:
+    def current(self) -> str:
         return f"{self.hard}~{self.soft}"
 
 
 class CellGenerations(Beliefs):
-    """What this process knows of generations, for both colours, and how it asks for what it doesn't."""
+    """The generations that this process knows, for both colours; unknown ones are read from their cells."""
 
     async def ask(self, records: CellRecords, scope: str) -> list[str]:
-        """Today's, and behind it those that others may still believe in."""
+        """Return the current generation of a scope, followed by those that other processes may still use."""
         asked = records.clock()
-        wholes, owns = ([each.today, *(hard for hard, _ in each.ended)] for each in await self._of(records, scope))
+        wholes, owns = ([each.current, *(hard for hard, _ in each.ended)] for each in await self._of(records, scope))
         generations = names_of(wholes, owns)
         self.learn(scope, generations[0], asked)
         return generations
@@ -46,14 +46,14 @@ class CellGenerations(Beliefs):
         ]
 
     async def change(self, records: CellRecords, scope: str, *, soft: bool) -> None:
-        """A new generation, or a softer part of the one that is, of a scope or of all."""
+        """Begin a new generation of a scope, or of all scopes with "". `soft`: change its soft part only."""
         now = records.clock()
 
-        def softened(it: _Scope) -> _Scope:
-            return _begun(it)._replace(soft=new_generation())
+        def softened(old: _Scope) -> _Scope:
+            return _begun(old)._replace(soft=new_generation())
 
-        def bumped(it: _Scope) -> _Scope:
-            return _Scope(new_generation(), "", ((it.hard, now), *it.ended)[:MOST] if it.hard else ())
+        def bumped(old: _Scope) -> _Scope:
+            return _Scope(new_generation(), "", ((old.hard, now), *old.ended)[:MOST] if old.hard else ())
 
         try:
             await _changed(records, _scope_name(scope) if scope else _ALL, softened if soft else bumped)
@@ -61,8 +61,8 @@ class CellGenerations(Beliefs):
             self.clear()
 
 
-def _begun(it: _Scope) -> _Scope:
-    return it if it.hard else it._replace(hard=new_generation())
+def _begun(old: _Scope) -> _Scope:
+    return old if old.hard else old._replace(hard=new_generation())
 
 
 async def _changed(records: CellRecords, name: str, change: Callable[[_Scope], _Scope]) -> _Scope:
@@ -77,15 +77,16 @@ async def _changed(records: CellRecords, name: str, change: Callable[[_Scope], _
         if not isinstance(await records.swap(name, known.version, b"\x00" + body.encode(), float("inf")), Faster):
             return new
         await records.pause(tried)
-    raise EngineError("others begin generations faster than this one can")
+    raise EngineError("other processes begin new generations faster than this one: try again")
 
 
 def _scope_of(known: KnownAge, now: float) -> _Scope:
-    """What is there; of what is none of ours, nothing."""
+    """Return what the cell says, or an empty scope if nothing is stored, or bytes that another program has written."""
     try:
         hard, soft, ended = json.loads(bytes(known.body or b"")[1:])
-        # By what is known for sure: one that is forgotten too early may get no news of a change.
-        noted = tuple((str(each), known.stood - float(ago)) for each, ago in ended if known.stood - ago > now - NOTED)
+        # Count from the latest possible time of the write: if a generation is dropped here too early, a process that
+        # still uses it does not see a change.
+        noted = tuple((str(each), known.latest - float(ago)) for each, ago in ended if known.latest - ago > now - NOTED)
         return _Scope(str(hard), str(soft), noted[:MOST])
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return _Scope()

@@ -1,7 +1,8 @@
-"""Limits over cells: a window, swapped for the next one until nobody was faster.
+"""Limits over cells: a window, which is swapped for the next one, again and again until no other process was faster.
 
-What was seen last is tried first, so that a start is one round trip unless another process came between. The time is
-told by the clocks of those who ask: where that of a machine is behind the others', time stands still for it meanwhile.
+The version that was seen last is tried first. So a start takes one round trip unless another process came in between.
+The time is that of the machine that asks. If its clock is behind that of the last writer, the window's time stands
+still until it has caught up.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ class CellLimits(WindowLimits):
         self._seen = seen
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
-        records, its = self._records, name_of(name, b"w").decode()
+        records, cell_name = self._records, name_of(name, b"w").decode()
         for tried in range(TRIES):
-            known = self._seen.pop(its, None)
-            version, window = known or await self._read(its)
+            known = self._seen.pop(cell_name, None)
+            version, window = known or await self._read(cell_name)
             after, answer = change(window, self._now())
-            if after is window and known is not None:  # a refusal is one of what is there now
-                version, window = await self._read(its)
+            if after is window and known is not None:  # refuse only by the present state, not by the remembered one
+                version, window = await self._read(cell_name)
                 after, answer = change(window, self._now())
             if after is window:
                 return answer
             left = ends(after) / SECOND + 1.0
-            swapped = await records.swap(its, version, b"\x00" + bytes_of(after), left)
+            swapped = await records.swap(cell_name, version, b"\x00" + bytes_of(after), left)
             if not isinstance(swapped, Faster):
                 if len(self._seen) < REMEMBERED:
-                    self._seen[its] = swapped, after
+                    self._seen[cell_name] = swapped, after
                 return answer
             if known is None:
                 await records.pause(tried)
-        raise EngineError(f"{records.open.scheme}: others start in {name!r} faster than we can")
+        raise EngineError(f"{records.open.scheme}: other processes change the limit {name!r} too often: try again")
 
-    async def _read(self, its: str) -> tuple[Version, Window]:
-        (known,) = await self._records.known([its])
+    async def _read(self, cell_name: str) -> tuple[Version, Window]:
+        (known,) = await self._records.known([cell_name])
         return known.version, window_of(None if known.body is None else bytes(known.body[1:]))
 
     def _now(self) -> int:

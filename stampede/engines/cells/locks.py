@@ -1,4 +1,4 @@
-"""Locks over cells: a record that holds nothing but a lease."""
+"""Locks over cells: the record of a lock contains only a lease."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["CellLocks"]
 class CellLocks:
     """Locks of one colour.
 
-    A fence is the version of its cell, where those only grow. Elsewhere it stands in the record, also of a lock that is
-    free, and is told from the clock where that has gone: it grows, unless the clocks of two machines are a day apart.
+    If the versions of the cells only grow, they are the fences. Otherwise the fence is a number in the record, which is
+    stored also while the lock is free. If that record has expired, the fence is taken from the clock. So it always
+    grows, unless the clocks of two machines differ by a day.
     """
 
     def __init__(self, records: CellRecords) -> None:
@@ -33,10 +34,10 @@ class CellLocks:
             assert isinstance(answer, (Granted, Busy))
             return after, answer, fallen
 
-        its = name_of(name, b"l").decode()
-        answer, version, there = await self._records.change(its, decide)
+        cell_name = name_of(name, b"l").decode()
+        answer, version, there = await self._records.change(cell_name, decide)
         if isinstance(answer, Granted):
-            self._records.owned.put((its, token), Written(version, there), self._records.clock())
+            self._records.owned.put((cell_name, token), Written(version, there), self._records.clock())
             if self._grows:
                 answer.fence = version
         return answer
@@ -51,11 +52,11 @@ class CellLocks:
         def decide(there: Record, now: float) -> Change[bool]:
             after, released, fallen = record.abandon(there, token, None, 0.0, now)
             if released and there.lease is not None:
-                after = Record(lease=Lease(b"", now, there.lease.fence))  # and not nothing: see `FREE`
+                after = Record(lease=Lease(b"", now, there.lease.fence))  # not an empty record: see `FREE`
             return after, released, fallen
 
-        its = name_of(name, b"l").decode()
-        return await self._records.answer(its, decide, self._records.owned.pop((its, token), None))
+        cell_name = name_of(name, b"l").decode()
+        return await self._records.answer(cell_name, decide, self._records.owned.pop((cell_name, token), None))
 
     hand_over = renew
 
@@ -65,7 +66,7 @@ class CellLocks:
         return [] if lease is None or not lease.token or lease.end <= now else [(lease.token, lease.end - now)]
 
     async def held(self, prefix: str = "") -> None:
-        """Of the names there are only hashes."""
+        """Return None: the names of locks are stored as hashes only."""
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         await self._records.wait(name_of(name, b"l").decode(), busy, timeout)

@@ -1,17 +1,17 @@
-"""What the author of an engine writes: a cell that can be read, and swapped for another if nobody was faster.
+"""The interface that the author of an engine implements: a cell, which is read, and swapped if it has not changed.
 
     class MyCell(Cell):
         def read(self, names):
             return [Seen(...) for name in names]
 
         def swap(self, name, version, data, ttl):
-            ...                                             # in one step: is `version` what is there? Then write
-            return new_version                              # or Faster()
+            ...                                             # in one atomic step: compare the version, then write
+            return new_version                              # or Faster(), if the version is another one
 
     def from_url(url, **options):                           # the entry point, in the group `stampede.engines`
         return MyCell(...)
 
-Claims, stores, locks, batches and both colours are made of that.
+`CellEngine` builds claims, a store, locks, limits and batches from these two verbs, for blocking and async callers.
 """
 
 from __future__ import annotations
@@ -24,99 +24,105 @@ from typing import Any, NamedTuple
 __all__ = ["Cell", "Faster", "Seen", "Version", "WatchingCell"]
 
 Version = Any
-"""What tells one writing of a name from every other, compared by `==`; None: nothing is there.
+"""A value that identifies one write to a name. Versions are compared by `==`. None means that nothing is stored.
 
-It must never come back, also not after the name was removed and written again (a row's own counter that begins anew
-with each row would): random bytes will do, or a number that the whole store counts up. So will a hash of the bytes
-(an ETag), or the bytes themselves: we write none twice.
+A version must never be used twice for the same name, not even after the name was removed and written again. A counter
+in each row breaks this rule, because it starts again with a new row. Random bytes are good, and so is a counter of the
+whole store. A hash of the bytes (an ETag) or the bytes themselves are good, too: `CellEngine` never writes the same
+bytes twice.
 """
 
 
 class Seen(NamedTuple):
-    """What a name has."""
+    """The state of one name, as it was read."""
 
-    data: bytes | None  # None: nothing is there
-    version: Version = None  # given back to `swap`
-    age: float | None = None  # seconds since it was written, by the store's own clock; None: it can't say
+    data: bytes | None  # None: nothing is stored
+    version: Version = None  # `CellEngine` passes it to `swap`
+    age: float | None = None  # seconds since the write, by the store's own clock; None: the store can't tell
 
 
 NOTHING = Seen(None)
 
 
 class Faster(NamedTuple):
-    """A swap's other answer: something else is there than was seen, and nothing was changed."""
+    """The answer of a swap that changed nothing, because another writer was faster: the version is another one."""
 
     seen: Seen | None = None
-    """What is there instead, of stores that say so in the same round trip (see `tells`). None: it is read again."""
+    """The present state, if the store returns it in the same round trip (see `tells`). None: the engine reads again."""
 
 
 class Cell(ABC):
-    """Named bytes, each with a version, in a store that many processes see.
+    """Named bytes, each with a version, in a store that many processes share.
 
-    Names are 1 to 250 printable ASCII characters without blanks, and are exact: `a` and `A` are two. Each verb may be
-    called from many threads at once, and says by whatever exception it likes that the store is in trouble: callers get
-    an EngineError. What became of a swap that has raised need not be known. Verbs don't retry a swap by themselves.
+    A name has 1 to 250 printable ASCII characters and no blanks. Names are case-sensitive: `a` and `A` are two names.
+    The engine may call each method from many threads at once. A method may raise any exception if the store fails: the
+    caller gets an EngineError. A swap that raises may or may not have written. A method must not retry a swap itself.
     """
 
     ends: bool = False
-    """What was given a ttl is removed by the store, by itself, some time after (never before) it is over. Elsewhere it
-    stays until its name is written again, or swept: nobody asks for it."""
+    """Whether the store removes data by itself after its ttl: some time later is allowed, earlier is not. Other stores
+    keep the data until its name is written again, or until a cleanup removes it. The engine ignores such data."""
 
     grows: bool = False
-    """Versions are ints, and each writing of a name has a greater one than all before it, also after a removal: they
-    are the fences of locks."""
+    """Whether versions are ints, and each write to a name has a greater version than all writes before it, also after
+    a removal. The engine then uses versions as the fences of locks."""
 
     ages: bool = False
-    """`read` tells ages. Elsewhere leases end by the clocks of those who watch them, and what is kept gets older by the
-    wall clock of its writer, as far as a reader doesn't know better."""
+    """Whether `read` returns ages. Without ages, each process measures by its own clock how long it has seen a lease.
+    Entries then age by the wall clock of their writer, unless the reader saw the write itself."""
 
     tells: bool = False
-    """Faster says what is there instead: a claim where nothing was is one round trip."""
+    """Whether Faster contains the present state. The engine then claims without reading first: a claim of a key that
+    is not stored takes one round trip."""
 
     longest: int | None = None
-    """Bytes of `data` at most; what is larger is never given to `swap`. It may be found out by the first question."""
+    """The largest size of `data` in bytes; the engine never passes more to `swap`. None: no limit. A cell that learns
+    the limit from its store may set it at the first call."""
 
     at_once: int | None = None
-    """Names of one `read` at most."""
+    """The largest number of names in one `read`. None: no limit."""
 
     @abstractmethod
     def read(self, names: Sequence[str]) -> list[Seen]:
-        """What each name has, in this order: in one round trip where that can be. No name comes twice.
+        """Return the state of each name, in this order; if possible in one round trip. No name occurs twice.
 
-        Whatever a swap that has returned, anywhere, has written is seen: no replica that lags may answer.
+        The result must include every swap that has returned before, on any machine: a lagging replica must not answer.
         """
 
     @abstractmethod
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
-        """Write `data` if what is there has this version (None: if nothing is there), and return the new version;
-        Faster, if it hasn't. One step: of many that swap at once, from whichever machines, one is granted it.
+        """Write `data` if the stored version equals `version` (None: if nothing is stored), and return the new version.
+        Otherwise change nothing and return Faster. This is one atomic step: if many callers swap at once, from any
+        machines, exactly one succeeds.
 
-        With `data` None remove it, and return anything. After `ttl` seconds (more than 0, or infinite) nobody needs it
-        any more: tell the store if it has ends, or keep it beside the data for who sweeps; it may stay longer.
+        If `data` is None, remove the name; the engine ignores the version that is returned. After `ttl` seconds (more
+        than 0, or infinite) the data is not needed any more. Pass the ttl to the store if it can expire data, or store
+        it beside the data for a cleanup. Data may stay longer than that.
         """
 
     def ping(self) -> float:
-        """Seconds of one round trip."""
+        """Return the seconds of one round trip."""
         start = time.perf_counter()
         self.read(["ping"])
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Let go of everything, for good."""
+        """Release all connections and files. No method is called after this."""
         return
 
     def start_again(self) -> None:
-        """In a forked child: forget connections, without a word to the server. They are the parent's."""
+        """Drop all connections in a forked child, and send nothing on them: they belong to the parent."""
         return
 
 
 class WatchingCell(Cell):
-    """One that tells of changes, so that those who wait are woken and needn't look again and again."""
+    """A cell that reports changes, so that waiters are woken and need not poll."""
 
     @abstractmethod
-    def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        """Have `told()` called, by whichever thread, after each change of this name; returns what ends that.
+    def watch(self, name: str, notify: Callable[[], object]) -> Callable[[], object]:
+        """Call `notify()` after each change of this name, from any thread. Return a function that ends the watch.
 
-        Whatever is changed after this has returned is told: who reads behind it misses nothing. It may be called for
-        no reason, and should be where something may have been missed, as after a lost connection.
+        Every change after `watch` has returned must be reported, so that a caller that reads afterwards misses nothing.
+        `notify` may be called without a change. Call it if a change may have been missed, such as after a lost
+        connection.
         """

@@ -1,4 +1,4 @@
-"""Records in cells, for one colour: read, decided by `record.py`, and swapped, until nobody was faster."""
+"""Records in cells, for one colour: read, decide by `model/record.py`, swap, and repeat if another swap was faster."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
 
 TRIES = 50
-"""How often a change is tried again because somebody else was faster."""
+"""How often a change is tried before EngineError, if other processes are always faster."""
 
 REMEMBERED = 86_400.0
-"""Seconds for which the last fence of a lock that is free is kept, of cells whose versions don't grow."""
+"""Seconds for which the last fence of a free lock is stored, in cells whose versions do not grow."""
 
 FREE = 60.0
-"""Seconds for which a lock that is free is told from one that nobody has ever had: who has given up a question that is
-late, and has released the lock since, is not granted it again by that question."""
+"""Seconds for which a released lock keeps its cell, so that it differs from a lock that was never taken. Otherwise an
+`acquire` whose caller has given up, and has released since, could still arrive and take the lock."""
 
 SAFETY = 1.0
-"""Seconds between two looks of a waiter that nobody woke, where cells tell of changes."""
+"""Seconds between two reads of a waiter that was not woken, if the cell reports changes."""
 
 OFTEN = 0.04
-"""Seconds between two looks of a waiter at its key, at most: the value is had so soon after it was
-stored, however long it took. (Locks leave themselves a tenth of the time waited, as `looking` says.)"""
+"""The most seconds between two reads of a waiter for a key: it gets the value so soon after the fill, however long the
+computation took. (Waiters for locks may pause for a tenth of the time waited, see `polling.pause`.)"""
 
 
 class Written(NamedTuple):
-    """A record as it was read or written last. One with a lease of this process ends without another look."""
+    """A record as it was last read or written. With it, this process fills and renews without reading first."""
 
     version: Version
     record: Record
@@ -58,7 +58,7 @@ class Written(NamedTuple):
 
 
 class OpenCell:
-    """A cell, and what both colours know of it; as long as it is not closed."""
+    """A cell that is in use, and the state that both colours share."""
 
     def __init__(self, cell: Cell, scheme: str, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self.cell = cell
@@ -74,7 +74,7 @@ class OpenCell:
 
     @contextmanager
     def waiting(self, ring: Callable[[], object]) -> Iterator[None]:
-        """Have who waits woken when the engine is closed."""
+        """Call `ring` when the engine is closed while the block runs."""
         number = object()
         self._waiting[number] = ring
         try:
@@ -89,18 +89,18 @@ class OpenCell:
 
     @contextmanager
     def asking(self) -> Iterator[Cell]:
-        """Whatever its author's code raises is trouble of the store."""
+        """Lend the cell to a block, and raise EngineError for any exception that the author's code raises."""
         self._check()
         try:
             yield self.cell
         except StampedeError:
             raise
         except Exception as error:
-            self._check()  # it may have been closed under our hands, which may raise anything
+            self._check()  # the cell may have been closed meanwhile, and may then raise anything
             raise EngineError(f"{self.scheme}: {type(error).__name__}: {error}") from error
 
     def portions(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
-        """As many names as one read may have."""
+        """Split the names into lists that are short enough for one read each."""
         most = self.cell.at_once or len(names)
         for at in range(0, len(names), most or 1):
             yield names[at : at + most]
@@ -112,14 +112,14 @@ class OpenCell:
         self.cell.close()
 
     def start_again(self) -> None:
-        """In a forked child: who waits or computes is the parent's, and so are connections."""
+        """Forget, in a forked child, the waiters, leases and connections: they are the parent's."""
         self._waiting = {}
         self.owned.clear()
         self.cell.start_again()
 
 
 class CellRecords:
-    """Records of one colour. `run` has the cell's verbs done."""
+    """The records of one engine, for callers of one colour. `run` executes the methods of the cell, which block."""
 
     def __init__(self, opened: OpenCell, colour: Colour, run: Run) -> None:
         self.open = opened
@@ -129,10 +129,10 @@ class CellRecords:
         self.clock = opened.clock
         self._ages = opened.cell.ages
 
-    # -- what the cell is asked
+    # -- requests to the cell
 
     async def seen(self, names: Sequence[str]) -> list[Seen]:
-        """What each has; names are different, and as many as you like."""
+        """Return the state of each name. No name may occur twice; their number is not limited."""
         with self.open.asking() as cell:
             return [seen for some in self.open.portions(names) for seen in await self._run(cell.read, some)]
 
@@ -140,37 +140,37 @@ class CellRecords:
         with self.open.asking() as cell:
             return await self._run(cell.swap, name, version, data, ttl)
 
-    async def _watched(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        """Of a cell that tells of changes."""
+    async def _watched(self, name: str, notify: Callable[[], object]) -> Callable[[], object]:
+        """Watch a name, and return what ends the watch. The cell must be a WatchingCell."""
         with self.open.asking() as cell:
             assert isinstance(cell, WatchingCell)
-            end = await self._run(cell.watch, name, told)
+            end = await self._run(cell.watch, name, notify)
         return end if self._run is here else lambda: self._aside(end)
 
     def _aside(self, end: Callable[[], object]) -> None:
-        """A blocking step of which nobody waits for the end."""
-        asyncio.ensure_future(self._run(end)).add_done_callback(_heard)
+        """Run a blocking step beside the event loop, without waiting for its end."""
+        asyncio.ensure_future(self._run(end)).add_done_callback(_ignore_failure)
 
     @property
     def _longest(self) -> float:
-        return self.open.cell.longest or inf  # which some know when they have been asked
+        return self.open.cell.longest or inf  # read each time: some cells learn their limit at the first request
 
     # -- read
 
     async def known(self, names: Sequence[str]) -> list[KnownAge]:
-        """What each name has."""
+        """Return what is stored under each name, and when it was written."""
         sent = self.clock()
         found = await self.seen(names)
         received = self.clock()
         return [self._known(name, seen, sent, received) for name, seen in zip(names, found, strict=True)]
 
     async def look(self, name: str) -> tuple[Version, Record, float]:
-        """What it has, and now."""
+        """Return the version and the record of a name, and the time after the read."""
         (known,) = await self.known([name])
         return *_read(known), self.clock()
 
     async def looks(self, names: Sequence[str]) -> tuple[list[Record], float]:
-        """What each has, and now."""
+        """Return the record of each name, and the time after the read. Names may occur twice."""
         different = list(dict.fromkeys(names))
         found = dict(zip(different, await self.known(different), strict=True)) if different else {}
         return [_read(found[name])[1] for name in names], self.clock()
@@ -196,11 +196,12 @@ class CellRecords:
     # -- change
 
     async def answer(self, name: str, decide: Decide[T], known: Written | None = None) -> T:
-        """What is answered. By then what that has made of the record is there."""
+        """Return the answer of `decide`. The changed record is stored by then."""
         return (await self.change(name, decide, known))[0]
 
     async def change(self, name: str, decide: Decide[T], known: Written | None = None) -> tuple[T, Version, Record]:
-        """What is answered, and what is there behind it. `known` saves the first look, where it is true still."""
+        """Return the answer of `decide`, and the version and the record afterwards. `known` saves the first read; if it
+        is out of date, the swap is refused, and the record is read."""
 
         for tried in range(TRIES):
             version, there = known or (await self.look(name))[:2]
@@ -213,31 +214,31 @@ class CellRecords:
                 return answer, swapped, after
             known = None if swapped.seen is None else _read(self._known(name, swapped.seen, now, self.clock()))
             await self.pause(tried)
-        raise EngineError(f"{self.open.scheme}: others change this key faster than we can")
+        raise EngineError(f"{self.open.scheme}: other processes change this key too often: try again")
 
     def _written(self, there: Record, now: float) -> tuple[bytes | None, float]:
-        """A body, and for how long it is of use; none for what is as good as nothing."""
+        """Return the body of a record and its ttl. The body is None if nothing in the record is valid any more."""
         left = there.end - now
         if there.lease is not None and not there.lease.token:
             left = FREE if self.open.cell.grows else REMEMBERED
         return (wire.body_of(there, now, self._longest) if left > 0 else None), left
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        """By one swap, where we know what we have written last."""
+        """Extend a lease: with one swap if this process knows what it has written last. False: the lease is lost."""
         known = self.owned.get((name, token))
         try:
             stands, version, there = await self.change(name, lambda it, now: record.renew(it, token, lease, now), known)
         except BaseException:
-            self.owned.pop((name, token), None)  # it may have been written, so that there is another version now
+            self.owned.pop((name, token), None)  # the swap may have been done, so the version may be another one
             raise
         if not stands:
             self.owned.pop((name, token), None)
-        elif known is not None and self.owned.get((name, token)) is known:  # or it was filled meanwhile
+        elif known is not None and self.owned.get((name, token)) is known:  # else it was filled meanwhile
             self.owned.put((name, token), Written(version, there), self.clock())
         return stands
 
     async def swap(self, name: str, version: Version, body: bytes | None, ttl: float) -> Version | Faster:
-        """Write a body, or nothing."""
+        """Write a body, or remove the name if `body` is None. Return the new version, or Faster."""
         if body is None and version is None:
             return None
         sent = self.clock()
@@ -248,29 +249,33 @@ class CellRecords:
         return swapped
 
     async def pause(self, tried: int) -> None:
-        """Others were faster: not all of those who have lost try again at once."""
+        """Pause for a random time after a lost swap, so that the losers do not all try again at once."""
         await self._colour.park(Bell(), random() * min(0.001 * 1.5**tried, 0.03))
 
     def fits(self, size: int) -> None:
-        """TooLarge where it doesn't."""
+        """Raise TooLarge if a value of this size does not fit into a cell."""
         if size + wire.ROOM > self._longest:
             most = self._longest - wire.ROOM
-            raise TooLarge(f"{size} bytes are more than a cell of {self.open.scheme} has room for: {most:.0f}")
+            raise TooLarge(f"{size} bytes are more than {self.open.scheme} can store in one cell: at most {most:.0f}")
 
     # -- wait
 
     async def wait(
         self, name: str, busy: Busy, timeout: float, cost: float = 0.0, longest: float = inf
     ) -> tuple[Record, float, float]:
-        """Until its lease has fallen or ended, or the time is over: what is there, how long that took, and now."""
-        began, mine, opened, pace = time.monotonic(), _Waiter(), self.open, Backoff()
+        """Wait until the lease that `busy` names has ended, or until the time-out.
+
+        Return the record (empty after a time-out), the seconds waited, and the present time. `cost` is the likely
+        length of the computation, and `longest` the most seconds between two reads.
+        """
+        began, waiter, opened, backoff = time.monotonic(), _Waiter(), self.open, Backoff()
         waited = took = last = 0.0
         left = busy.lease
-        with opened.waiting(mine.ring):
-            end = await self._watched(name, mine.ring) if opened.watches else None
+        with opened.waiting(waiter.ring):
+            end = await self._watched(name, waiter.ring) if opened.watches else None
             try:
                 while True:
-                    bell = mine.fresh()
+                    bell = waiter.fresh_bell()  # before the read: a change during the read must ring it
                     if end is not None or waited:
                         sent = time.monotonic()
                         _, there, now = await self.look(name)
@@ -280,9 +285,9 @@ class CellRecords:
                             return there, waited, now
                         left = lease.end - now
                     rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random(), longest)
-                    rest = max(rest, min(took, last))  # one that is slow, and not for once, has as long a rest
+                    rest = max(rest, min(took, last))  # if two reads were slow, pause as long as they took
                     await self._colour.park(bell, max(min(rest, left, timeout - waited), 0.001))
-                    if end is not None and (crowded := pace.rest(time.monotonic())):
+                    if end is not None and (crowded := backoff.rest(time.monotonic())):
                         await self._colour.park(Bell(), crowded)
                     waited = time.monotonic() - began
                     if waited >= timeout:
@@ -292,13 +297,13 @@ class CellRecords:
                     end()
 
 
-def _heard(done: asyncio.Future[Any]) -> None:
+def _ignore_failure(done: asyncio.Future[Any]) -> None:
     if not done.cancelled():
         done.exception()  # a watch that can't be ended ends with its connection
 
 
 class _Waiter:
-    """Rings as often as it is told to: each time for a bell that was made since the last."""
+    """A waiter that can be woken many times: each ring needs a new bell."""
 
     def __init__(self) -> None:
         self._bell = Bell()
@@ -306,16 +311,16 @@ class _Waiter:
     def ring(self) -> None:
         self._bell.ring()
 
-    def fresh(self) -> Bell:
+    def fresh_bell(self) -> Bell:
         if self._bell.rung:
             self._bell = Bell()
         return self._bell
 
 
 def _read(known: KnownAge) -> Written:
-    # What is none of ours is no NOTHING: who takes it away writes.
-    there = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.stood)
+    # Foreign bytes are a record that can't be read, not NOTHING: removing them takes a write.
+    there = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.latest)
     return Written(known.version, there)
 
 
-_FOREIGN = memoryview(b"")
+_FOREIGN = memoryview(b"")  # the body of bytes that another program has written

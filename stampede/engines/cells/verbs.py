@@ -1,8 +1,8 @@
-"""The verbs of a cache over cells: each is one record, read, decided and swapped.
+"""The verbs of a cache over cells. Each verb reads one record, decides, and swaps it.
 
-A hit is one read. A miss is a read, a swap, and the swap of its fill, which looks at nothing: it is good against the
-very writing that its claim has left, and against no other. Where a swap that comes too late tells what is there, a hit
-is a look, and a claim swaps at once.
+A hit takes one read. A miss takes a read, a swap, and the swap of its fill. The fill does not read: it swaps against
+the version that its own claim has written, and fails if any other one is there. If a refused swap returns the present
+state (`Cell.tells`), a hit is found by `look`, and a claim swaps without reading first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stampede.model.record import NOTHING
 __all__ = ["CellKeys"]
 
 UNSEEN = Written(None, NOTHING)
-"""What a claim takes to be there before it has looked, of a cell that tells it otherwise."""
+"""What a claim assumes before it has read. A swap against it is refused, with the present state, if it is wrong."""
 
 
 class CellKeys:
-    """Claims and Store of one colour."""
+    """`Claims`, `Store`, `Looks`, `Shows` and `Softens` of one colour."""
 
     def __init__(self, records: CellRecords, generations: CellGenerations) -> None:
         self._records = records

@@ -1,16 +1,16 @@
-"""What a cell's bytes hold: a record, whose times are told from when it was written. Pure.
+"""The bytes of a cell: one record, whose times are counted from the moment of its writing. Pure functions.
 
 offset  size
    0     2   magic, b"SC"
    2     1   version of this layout
    3     1   zero
-   4     8   random bytes: none are written twice
-  12     8   when it was written, by its writer's wall clock: for readers to whom nothing better is known
+   4     8   random bytes, so that the same bytes are never written twice
+  12     8   when it was written, by its writer's wall clock: for readers that know nothing better
   20     4   CRC-32 of name, header and body
   24         body
 
 of a record
-   0     1   flags: 1 there is a lease, 2 a past, 4 an entry, 8 it is a raised exception
+   0     1   flags: 1 there is a lease, 2 a past, 4 an entry, 8 the entry is a raised exception
    1    18   lease: seconds left, fence, lengths of token and holder; both follow
          4   past: length of its JSON, which follows
         48   entry: id, seconds fresh and kept (infinity: for ever), cost, margin, ttl; its bytes follow
@@ -35,30 +35,30 @@ _START = _HEAD.size + _CRC.size
 
 _FLAGS, _LEASE, _PAST, _ENTRY = Struct(">B"), Struct(">dQBB"), Struct(">I"), Struct(">8sddddd")
 _LEASED, _FAILED, _KEPT, _RAISED = 1, 2, 4, 8
-_LONG = 255  # bytes of a token, and of whose it is
+_LONG = 255  # the most bytes of a token, and of a holder
 
 ROOM = 1024
-"""Bytes of a cell that are kept free for what stands beside a value."""
+"""Bytes of a cell that are reserved for everything but the value."""
 
 _FOREVER = 1e9
-"""Seconds for which a lease stands, or a key rests, at most."""
+"""The longest lease, and the longest rest of a key, in seconds."""
 
 _MESSAGE, _VERDICTS = 1000, 64
-"""How long a message may be, and how many verdicts. Where that does not fit failures aren't told."""
+"""The longest message of a verdict, and the most verdicts. If they do not fit into the cell, failures are left out."""
 
 
-# -- what is around ------------------------------------------------------------------------------------------------
+# -- the header ----------------------------------------------------------------------------------------------------
 
 
 def sealed(name: str, body: bytes, wall: float) -> bytes:
-    """Bytes that are good for this name only."""
+    """Return the bytes for a cell: header and body. The checksum contains the name: they are valid for it only."""
     head = _HEAD.pack(MAGIC, VERSION, os.urandom(8), wall)
     return head + _CRC.pack(_checksum(name, head, body)) + body
 
 
 def opened(name: str, data: object) -> tuple[memoryview, float] | None:
-    """The body, and when it was written by its writer's wall clock. None: these are no bytes of ours, or no bytes, as
-    others may have written where a column takes anything."""
+    """Return the body, and when it was written by its writer's wall clock. None: another program has written this, and
+    it need not even be bytes, since some columns take any type."""
     if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) < _START:
         return None
     magic, version, _, wall = _HEAD.unpack_from(data)
@@ -78,10 +78,10 @@ def _checksum(name: str, head: bytes | bytearray | memoryview, body: bytes | mem
 
 
 def body_of(record: Record, now: float, longest: float = inf) -> bytes:
-    """The record as it is now, what has ended in it left out, and its failures where there is no room for them."""
+    """Return the bytes of a record. Parts that have expired are left out, and failures if they do not fit."""
     kept, lease = record.kept, record.lease
     flags, head, tail = 0, b"", b""
-    if lease is not None and (lease.end > now or not lease.token):  # nobody's: it keeps the fence
+    if lease is not None and (lease.end > now or not lease.token):  # no token: a free lock, whose fence is stored
         token, holder = lease.token[:_LONG], lease.holder.encode("utf-8", "replace")[:_LONG]
         flags |= _LEASED
         head = _LEASE.pack(min(lease.end - now, _FOREVER), lease.fence, len(token), len(holder)) + token + holder
@@ -102,31 +102,31 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def record_of(body: memoryview, written: float, stood: float) -> Record:
-    """The record in these bytes; in what is none, an entry that can't be read.
+def record_of(body: memoryview, written: float, latest: float) -> Record:
+    """Return the record in these bytes. If they are damaged, the record contains an entry that can't be read.
 
-    They were `written` then: what they hold gets older from that moment on. They `stood` then, for all that is known
-    for sure: its lease stands for so long from there.
+    `written` is the best estimate of when they were written: the entry ages from then. They were certainly written by
+    `latest`: a lease lasts from then.
     """
     try:
-        return _record_of(body, written, stood)
+        return _record_of(body, written, latest)
     except (error, ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return Record(Kept(UNREADABLE, stood + UNREADABLE.fresh, stood + UNREADABLE.keep, 0.0))
+        return Record(Kept(UNREADABLE, latest + UNREADABLE.fresh, latest + UNREADABLE.keep, 0.0))
 
 
 def leased(body: bytes | memoryview) -> bool:
-    """Whether there is a lease in it."""
+    """Return whether the record contains a lease."""
     return bool(body and body[0] & _LEASED)
 
 
-def _record_of(body: memoryview, written: float, stood: float) -> Record:
+def _record_of(body: memoryview, written: float, latest: float) -> Record:
     (flags,), at = _FLAGS.unpack_from(body), _FLAGS.size
     lease = past = kept = None
     if flags & _LEASED:
         left, fence, size, more = _LEASE.unpack_from(body, at)
         at += _LEASE.size + size + more
         token, holder = bytes(body[at - size - more : at - more]), bytes(body[at - more : at])
-        lease = Lease(token, stood + _bounded(left), fence, holder.decode("utf-8", "replace"))
+        lease = Lease(token, latest + _bounded(left), fence, holder.decode("utf-8", "replace"))
     if flags & _FAILED:
         (size,) = _PAST.unpack_from(body, at)
         at += _PAST.size + size
