@@ -1,6 +1,6 @@
-"""Keys: exact, readable, and the same in every process, run and Python version.
+"""Keys that are exact, readable, and equal in every process, run and Python version.
 
-Here is how a call's arguments become a text, and how a function gets its name. What a key is used for is unknown here.
+This package turns a call's arguments into a text, and names functions. It does not know what a key is used for.
 Begin with `maker.py`, then `canonical.py`.
 """
 

@@ -1,7 +1,7 @@
-"""One text for one value: no two values that differ in type, structure or content share it.
+"""Values as exact texts: values that differ in type, structure or content have different texts.
 
-It looks like Python wherever that is exact. Strings are quoted and escaped, so that no content can forge a delimiter;
-user's classes are written `module:Qualname(...)`, the well-known ones by their bare names.
+A text looks like Python where that is exact. Strings are quoted and escaped, so that their content can't forge a
+delimiter. Users' classes are written as `module:Qualname(...)`, well-known classes by their bare names.
 """
 
 from __future__ import annotations
@@ -28,35 +28,38 @@ __all__ = ["REMEDIES", "canonical", "name_of", "remedies", "word"]
 
 OTHERS = "leave its parameter out with `ignore=`, or pass a `key=`"
 REMEDIES = f"give its class a `__stampede_key__` method, {OTHERS}"
-OF_A_ROW = "pass its primary key instead, or give its class a `__stampede_key__` method"  # to ignore it would be unsafe
+OF_A_ROW = "pass its primary key instead, or give its class a `__stampede_key__` method"  # `ignore=` would mix rows up
 
 Writer: TypeAlias = Callable[[Any], str]
 
 
 def canonical(value: object) -> str:
-    """The exact text of a value; KeyingError, which names the type and the remedies, where it has none."""
+    """Return the exact text of a value. If it has none, KeyingError names the type and the remedies."""
     try:
         return _write(value)
     except RecursionError as error:
-        raise KeyingError(f"{name_of(type(value))} is nested too deeply, or holds itself: {REMEDIES}") from error
+        raise KeyingError(f"{name_of(type(value))} is nested too deeply, or contains itself: {REMEDIES}") from error
 
 
 def word(name: str) -> str:
-    """A name as it is where it is one, else quoted. Only ASCII: Python versions differ in what else is a letter."""
+    """Return a name unchanged if it is an ASCII identifier, else quoted.
+
+    Only ASCII, because Python versions differ in which other characters are letters.
+    """
     return name if name.isascii() and name.isidentifier() else _str(name)
 
 
 def remedies(cls: type) -> str:
-    """What helps against a value of a class without an identity, which may be nobody's to change."""
+    """Return what a user can do about a value without an identity, which may be of a class of another package."""
     if root_of(cls) in DATA:
-        return f"pass what it was made of (a path, a query, a date) and make it inside, {OTHERS}"
+        return f"pass what it is made from (a path, a query, a date) and make it inside the function, {OTHERS}"
     return REMEDIES
 
 
 def _write(value: Any) -> str:
     cls = type(value)
     kind, writer = _EXACT.get(cls, _NONE)
-    return writer(value) if kind is cls else _instance(value)  # a metaclass may say that all are equal
+    return writer(value) if kind is cls else _instance(value)  # `is`: a metaclass may define equality
 
 
 # -- instances of other classes -------------------------------------------------------------------------------
@@ -66,7 +69,7 @@ def _instance(value: Any) -> str:
     cls = type(value)
     if hasattr(cls, "__stampede_key__"):
         return f"{name_of(cls)}({_write(value.__stampede_key__())})"
-    if issubclass(cls, type):  # and not isinstance, to which an object may lie
+    if issubclass(cls, type):  # not isinstance: an object may lie about its class
         return f"<{_class(value)}>"
     if issubclass(cls, Enum):
         return _enum(value)
@@ -78,7 +81,7 @@ def _instance(value: Any) -> str:
         if _EXACT.get(base, _NONE)[0] is base:
             return _subclass(value, base)
         if base is tzinfo:
-            return _reduced(value, name_of(cls), base)  # pytz makes classes of which nobody can find one
+            return _reduced(value, name_of(cls), base)  # the classes that pytz makes can't be found by name
     parts = attributes(value)
     if parts is None:
         raise KeyingError(f"{name_of(cls)} has no stable identity: {OF_A_ROW if is_row(cls) else remedies(cls)}")
@@ -88,17 +91,17 @@ def _instance(value: Any) -> str:
 
 
 def _class(cls: type) -> str:
-    """The name of a class, if there can't be two of that name."""
+    """Return the name of a class. Raise KeyingError if another class may have the same name."""
     if not found_by_name(cls):
         raise KeyingError(
-            f"{name_of(cls)} is not what its module has under that name, so that others may be called the same (it was "
-            f"made in a function, under another name, or anew): define it in a module, or {REMEDIES}"
+            f"{name_of(cls)} can't be found under this name in its module, so another class may have the same name (it "
+            f"was made in a function, under another name, or a second time): define it at module level, or {REMEDIES}"
         )
     return name_of(cls)
 
 
 def _enum(value: Enum) -> str:
-    """A member by its name; a flag by its number, because versions of Python name combinations differently."""
+    """Return a member's text by its name; a flag's by its number, as Python versions name combinations differently."""
     cls = _class(type(value))
     if issubclass(type(value), Flag):
         return f"{cls}({_write(value._value_)})"
@@ -113,7 +116,7 @@ def _subclass(value: Any, base: type) -> str:
 
 
 def _reduced(value: Any, name: str, base: type) -> str:
-    """By what it would be pickled as: pandas' datetimes have nanoseconds, of which the base class knows nothing."""
+    """Return the text of what the value is pickled as: pandas' datetimes have nanoseconds, unlike their base class."""
     cls = type(value)
     reduced = value.__reduce_ex__(4)
     text = _write(reduced if isinstance(reduced, str) else reduced[1:])
@@ -130,12 +133,14 @@ def _named(parts: Mapping[str, object]) -> str:
     return ",".join([f"{word(name)}={_write(part)}" for name, part in parts.items()])
 
 
-# -- scalars of numpy and pandas, told from Python's own: a function may look at their type --------------------
+# -- scalars of numpy and pandas, distinct from Python's: a function may behave differently for each type ------
 
 
 def _numpy(value: Any) -> str | None:
-    """The text of a scalar that is exact in a few digits; None: it is another thing of numpy's, or a subclass of
-    a builtin, which is written like all these."""
+    """Return the text of a dtype, or of a scalar that is exact in a few digits; None for all other values.
+
+    Among these are scalars that are subclasses of a builtin: they are written like any other subclass.
+    """
     numpy = sys.modules.get("numpy")
     cls = type(value)
     if numpy is not None and issubclass(cls, numpy.dtype):
@@ -163,7 +168,7 @@ def _is_more(dtype: Any) -> bool:
 
 
 def _pandas(value: Any) -> str | None:
-    """The text of a scalar of pandas' that has no base class to tell it; None: it is another thing."""
+    """Return the text of a pandas scalar that no base class can write; None for all other values."""
     pandas = sys.modules.get("pandas")
     if pandas is None:
         return None
@@ -176,13 +181,13 @@ def _pandas(value: Any) -> str | None:
     return None
 
 
-# -- well-known classes; a writer must hold for subclasses too, whatever they override ------------------------
+# -- well-known classes; a writer must be right for subclasses, too, whatever they override ------------------
 
 
 def _str(value: str) -> str:
     text = str.__str__(value)
     if text.isascii() and text.isprintable() and "'" not in text and "\\" not in text:
-        return f"'{text}'"  # two times faster than a look for something to escape
+        return f"'{text}'"  # twice as fast as a search for characters to escape
     return f"'{_ODD.sub(_escaped, text)}'"
 
 
@@ -197,7 +202,7 @@ def _escaped(match: re.Match[str]) -> str:
 def _int(value: int) -> str:
     try:
         return int.__repr__(value)
-    except ValueError:  # more digits than this process's limit, which another process may not share
+    except ValueError:  # more digits than this process's limit; another process may have another limit
         return str(Decimal(value))
 
 
@@ -243,7 +248,7 @@ def _timezone(value: timezone) -> str:
 
 def _zoneinfo(value: ZoneInfo) -> str:
     if value.key is None:
-        raise KeyingError(f"a ZoneInfo that was made from a file without a key has no stable identity: {REMEDIES}")
+        raise KeyingError(f"a ZoneInfo that was made from a file, without a key, has no stable identity: {REMEDIES}")
     return f"ZoneInfo({_str(value.key)})"
 
 
@@ -274,7 +279,7 @@ _WRITERS: dict[type, Writer] = {
     timezone: _timezone,
     ZoneInfo: _zoneinfo,
     UUID: lambda value: f"UUID({UUID.__str__(value)})",
-    Decimal: lambda value: f"Decimal({Decimal.__str__(value).upper()})",  # the context chooses 1e+3 or 1E+3
+    Decimal: lambda value: f"Decimal({Decimal.__str__(value).upper()})",  # the decimal context chooses 1e+3 or 1E+3
     Fraction: lambda value: f"Fraction({_int(value.numerator)},{_int(value.denominator)})",
     range: lambda value: f"range({_int(value.start)},{_int(value.stop)},{_int(value.step)})",
     EllipsisType: lambda value: "...",

@@ -1,8 +1,8 @@
-"""Whose values: what tells a function from every other one, in every process.
+"""The identity of a function: what distinguishes it from every other function, in every process.
 
-A `def` of a module that others can import, or of a class there, is told by its name, so that its values outlive a new
-version of its code. Where a name tells nothing (a lambda, a function in a function, a script, a notebook, `exec`), it
-is told by a fingerprint of its code, and by what its closure had captured when it was decorated.
+A `def` of an importable module, or of a class there, is identified by its name, so its values outlive a new version of
+its code. Where a name is not enough (a lambda, a function in a function, a script, a notebook, `exec`), a function is
+identified by a fingerprint of its code, and by what its closure had captured when it was decorated.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ __all__ = ["Identity", "identity_of"]
 class Identity:
     module: str
     qualname: str
-    named: bool  # its name alone tells
-    code: str  # the fingerprint of its code, and of what its closure captured
-    captured: tuple[tuple[str, Any], ...]  # names and objects that are no data: they may change, or have no text
-    complete: bool  # nothing was captured that isn't there yet
-    untold: tuple[str, ...] = ()  # of these names, those of the latter
+    named: bool  # its name alone identifies it
+    code: str  # a fingerprint of its code, and of what its closure captured
+    captured: tuple[
+        tuple[str, Any], ...
+    ]  # captured names and objects that are not data: they may change, or have no text
+    complete: bool  # each captured variable had a value already
+    untold: tuple[str, ...] = ()  # the names in `captured` whose objects have no text
 
     @property
     def name(self) -> str:
@@ -40,10 +42,10 @@ class Identity:
 
 
 def identity_of(function: Callable[..., Any], ignored: Collection[str] = (), *, objects: bool = True) -> Identity:
-    """Of a function that is decorated. What is in its key goes without saying, and so do `ignored` parameters.
+    """Return the identity of a decorated function. The defaults of `ignored` parameters are not part of it.
 
-    Without `objects`, captured objects are left out: a `version` of the user's tells which functions are alike. Data
-    that was captured is never left out.
+    Without `objects`, captured objects are left out, because the user's `version` says which functions are alike.
+    Captured data is never left out.
     """
     inmost = inmost_of(function)
     seen = _Seen({ignored} if isinstance(ignored, str) else ignored, objects=objects)
@@ -60,11 +62,11 @@ def identity_of(function: Callable[..., Any], ignored: Collection[str] = (), *, 
 
 
 def _is_named(function: Any, inmost: Any) -> bool:
-    """Whether all processes that import its module call this function so, and nothing else."""
+    """Return whether the name means this function, and no other, in all processes that import its module."""
     if "<" in function.__qualname__:
         return False
     if isinstance(inmost, MethodType) and not isinstance(inmost.__self__, type):
-        return False  # a decorator stands on a method of one object, whose name is that of all
+        return False  # the method of one object is decorated; other objects' methods have the same name
     module = str(getattr(function, "__module__", None) or "builtins")
     if module in MAIN:  # a script, unless it was run by its module's name (`python -m`)
         spec = getattr(sys.modules.get(module), "__spec__", None)
@@ -72,11 +74,11 @@ def _is_named(function: Any, inmost: Any) -> bool:
             return False
     home = sys.modules.get(module)
     variables = getattr(inmost, "__globals__", None)
-    return home is not None and (variables is None or variables is vars(home))  # or it came out of an `exec`
+    return home is not None and (variables is None or variables is vars(home))  # else it was made by `exec`
 
 
 class _Seen:
-    """Writes down what functions are made of, and notes what can't be written down for good."""
+    """Writes what functions are made of as text, and notes what has no lasting text."""
 
     def __init__(self, ignored: Collection[str], *, objects: bool) -> None:
         self._ignored = ignored
@@ -85,10 +87,12 @@ class _Seen:
         self.untold: list[str] = []
         self.empty = False
         self._inside: list[Any] = []
-        self._variable: tuple[str, Contents] | None = None  # of the user's function: to it belongs what is further in
+        self._variable: tuple[str, Contents] | None = (
+            None  # the captured variable that is being written, with all its parts
+        )
 
     def function(self, function: Any) -> str:
-        """Its code, and its closure's contents; of what it wraps, the same."""
+        """Return the text of a function's code and closure, and of the functions that it wraps."""
         if any(function is each for each in self._inside):
             return "<itself>"
         self._inside.append(function)
@@ -106,7 +110,7 @@ class _Seen:
                 continue
             code = getattr(layer, "__code__", None)
             if code is not None and code.co_filename.startswith(GENERATED):
-                pass  # a hit of ours
+                pass  # our generated code around the function
             elif code is None:
                 yield f"<{name_of(layer)}>" if hasattr(layer, "__qualname__") else self._told("function", layer)
             else:
@@ -122,14 +126,14 @@ class _Seen:
         for name, cell in zip(code.co_freevars, cells, strict=True):
             try:
                 value = cell.cell_contents
-            except ValueError:  # it is not there yet: the function itself, mostly
+            except ValueError:  # not assigned yet: mostly the function itself
                 self.empty = True
                 continue
-            if name != "__class__":  # which `super` needs: the class of a method, which is keyed with its object
+            if name != "__class__":  # the method's class, for `super`: its object is in the key
                 yield f",{name}={self._told(name, value)}"
 
     def _defaults(self, code: CodeType, function: Any) -> Iterator[str]:
-        """Those of parameters that aren't passed are in the key, too, unless they have no text."""
+        """Yield the texts of the defaults. A key holds a default that is not passed, unless it has no text."""
         given = getattr(function, "__defaults__", None) or ()
         named = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
         for name, value in [
@@ -140,7 +144,7 @@ class _Seen:
                 yield f",{name}={self._told(name, value)}"
 
     def _told(self, name: str, value: Any) -> str:
-        """The text of something captured; its class's name where it has none, or where objects are left out."""
+        """Return the text of something captured; its class's name if it has none, or if objects are left out."""
         outer = self._variable
         contents, told = Contents(self._named, outer and outer[1]), True
         name, _ = self._variable = outer or (name, contents)
@@ -160,7 +164,7 @@ class _Seen:
         return f"<a {name_of(type(value))}>"
 
     def _named(self, value: Any) -> str | None:
-        """The text of what goes by its name, or is code."""
+        """Return the text of what is identified by its name or its code; None for anything else."""
         if isinstance(value, FunctionType):
             inmost = inmost_of(value)
             if not isinstance(inmost, FunctionType):
@@ -182,7 +186,7 @@ class _Seen:
 
 
 def _written(code: CodeType) -> str:
-    """What a code object does: the same text in every process of one Python version, wherever its lines are."""
+    """Return what a code object does as text, equal in all processes of one Python version, without line numbers."""
     parts = (
         code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code, code.co_names,
         code.co_varnames, code.co_freevars, code.co_cellvars, code.co_exceptiontable,
@@ -200,26 +204,26 @@ def _constant(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-# -- captured objects: a text of what they hold, that is the same in every process -------------------------------------
+# -- captured objects: their contents as text, equal in every process --------------------------------------------------
 
 MOST = 100_000
-"""Parts of one object. What has more of them is not told."""
+"""The most parts of one object. An object with more parts has no text."""
 
 _LONG = 200
 
 
 class Contents:
-    """Tells one object. `named` gives the texts of functions, classes and modules: what has a name, or code."""
+    """Writes one object's contents as text. `named` gives the texts of functions, classes and modules."""
 
     def __init__(self, named: Callable[[Any], str | None], around: Contents | None = None) -> None:
-        """`around`: what this is a part of. It counts there, or a web application would be walked through for hours."""
+        """Count the parts together with those of `around`, which contains this object: else a walk may take hours."""
         self._named = named
         self._above: list[Any] = []
         self._parts: Iterator[int] = itertools.count() if around is None else around._parts
-        self.is_data = True  # nothing in it can change its state where nobody sees it
+        self.is_data = True  # no part of it can change its state unnoticed
 
     def text(self, value: Any) -> str:
-        """KeyingError if it can't be told."""
+        """Return the text of an object. Raise KeyingError if it has none."""
         for distance, each in enumerate(reversed(self._above)):
             if each is value:
                 return f"<{distance} above>"
@@ -229,7 +233,7 @@ class Contents:
         try:
             return self._told(value)
         except RecursionError:
-            raise KeyingError("its parts go too deep") from None
+            raise KeyingError("its parts are nested too deeply") from None
         finally:
             self._above.pop()
 
@@ -253,14 +257,14 @@ class Contents:
         return self._made(value)
 
     def _made(self, value: Any) -> str:
-        """As what makes it anew, which a class tells to `copy` and to pickle."""
+        """Return the text of what rebuilds an object, which its class tells `copy` and pickle."""
         if not any(_is_data(each) for each in self._above):
             self.is_data = False
         try:
             registered = dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if registered is None else registered(value)
-        except Exception as error:  # locks, sockets, and what holds them
-            raise KeyingError(f"a {name_of(type(value))} can't be told") from error
+        except Exception as error:  # locks, sockets, and objects that hold them
+            raise KeyingError(f"a {name_of(type(value))} has no text") from error
         if isinstance(made, str):
             return f"<{type(value).__module__}:{made}>"
         parts = ([*part] if isinstance(part, Iterator) else part for part in made)

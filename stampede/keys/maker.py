@@ -1,4 +1,4 @@
-"""From a signature to a function that takes the arguments of a call and returns its key."""
+"""Key makers: functions, generated from a signature, that take the arguments of a call and return its key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stampede.runtime.definitions import signature_of
 __all__ = ["arguments_named", "in_namespace_of", "key_maker", "ttl_of_call"]
 
 LONGEST = 200
-"""Characters of an argument part that is still written out; a longer one is hashed, never cut."""
+"""The most characters of a key's arguments that are written out. Longer ones are hashed, never cut."""
 
 KeyMaker: TypeAlias = Callable[..., str]
 
@@ -36,12 +36,12 @@ def key_maker(
     key: Callable[..., object] | str | None = None,
     bound: bool = False,
 ) -> KeyMaker:
-    """A function, generated from `fn`'s signature, that takes the very arguments of a call and returns its key.
+    """Return a function, generated from `fn`'s signature, that takes the arguments of a call and returns its key.
 
-    The key is `prefix`, as it is, and then the arguments: `(42,year=2026)`. With `bound` the first is self or cls.
-    With `key`, it is what that function returns (a str as it is, else canonical in parentheses), or that format
-    string filled in from the arguments: in `str.format`'s words, so `"{a}"` makes one key of 1 and "1". Where a field's
-    text holds what ends it, that is written `%3A`: no other arguments have that key.
+    The key is `prefix`, unchanged, and then the arguments: `(42,year=2026)`. With `bound` the first is self or cls.
+    If `key` is a function, its result follows the prefix: a str unchanged, anything else canonical in parentheses.
+    If `key` is a format string, it is filled in as by `str.format`, so `"{a}"` makes the same key of 1 and "1". If a
+    field's text contains the character that ends the field, that is written as `%3A`: no other arguments have this key.
     """
     parameters = Parameters(fn, ignore)
     if key is None:
@@ -56,12 +56,12 @@ def key_maker(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """How one keyed parameter stands in the key."""
+    """How one keyed parameter is written in the key."""
 
     parameter: Parameter
-    label: str  # what stands before it: nothing, its name, or its stars
+    label: str  # what precedes its text: nothing, its name, or its stars
     write: Callable[[Any], str]
-    stands_alone: bool  # its default has no text, such as a sentinel: it is `<default>`, and nothing else is
+    stands_alone: bool  # its default has no text, such as a sentinel: it is written as `<default>`
 
 
 def _by_arguments(parameters: Parameters, prefix: str, bound: bool) -> KeyMaker:
@@ -90,7 +90,7 @@ def _by_arguments(parameters: Parameters, prefix: str, bound: bool) -> KeyMaker:
 
 def _parts(parameters: Parameters, bound: bool) -> list[_Part]:
     parts = []
-    named = False  # a parameter after one that is left out goes by its name
+    named = False  # a parameter after an ignored one is written with its name
     for number, parameter in enumerate(parameters.all):
         if parameter.ignored:
             named = True
@@ -112,7 +112,7 @@ def _label(parameter: Parameter, named: bool) -> str:
 
 def _stands_alone(parameter: Parameter) -> bool:
     if not parameter.has_default or hasattr(type(parameter.default), "__stampede_key__"):
-        return False  # the user's own code may have an answer by the time of a call
+        return False  # the user's method may have an answer by the time of a call
     try:
         canonical(parameter.default)
     except KeyingError:
@@ -125,7 +125,7 @@ def _without(ignored: frozenset[str], kwargs: dict[str, object]) -> str:
 
 
 def _expression(part: _Part, code: Code) -> str:
-    """The source of one parameter's text; ints, None, bools and common strings are written on the spot."""
+    """Return the source of one parameter's text. Ints, None, bools and common strings are written inline."""
     name = part.parameter.name
     text = f"{code.name(part.write)}({name})"
     if part.write is canonical and part.label not in ("*", "**"):
@@ -141,7 +141,7 @@ def _expression(part: _Part, code: Code) -> str:
 
 
 def _carefully(qualname: str, prefix: str, parts: list[_Part], values: tuple[object, ...]) -> str:
-    """Return the key; an error names the parameter."""
+    """Return the key, or raise a KeyingError that names the parameter."""
     texts = []
     for part, value in zip(parts, values, strict=True):
         try:
@@ -158,7 +158,7 @@ def _hashed(prefix: str, key: str) -> str:
 
 
 def _self_text(value: Any) -> str:
-    """The text of self or cls, which must be one that doesn't change behind the cache's back."""
+    """Return the text of self or cls. Raise KeyingError if it could change without the cache noticing."""
     cls = type(value)
     if hasattr(cls, "__stampede_key__") or issubclass(cls, (type, Enum, tuple)) or is_frozen(value):
         return canonical(value)
@@ -168,7 +168,7 @@ def _self_text(value: Any) -> str:
     )
 
 
-# -- by the user's own words ----------------------------------------------------------------------------------
+# -- by the user's `key=` -------------------------------------------------------------------------------------
 
 
 def _by_function(prefix: str, key: Any) -> KeyMaker:
@@ -187,9 +187,9 @@ def _by_format(parameters: Parameters, prefix: str, template: str, bound: bool) 
     fields, names = fields_in(template), sorted(names_in(template))
     for name in names:
         if name not in parameters.names:
-            hint = nearest(name, parameters.names) if parameters.names else "it has none"
+            hint = nearest(name, parameters.names) if parameters.names else "it has no parameters"
             raise OptionError(
-                f"key {template!r} names {name!r}, which is no parameter of {parameters.qualname}: {hint}"
+                f"key {template!r} names {name!r}, which is not a parameter of {parameters.qualname}: {hint}"
             )
     if not names:
         _check_shared(template, parameters, bound)
@@ -200,11 +200,11 @@ def _by_format(parameters: Parameters, prefix: str, template: str, bound: bool) 
 
 
 class _Piece(NamedTuple):
-    """A part of a format string: what stands before a field, the field alone, and the character that ends its text."""
+    """A part of a format string: the text before a field, the field alone, and the character that ends its text."""
 
     before: str
     field: str
-    end: str  # '' if nothing comes behind it that could be taken for a part of it
+    end: str  # '' if nothing follows that could be read as a part of the field's text
 
 
 def _pieces(template: str) -> list[_Piece]:
@@ -218,8 +218,8 @@ def _pieces(template: str) -> list[_Piece]:
             pieces[-1] = pieces[-1]._replace(end=before[:1])
             if not before and ":" not in pieces[-1].field:
                 raise OptionError(
-                    f"key {template!r} has two fields side by side, which makes one key of many: put a character "
-                    "between them, or give the first a width"
+                    f"key {template!r} has two fields side by side, so different arguments can give the same key: put "
+                    "a character between them, or give the first a width"
                 )
         how = f"{'!' + conversion if conversion else ''}{':' + spec if spec else ''}"
         pieces.append(_Piece(before, f"{{{field}{how}}}", ""))
@@ -232,13 +232,13 @@ def _within(text: str, end: str) -> str:
 
 
 def _check_shared(template: str, parameters: Parameters, bound: bool) -> None:
-    """A key without fields is one for all calls: that is meant where nothing is left that could tell them apart."""
+    """Raise OptionError if a key without fields would be shared by calls with different arguments."""
     told = [p.name for p in parameters.keyed if not (bound and p.name in ("self", "cls"))]
     if told:
         raise OptionError(
-            f"key {template!r} names none of the parameters of {parameters.qualname}: whatever it is called with, all "
-            f"would be given one value. Name them, as in key='{parameters.qualname.rpartition('.')[2]}:{{{told[0]}}}' "
-            f"(no f before the quotes); if one value for all is meant, say ignore={told!r}, or give a function as key="
+            f"key {template!r} names none of the parameters of {parameters.qualname}, so all calls would share one "
+            f"value. Name them, as in key='{parameters.qualname.rpartition('.')[2]}:{{{told[0]}}}' (no f before the "
+            f"quotes). If one value for all calls is intended, use ignore={told!r}, or give a function as key="
         )
 
 
@@ -247,7 +247,9 @@ def _fill(qualname: str, prefix: str, template: str, pieces: list[_Piece], bare:
         kind = type(values[name])
         if _shows_address(kind):
             cls = name_of(kind)
-            raise KeyingError(f"{qualname}: parameter {name!r}: {cls} has no text but its address: {remedies(kind)}")
+            raise KeyingError(
+                f"{qualname}: parameter {name!r}: the only text of {cls} is its memory address: {remedies(kind)}"
+            )
     try:
         return prefix + "".join([before + _within(field.format(**values), end) for before, field, end in pieces])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -262,20 +264,20 @@ def _shows_address(cls: type) -> bool:
 
 
 class Code:
-    """A function under generation: its namespace, in which no name is a parameter's."""
+    """A function that is being generated, with its namespace. No name in it is that of a parameter."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self._namespace: dict[str, Any] = parameters.defaults
 
     def name(self, thing: Any, name: str = "") -> str:
-        """What the generated code calls this object."""
+        """Put an object into the namespace, and return its name in the generated code."""
         fresh = self.parameters.fresh_name(name or "_" + getattr(thing, "func", thing).__name__.strip("_"))
         self._namespace[fresh] = thing
         return fresh
 
     def function(self, body: list[str]) -> Callable[..., Any]:
-        """Compile a function of the very signature; a wrong call is answered in the words of the original."""
+        """Compile a function with the original's signature. A wrong call raises the original's TypeError."""
         name = self.parameters.fresh_name("_make")
         source = "\n".join([f"def {name}({self.parameters.declaration()}):", *body])
         exec(compile(source, f"<key of {self.parameters.qualname}>", "exec"), self._namespace)
@@ -284,17 +286,20 @@ class Code:
         return made  # type: ignore[no-any-return]
 
 
-# -- options that are functions of a call, given those of its arguments that they name ------------------------
+# -- options that are functions: they are given the arguments of the call that they name ---------------------
 
 
 def arguments_named(option: str, function: Callable[..., Any], parameters: Parameters, *, after: int = 0) -> list[str]:
-    """The arguments that it asks for, behind so many of its parameters; OptionError if a call has no such argument."""
+    """Return the names of the arguments that an option's function asks for, without its first `after` parameters.
+
+    OptionError: a call has no such argument.
+    """
     if iscoroutinefunction(function):
         raise OptionError(f"{option} is {function!r}: give a plain function")
     try:
         asked = list(signature_of(function).parameters.values())[after:]
     except (TypeError, ValueError):
-        return []  # a builtin that doesn't tell
+        return []  # a builtin without a signature
     names = []
     for each in asked:
         if each.kind in (Kind.VAR_POSITIONAL, Kind.VAR_KEYWORD):
@@ -302,15 +307,18 @@ def arguments_named(option: str, function: Callable[..., Any], parameters: Param
         if each.name in parameters.names and each.kind is not Kind.POSITIONAL_ONLY:
             names.append(each.name)
         elif each.default is Kind.empty:
-            hint = nearest(each.name, parameters.names) if parameters.names else "it has none"
+            hint = nearest(each.name, parameters.names) if parameters.names else "it has no parameters"
             raise OptionError(
-                f"{option} asks for {each.name!r}, which is no parameter of {parameters.qualname}: {hint}"
+                f"{option} asks for {each.name!r}, which is not a parameter of {parameters.qualname}: {hint}"
             )
     return names
 
 
 def ttl_of_call(ttl: Any, parameters: Parameters) -> tuple[Callable[..., Callable[[Any], Any]] | None, frozenset[str]]:
-    """From a call's arguments to a function of the value, and which of them it asks for; None if of the value only."""
+    """Return what makes the ttl's function of the value from a call's arguments, and the arguments that it asks for.
+
+    The first is None if `ttl` asks for none of them: it is a number, or a function of the value only.
+    """
     names = arguments_named("ttl", ttl, parameters, after=1) if callable(ttl) else []
     if not names:
         return None, frozenset()
@@ -320,7 +328,7 @@ def ttl_of_call(ttl: Any, parameters: Parameters) -> tuple[Callable[..., Callabl
 
 
 def in_namespace_of(namespace: Callable[..., Any], parameters: Parameters, prefix: str, make: KeyMaker) -> KeyMaker:
-    """The same keys, in the namespace that the function gives for these arguments."""
+    """Return a key maker like `make`, with the namespace that a function returns for the call's arguments."""
     names, code = arguments_named("namespace", namespace, parameters), Code(parameters)
     text, rest = code.name(partial(_text, parameters.qualname)), code.name(make, "_rest")
     own = f"{code.name(namespace, '_namespace')}({_passed(names)})"
@@ -334,5 +342,7 @@ def _passed(names: list[str]) -> str:
 
 def _text(qualname: str, namespace: object) -> str:
     if not isinstance(namespace, (str, int)):
-        raise KeyingError(f"{qualname}: namespace gave {namespace!r}: it must be a string or a number")
+        raise KeyingError(
+            f"{qualname}: the namespace function returned {namespace!r}: it must return a string or a number"
+        )
     return quoted(str(namespace))

@@ -1,4 +1,4 @@
-"""What dataclasses, attrs, pydantic and msgspec know about their instances, without importing any of them."""
+"""Fields of dataclasses, attrs classes, pydantic models and msgspec structs, read without importing these packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def attributes(value: Any) -> dict[str, object] | None:
-    """The fields of a model's instance by name; None if its class is no model."""
+    """Return the fields of a model's instance by name; None if its class is not a model."""
     names = field_names(type(value))
     if names is None:
         return None
@@ -18,7 +18,7 @@ def attributes(value: Any) -> dict[str, object] | None:
 
 
 def field_names(cls: Any) -> list[str] | None:
-    """Return the names of a model's fields; None if the class is no model."""
+    """Return the names of a model's fields; None if the class is not a model."""
     if hasattr(cls, "__dataclass_fields__"):
         return [field.name for field in fields(cls)]
     if hasattr(cls, "__attrs_attrs__"):
@@ -29,7 +29,7 @@ def field_names(cls: Any) -> list[str] | None:
 
 
 def is_frozen(value: Any) -> bool:
-    """The value is a model's instance that doesn't change."""
+    """Return whether the value is an immutable instance of a model."""
     cls: Any = type(value)
     if hasattr(cls, "__dataclass_fields__"):
         return bool(cls.__dataclass_params__.frozen) and not extras(value)
@@ -41,7 +41,7 @@ def is_frozen(value: Any) -> bool:
 
 
 def is_row(cls: Any) -> bool:
-    """Whether its instances are rows of a database, or stand for one, as Django's `request.user` does."""
+    """Return whether the class's instances are rows of a database, or proxies of one, as Django's `request.user` is."""
     return (
         hasattr(cls, "__mapper__")
         or (hasattr(cls, "_meta") and hasattr(cls, "_default_manager"))
@@ -50,7 +50,7 @@ def is_row(cls: Any) -> bool:
 
 
 def beside(value: Any, base: type) -> dict[str, object]:
-    """The attributes that an instance has beside its base class's; what a cached property left there is none."""
+    """Return the attributes that an instance has in addition to its base class's, without cached properties."""
     cls = type(value)
     state = dict(getattr(value, "__dict__", ()))
     for derived in cls.__mro__[: cls.__mro__.index(base)]:
@@ -60,7 +60,7 @@ def beside(value: Any, base: type) -> dict[str, object]:
 
 
 def extras(value: Any) -> dict[str, object]:
-    """What a model's instance holds beside its fields: pydantic's extras, or what an undecorated subclass added."""
+    """Return what a model's instance has besides its fields: pydantic's extras, or additions of a plain subclass."""
     cls: Any = type(value)
     if is_pydantic(cls):
         more = value.__pydantic_extra__ or {}
@@ -73,7 +73,7 @@ def extras(value: Any) -> dict[str, object]:
 
 
 def hidden(value: Any) -> dict[object, object]:
-    """A pydantic model's private attributes, which are part of its identity, too."""
+    """Return a pydantic model's private attributes, which are part of its identity, too."""
     private = value.__pydantic_private__ if is_pydantic(type(value)) else None
     undefined = getattr(sys.modules.get("pydantic_core"), "PydanticUndefined", None)
     return {name: part for name, part in (private or {}).items() if part is not undefined}

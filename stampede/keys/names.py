@@ -12,13 +12,13 @@ DATA = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The packages whose values hold data and nothing else."""
 
 GENERATED = "<stampede: "
-"""How names of files begin in which the code is that we have made around a function."""
+"""The start of the file names of code that we generate around a function."""
 
-MAIN = ("__main__", "__mp_main__")  # the second: what multiprocessing's spawn makes of the first
+MAIN = ("__main__", "__mp_main__")  # multiprocessing's spawn calls the first one so
 
 
 def name_of(thing: Any) -> str:
-    """`module:qualname`; a script goes by its file's name, so that who runs it and who imports it agree."""
+    """Return `module:qualname`. A script is named after its file: a process that imports it uses the same name."""
     return f"{module_of(thing)}:{thing.__qualname__}"
 
 
@@ -31,33 +31,33 @@ def root_of(cls: type) -> str:
 def inmost_of(function: Any) -> Any:
     try:
         return unwrap(function)
-    except ValueError:  # it says that it wraps itself
+    except ValueError:  # it wraps itself
         return function
 
 
 def found_for_good(cls: type) -> bool:
-    """Whether nobody can make another one of its name."""
+    """Return whether no other class can have this class's name: Python code did not make it."""
     return not cls.__flags__ & _HEAP
 
 
 def found_by_name(cls: type) -> bool:
-    """Whether its name leads to it, as pickle wants it, too. If not, another class may have the very name."""
+    """Return whether the class is found by its name, as pickle requires. If not, other classes may have that name."""
     if found_for_good(cls):
         return True
     found: Any = sys.modules.get(cls.__module__)
     try:
         for part in cls.__qualname__.split("."):
             found = getattr(found, part)
-    except (AttributeError, ImportError):  # the latter of modules that import lazily
+    except (AttributeError, ImportError):  # ImportError comes from modules that import lazily
         return False
     return found is cls
 
 
-_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of all classes that Python code has made, and of some others
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for all classes that Python code makes, and for some others
 
 
 def module_of(thing: Any) -> str:
-    """The module in which a function or class was made; of a script, its name without `.py`."""
+    """Return the name of the module that defines a function or class; for a script, its file's name without `.py`."""
     module = str(getattr(thing, "__module__", None) or "builtins")
     if module not in MAIN:
         return module
@@ -69,6 +69,6 @@ def module_of(thing: Any) -> str:
     return _stem(file) if file else module
 
 
-@lru_cache(8)  # paths are slow, and every instance of a script's class is keyed by this
+@lru_cache(8)  # Path is slow, and each key with an object of a script's class needs this
 def _stem(file: str) -> str:
     return Path(file).stem

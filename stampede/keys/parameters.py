@@ -1,4 +1,4 @@
-"""A signature, as those need it who generate code from it."""
+"""A function's signature, in the form that code generation needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stampede.model.policy import nearest
 from stampede.runtime.definitions import signature_of
 
 Kind = inspect.Parameter
-"""Whose attributes are the kinds of parameters."""
+"""The class whose attributes are the kinds of parameters."""
 
 FAST_TYPES = frozenset({int, str, bytes, bool, NoneType})
-"""Only these compare as exactly as their keys do, once the class stands beside the value."""
+"""Types whose values compare as exactly as their keys do, if the class is compared as well."""
 
 FAST_IDS = frozenset(map(id, FAST_TYPES))
 
@@ -28,7 +28,7 @@ _ANYTHING = inspect.Signature(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a function. `default_name` is what its default is called in generated code."""
+    """One parameter of a function. `default_name` is the name of its default in generated code."""
 
     name: str
     kind: Any  # one of `Kind`
@@ -42,12 +42,12 @@ class Parameter:
 
     @property
     def declared(self) -> str:
-        """Its source in a list of parameters."""
+        """The parameter's source text in a list of parameters."""
         return f"{_STARS.get(self.kind, '')}{self.name}{f'={self.default_name}' if self.has_default else ''}"
 
     @property
     def passed(self) -> str:
-        """Its source in a call."""
+        """The parameter's source text in a call."""
         return f"{self.name}={self.name}" if self.kind is Kind.KEYWORD_ONLY else _STARS.get(self.kind, "") + self.name
 
 
@@ -70,27 +70,27 @@ class Parameters:
         self.open = any(parameter.kind is Kind.VAR_KEYWORD for parameter in self.all)
         self.plain = all(parameter.kind not in _STARS for parameter in self.all)
         for name in () if self.open else self.ignored.difference(self.names):
-            hint = nearest(name, self.names) if self.names else "it has none"
-            raise OptionError(f"ignore names {name!r}, which is no parameter of {self.qualname}: {hint}")
+            hint = nearest(name, self.names) if self.names else "it has no parameters"
+            raise OptionError(f"ignore names {name!r}, which is not a parameter of {self.qualname}: {hint}")
 
     @property
     def keyed(self) -> tuple[Parameter, ...]:
-        """Those that are part of the key."""
+        """The parameters that are part of the key."""
         return tuple(parameter for parameter in self.all if not parameter.ignored)
 
     def absent(self, key: Any = None) -> frozenset[str]:
-        """The names of those that are no part of the key, if that is known."""
+        """Return the names of the parameters that are not part of the key; none if `key` is a function."""
         if key is None:
             return self.ignored.intersection(self.names)
         return frozenset(self.names) - names_in(key) if isinstance(key, str) else frozenset()
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What `declaration` needs in the namespace of the generated code: the defaults, as objects."""
+        """The default objects by their names in `declaration`, for the namespace of the generated code."""
         return {p.default_name: p.default for p in self.all if p.has_default}
 
     def declaration(self, first: str = "") -> str:
-        """Source text of the list of parameters: `customer, /, b=_d1, *, year=_d2`; `first` is put before them."""
+        """Return the source text of the parameters: `customer, /, b=_d1, *, year=_d2`. `first` is put before them."""
         parts = [first] if first else []
         before: Any = Kind.POSITIONAL_ONLY if first else None
         for parameter in self.all:
@@ -103,18 +103,18 @@ class Parameters:
         return ", ".join([*parts, "/"] if before is Kind.POSITIONAL_ONLY else parts)
 
     def passing(self) -> str:
-        """Source text that passes them on: `customer, b, year=year`."""
+        """Return the source text that passes the parameters on: `customer, b, year=year`."""
         return ", ".join([parameter.passed for parameter in self.all])
 
     def pairs(self, type_name: str) -> str:
-        """Source text of a tuple of class, value, class, value ... of what is keyed.
+        """Return the source text of a tuple of the keyed parameters: class, value, class, value ...
 
-        It is a key as exact as the canonical one where every class is in FAST_TYPES; `plain` signatures only.
+        The tuple is as exact as the canonical key if every class is in FAST_TYPES. For `plain` signatures only.
         """
         return f"({''.join(f'{type_name}({p.name}), {p.name}, ' for p in self.keyed)})"
 
     def fresh_name(self, base: str) -> str:
-        """A name for generated code that is no parameter's: `base` and a suffix in which no parameter ends."""
+        """Return a name that no parameter has: `base`, and a suffix with which no parameter's name ends."""
         return base + self._suffix
 
 
@@ -124,11 +124,11 @@ def names_in(template: str) -> frozenset[str]:
 
 
 def fields_in(template: str) -> set[str]:
-    """What stands between the braces of a format string, and between those inside them."""
+    """Return the fields of a format string, also those nested in format specs."""
     try:
         parsed = [(field, spec or "") for _, field, spec, _ in Formatter().parse(template) if field is not None]
     except ValueError as error:
-        raise OptionError(f"key is {template!r}, which is no format string: {error}") from error
+        raise OptionError(f"key is {template!r}, which is not a valid format string: {error}") from error
     return {field for field, _ in parsed}.union(*[fields_in(spec) for _, spec in parsed])
 
 
@@ -142,10 +142,10 @@ def _unused_suffix(names: list[str]) -> str:
 def _signature(fn: Callable[..., object]) -> inspect.Signature:
     try:
         signature = signature_of(fn)
-    except ValueError:  # a builtin that doesn't tell
+    except ValueError:  # a builtin without a signature
         return _ANYTHING
     inmost = inspect.unwrap(fn)
     of_c = isinstance(inmost, BuiltinFunctionType) or type(inmost).__name__ == "ufunc"
     if of_c and any(p.default is not p.empty for p in signature.parameters.values()):
-        return _ANYTHING  # to be given what it says are its defaults may mean something else
+        return _ANYTHING  # to pass such a default may mean something else than to leave it out
     return signature

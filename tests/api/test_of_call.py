@@ -266,7 +266,9 @@ def test_functions_that_are_async_are_refused() -> None:
 def test_a_namespace_that_is_none(cache: Cache) -> None:
     """It would be one for all whose tenant isn't known."""
     asked = Asked(cache, "sync", namespace=lambda tenant: None)
-    with pytest.raises(KeyingError, match="report: namespace gave None: it must be a string or a number"):
+    with pytest.raises(
+        KeyingError, match="report: the namespace function returned None: it must return a string or a number"
+    ):
         asked("eu")
 
 

@@ -397,7 +397,7 @@ def local() -> tuple[Any, ...]:
 @pytest.mark.parametrize("value", [one(1), two(1), *local()], ids=lambda value: type(value).__qualname__)
 def test_a_class_that_its_name_does_not_lead_to_is_refused(value: Any) -> None:
     """Broken: of two classes of one name, one is given the other's value."""
-    with pytest.raises(KeyingError, match="is not what its module has under that name"):
+    with pytest.raises(KeyingError, match="can't be found under this name in its module"):
         canonical(value)
 
 

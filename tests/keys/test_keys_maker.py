@@ -290,11 +290,11 @@ def test_a_format_string_is_filled_from_the_bound_arguments() -> None:
 @pytest.mark.parametrize(
     "key, said",
     [
-        ("{custmer}", "names 'custmer', which is no parameter of report: did you mean 'customer'"),
+        ("{custmer}", "names 'custmer', which is not a parameter of report: did you mean 'customer'"),
         ("{customer:{yaer}}", "did you mean 'year'"),
         ("{}", "names ''"),
         ("{0}", "names '0'"),
-        ("{customer", "no format string"),
+        ("{customer", "not a valid format string"),
         ("{customer}{year}", "side by side"),
         ("user", r"names none of the parameters of report.*'report:\{customer\}'.*ignore="),
         (f"user:{id}", "no f before the quotes"),
