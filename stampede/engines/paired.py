@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stampede.engines.kit.expiring import Ending
-from stampede.engines.kit.failures import heard, told
+from stampede.engines.kit.failures import decode_past, encode_past
 from stampede.errors import EngineError, OptionError
 from stampede.model import record
 from stampede.model.entry import GRACE, Entry, Verdict, new_id
@@ -312,12 +312,14 @@ def _is_tombstone(there: Entry[Any]) -> bool:
 
 def _as_entry(past: Past) -> Entry[bytes]:
     """What failures have left, counted from the entry's end."""
-    return Entry(told(past, 0.0, past.end, 2000, record.MOST), new_id(), ttl=past.end, fresh=past.end, keep=past.end)
+    return Entry(
+        encode_past(past, 0.0, past.end, 2000, record.MOST), new_id(), ttl=past.end, fresh=past.end, keep=past.end
+    )
 
 
 def _past(entry: Entry[Any] | None) -> Past | None:
     """The same, as it is now; None if something else is there."""
     try:
-        return None if entry is None else heard(entry.value, entry.keep)
+        return None if entry is None else decode_past(entry.value, entry.keep)
     except (ValueError, TypeError):
         return None

@@ -23,7 +23,7 @@ from math import inf
 from struct import Struct, error
 from zlib import crc32
 
-from stampede.engines.kit.failures import heard, told
+from stampede.engines.kit.failures import decode_past, encode_past
 from stampede.model.entry import UNREADABLE, Entry
 from stampede.model.record import Kept, Lease, Record
 
@@ -92,7 +92,7 @@ def body_of(record: Record, now: float, longest: float = inf) -> bytes:
         tail = _ENTRY.pack(entry.id, *times, entry.cost, entry.margin, entry.ttl) + entry.value
     if record.past is not None and record.past.end > now:
         room = longest - _START - _FLAGS.size - len(head) - _PAST.size - len(tail)
-        failures = told(record.past, now, now, _MESSAGE, _VERDICTS)
+        failures = encode_past(record.past, now, now, _MESSAGE, _VERDICTS)
         if len(failures) <= room:
             flags |= _FAILED
             head += _PAST.pack(len(failures)) + failures
@@ -130,7 +130,7 @@ def _record_of(body: memoryview, written: float, latest: float) -> Record:
     if flags & _FAILED:
         (size,) = _PAST.unpack_from(body, at)
         at += _PAST.size + size
-        past = heard(bytes(body[at - size : at]), written)
+        past = decode_past(bytes(body[at - size : at]), written)
     if flags & _KEPT:
         id, fresh, keep, cost, margin, ttl = _ENTRY.unpack_from(body, at)
         if not (-inf < cost < inf and margin >= 0 and ttl >= 0 and -inf < fresh <= keep):

@@ -13,7 +13,7 @@ from stampede.engines.disk.database import DiskDatabase, Locked, Write
 from stampede.engines.disk.opened import Opened
 from stampede.engines.disk.stamps import GENERATIONS, HAND, MARK, SLOTS
 from stampede.engines.kit.boot_clock import clock
-from stampede.engines.kit.failures import heard, told
+from stampede.engines.kit.failures import decode_past, encode_past
 from stampede.engines.kit.flock import dead, pid_here, process
 from stampede.engines.kit.wake import LOOK, WakeFiles
 from stampede.engines.kit.whereabouts import here
@@ -427,7 +427,7 @@ def _record_of(row: Sequence[Any], raw: bytes) -> Record:
 
 def _past_of(failures: Any, end: float) -> Past | None:
     try:
-        return heard(failures, end)
+        return decode_past(failures, end)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None  # it is damaged
 
@@ -444,7 +444,7 @@ def _put_past(write: Write, number: int, past: Past | None, now: float) -> None:
     if past is None:
         write.execute("DELETE FROM pasts WHERE number = ?", (number,))
     else:
-        values = number, told(past, now, past.end, _MESSAGE, record.MOST), past.end
+        values = number, encode_past(past, now, past.end, _MESSAGE, record.MOST), past.end
         write.execute("INSERT OR REPLACE INTO pasts VALUES (?, ?, ?)", values)
 
 

@@ -1,4 +1,4 @@
-"""What engines are made of: connections, pools, news from servers, polling. Nothing in here knows an engine.
+"""Building blocks of engines: connections, pools, news from servers, polling. No module here knows a particular engine.
 
 Begin with `pool.py` for blocking callers, and with `pipe.py` for event loops.
 """

@@ -1,7 +1,7 @@
-"""The clock of a directory: one that all processes of the machine share, and that no one can set.
+"""The clock of a directory: all processes of the machine share it, and setting the time of day does not change it.
 
-It starts anew with each boot; the time of day is used once, to carry what is stored over a reboot. Where the kernel
-doesn't tell one boot from the next (not Linux), the clock is the time of day, and setting it makes entries older or
+It starts anew with each boot; the time of day is used once, to carry stored entries over a reboot. Where the kernel
+does not identify its boots (outside Linux), the clock is the time of day, and setting it makes entries older or
 younger.
 """
 
@@ -31,12 +31,12 @@ clock: Callable[[], float] = (
 
 
 def note(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> None:
-    """Write down what both clocks show, as of this boot."""
+    """Record what both clocks show during this boot."""
     connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?)", (boot, now, wall))
 
 
 def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: float) -> None:
-    """After a reboot: move every end to this boot's clock and drop the leases. Inside a transaction."""
+    """After a reboot, move every end to this boot's clock and drop the leases. Call this inside a transaction."""
     then = connection.execute(
         "SELECT boot, CAST(ifnull(now, 0) AS REAL), CAST(ifnull(wall, 0) AS REAL) FROM clock"
     ).fetchone()
@@ -45,7 +45,7 @@ def carry_over(connection: sqlite3.Connection, boot: str, now: float, wall: floa
     passed = wall - then[2] if then is not None else -1.0
     for table in ("leases", "rooms", "pasts"):
         connection.execute(f"DELETE FROM {table}")
-    if passed < 0:  # a day of time that lies before the last one noted: nobody knows how old anything is
+    if passed < 0:  # the time of day was set back, so the age of every entry is unknown
         connection.execute("DELETE FROM entries")
     else:
         shift = now - (then[1] + passed)

@@ -1,4 +1,5 @@
-"""So many questions of a process under way at once: a crowd that asks all at once would make each of them slow."""
+"""A limit for the questions that a process has under way at once: a crowd that asks all at once makes each of them
+slow."""
 
 from __future__ import annotations
 
@@ -15,24 +16,26 @@ AT_ONCE = 16
 
 
 class ConcurrencyLimit:
-    """Callers beyond `AT_ONCE` wait for a turn; if none before them has an answer, they need not ask."""
+    """A limit of `AT_ONCE` questions under way. Further callers wait for a turn, and fail without asking if the server
+    hung."""
 
     def __init__(self, called: str, timeout: float) -> None:
         self._called, self._timeout = called, timeout
         self.start_again()
 
     def start_again(self) -> None:
-        """In a forked child: whose turn it is there are the parent's."""
+        """Begin anew in a forked child: the turns under way belong to the parent."""
         self._places = threading.Semaphore(AT_ONCE)
         self._answered = self._hung = 0.0
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Ask in here. An EngineError after half the time-out or more was one of a server that hangs."""
+        """Wait for a turn, and ask within this block. An EngineError after half the time-out or more means that the
+        server hangs."""
         came = monotonic()
         with self._places:
             if self._hung > came:
-                raise EngineError(f"{self._called}: no answer to another's question, nor to any since")
+                raise EngineError(f"{self._called}: a question asked before got no answer, nor has any since")
             began = monotonic()
             try:
                 yield

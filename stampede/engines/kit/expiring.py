@@ -1,4 +1,4 @@
-"""A dictionary of things that end by themselves."""
+"""A dictionary whose items expire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ E = TypeVar("E", bound=_Ends)
 
 
 class Ending(dict[K, E]):
-    """Things that are worth nothing after their `end`. `put` removes those that have ended, now and then."""
+    """Items that are worthless after their `end`. `put` removes expired ones now and then."""
 
     roof = 64
 
@@ -31,5 +31,6 @@ class Ending(dict[K, E]):
         self[key] = thing
 
     def living(self, key: K, now: float) -> E | None:
+        """Return the item of this key, or None if there is none or it has expired."""
         thing = self.get(key)
         return thing if thing is not None and thing.end > now else None

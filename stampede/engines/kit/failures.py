@@ -1,6 +1,6 @@
-"""What failed computations have left of a key, as bytes, for engines that keep nothing else.
+"""What failed computations leave behind for a key, as bytes, for engines that have no other place for it.
 
-Its moments are told as lags behind one that its reader can tell, too, such as the end of what they are kept in.
+Moments are stored as lags behind a moment that the reader knows too, such as the end of the record around the bytes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from math import inf
 from stampede.model.entry import Verdict
 from stampede.model.record import Past
 
-__all__ = ["heard", "told"]
+__all__ = ["decode_past", "encode_past"]
 
 FOREVER = 1e9
-"""Seconds for which a key rests at most."""
+"""Longest rest of a key, in seconds."""
 
 NAME = 200
-"""How long the name of an error's type may be, at most."""
+"""Longest name of an error's type."""
 
 
-def told(past: Past, now: float, since: float, longest: int, most: int) -> bytes:
-    """The rest, and as many verdicts as that, the latest; their messages no longer than this."""
+def encode_past(past: Past, now: float, since: float, longest: int, most: int) -> bytes:
+    """Return the rest and the latest verdicts as bytes: at most `most` verdicts, each message cut to `longest`
+    characters."""
     verdicts = [(token, verdict, end) for token, (verdict, end) in past.verdicts.items() if end > now][-most:]
     lags = [[token.hex(), since - end, *_cut(verdict, longest)] for token, verdict, end in verdicts]
     rest = since - min(past.rest, now + FOREVER) if past.rest > now else None
@@ -32,8 +33,8 @@ def _cut(verdict: Verdict, longest: int) -> list[str]:
     return [verdict.kind, verdict.type_name[:NAME], verdict.message[:longest]]
 
 
-def heard(failures: bytes, since: float) -> Past:
-    """ValueError, TypeError and the like, where that is none."""
+def decode_past(failures: bytes, since: float) -> Past:
+    """Return what `encode_past` wrote. Raise ValueError, TypeError or the like if these bytes are something else."""
     rest, why, lags = json.loads(failures)
     verdicts = {
         bytes.fromhex(token): (Verdict(*map(str, verdict)), _moment(since, lag)) for token, lag, *verdict in lags

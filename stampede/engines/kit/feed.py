@@ -1,8 +1,8 @@
-"""News from a server, for both colours: one connection that is told, and one daemon thread that reads it.
+"""News from a server, for both colours: one connection receives them, and one daemon thread reads it.
 
-Waiters listen to channels, and what is kept in this process stands under the stamps that news change. While there is
-no connection nothing is believed, and nobody waits for a message. An engine inherits from `Feed` and says how it
-connects; its `Source` says how names are subscribed to, and what has come.
+Waiters listen to channels, and local values are valid under stamps, which news change. While there is no connection,
+local values are not trusted, and no waiter relies on a message. An engine inherits from `Feed` and says how it
+connects; its `Source` says how to subscribe to names, and what has come.
 """
 
 from __future__ import annotations
@@ -31,58 +31,58 @@ __all__ = ["Channel", "Feed", "Listener", "NothingToHear", "Source"]
 _log = logging.getLogger("stampede")
 
 LINGER = 5.0
-"""Seconds that a channel stays subscribed after its last waiter: the next herd finds it so."""
+"""Seconds that a channel stays subscribed after its last waiter, so that the next herd finds it subscribed."""
 
 TICK = 1.0
-"""Seconds between two pings: a connection that was cut without a word would tell nothing."""
+"""Seconds between two pings. Without them, a connection that was cut silently would never be noticed."""
 
 AGAIN = 0.5
 """Seconds before a lost connection is made again."""
 
 NAP = 0.005
-"""Seconds for which news are let come together, while nobody waits for a message."""
+"""Seconds for which news may accumulate while no waiter needs a message."""
 
 LATELY = 0.05
-"""Seconds for which local hits trust that nothing has come since all that had come was read."""
+"""Seconds for which local hits trust that nothing has come since everything that had come was read."""
 
 DEAF = 2.0
-"""Seconds for which no connection could be made, while the server answers others, before people are told."""
+"""Seconds without a connection, while the server answers on others, before a warning is given."""
 
 MEANS = "until it is made, waiters look ten times a second, and a local tier keeps nothing"
 """What it costs that there is no connection for news."""
 
 _Pair: TypeAlias = tuple[socket.socket, socket.socket]
-"""What the thread is woken by: its end, and the others'."""
+"""The thread's end of a socket pair, and the end by which others wake the thread."""
 
 
 class Channel:
     """One name, subscribed or about to be."""
 
-    __slots__ = ("ears", "left", "name", "ready", "stands")
+    __slots__ = ("left", "listeners", "name", "ready", "subscribed")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
-        self.ears: set[Listener] = set()
-        self.ready = Bell()  # there is an answer: subscribed, refused or lost
-        self.stands = False
-        self.left = 0.0  # when the last ear did
+        self.listeners: set[Listener] = set()
+        self.ready = Bell()  # rings when the answer is known: subscribed, refused or lost
+        self.subscribed = False
+        self.left = 0.0  # when the last listener left
 
     def take(self, message: bytes) -> list[Listener]:
-        """Those that hear this message; of thousands that wait for their turn it is one."""
-        heard = [listener for listener in self.ears if not message or listener.only in (b"", message)]
-        self.ears.difference_update(heard)
-        return heard
+        """Remove and return the listeners that get this message. Of thousands that wait for their turn, it is one."""
+        receivers = [listener for listener in self.listeners if not message or listener.only in (b"", message)]
+        self.listeners.difference_update(receivers)
+        return receivers
 
     def lose(self) -> None:
-        """There will be no messages any more: everybody asks again."""
-        self.stands = False
+        """Wake all listeners, so that they ask again: no message will come any more."""
+        self.subscribed = False
         self.ready.ring()
-        for listener in list(self.ears):
+        for listener in list(self.listeners):
             listener.bell.ring()
 
 
 class Listener:
-    """What one waiter hears: `bell` rings at the first message, or when the news are lost."""
+    """One waiter of a channel. `bell` rings at the first message, or when the news are lost."""
 
     __slots__ = ("_channel", "bell", "message", "only")
 
@@ -94,92 +94,93 @@ class Listener:
 
     @property
     def ready(self) -> Bell:
-        """Rings as soon as it is known whether there will be messages."""
+        """The bell that rings as soon as it is known whether messages will come."""
         return self._channel.ready
 
     @property
     def hears(self) -> bool:
-        return self._channel.stands
+        return self._channel.subscribed
 
 
 class Source(Protocol):
-    """A connection that is told, for the feed's thread alone. Whatever raises here, it is lost."""
+    """A connection that receives news, used by the feed's thread alone. If a method raises, the connection is lost."""
 
     def fileno(self) -> int:
-        """Of what is readable when something has come."""
+        """Return the file descriptor that becomes readable when something has come."""
 
     def ask(self, some: Sequence[tuple[bool, Channel]]) -> None:
-        """Subscribe to these channels (True), or leave them. `Feed.answered` is to be told of those."""
+        """Subscribe to these channels (True), or leave them (False). Report each subscription by `Feed.answered`."""
 
     def ping(self) -> None:
-        """Have something come soon."""
+        """Ask for an answer, so that something comes soon."""
 
     def read(self) -> None:
-        """Tell the feed of all that has come, by `ring`, `answered`, `gone`, and what its stamps are to hear."""
+        """Read what has come, and report it by `ring`, `answered` and `gone`, and to the feed's stamps."""
 
     def close(self) -> None: ...
 
 
 class NothingToHear(Exception):
-    """There is nothing to connect to, nor will there be."""
+    """There is nothing to connect to, now or later."""
 
 
 class Feed(ABC):
-    """One server's news."""
+    """The news of one server."""
 
     beside: Any = None
-    """What else the thread is to be woken by when it is readable."""
+    """An object with a file descriptor that also wakes the thread when it is readable."""
 
     def __init__(self, kind: str, slots: int) -> None:
         self._kind = kind
         self.stamps = NewsStamps.of(slots)
         self.pulse = Pulse(self.heard_until, self.stamps.stood)
-        self.on_void: Callable[[], object] = lambda: None  # when nothing holds any more
+        self.on_void: Callable[[], object] = lambda: None  # called when no ticket is valid any more
         self.on_tick: Callable[[], object] = lambda: None  # called by the thread once in TICK
-        self.on_deaf: Callable[[str], object] = lambda how: None  # once whenever no connection can be made for DEAF
+        self.on_deaf: Callable[[str], object] = lambda how: None  # called once if no connection can be made for DEAF
         self.answered_others: Callable[[], float] = lambda: 0.0  # when the server last answered on another connection
         self._begin()
 
     def _begin(self) -> None:
         self.home = os.urandom(6).hex()  # part of the channels on which this process alone listens
-        self.mute = False  # this user may not subscribe, or there is nobody who tells
+        self.mute = False  # this user may not subscribe, or nothing publishes news
         self._lock = threading.RLock()  # a finalizer, or a signal, may listen in the middle of this
         self._channels: dict[bytes, Channel] = {}
-        self._todo: deque[tuple[bool, Channel]] = deque()  # what the thread is to ask
+        self._todo: deque[tuple[bool, Channel]] = deque()  # what the thread has to ask for
         self._thread: threading.Thread | None = None
         self._poke: _Pair | None = None
         self._down = False
         self._closed = False
-        self._deaf = False  # people were told
+        self._deaf = False  # the warning was given
         self._deaf_since, self._failed_at = 0.0, inf
         self._read = 0.0  # when all that had come was read
-        self._quiet: list[int] | None = None  # what the thread waits for; None while it does not wait
+        self._quiet: list[int] | None = None  # file descriptors that the thread waits for; None while it does not wait
 
-    # -- what an engine says ------------------------------------------------------------------------------------
+    # -- for engines --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def connect(self) -> Source:
-        """A new connection, by the thread."""
+        """Return a new connection. The thread calls this."""
 
     def want(self, channel: Channel) -> None:
-        """Have it asked for, soon; nobody else does anything meanwhile."""
+        """Have the thread subscribe to this channel soon. The lock is held meanwhile."""
         self._todo.append((True, channel))
         self.wake()
 
     def turn(self, source: Any) -> None:
-        """By the thread, before it waits, which is never longer than TICK. It raises if this connection is of no use
-        any more."""
+        """Do what is due before the thread waits, which is never longer than TICK. Raise if this connection is of no
+        use any more."""
         return
 
     def lost(self) -> None:
-        """There is no connection, or the last one is of no use: what it kept true is not known to be so."""
+        """React to a lost connection: what it kept valid is not known to be valid any more."""
         self.stamps.lose()
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def listen(self, name: bytes, only: bytes = b"") -> Iterator[Listener]:
-        """An ear for a channel, and what is sent after `ready` has rung. With `only`, messages for others are not."""
+        """Listen to a channel: messages sent after `ready` has rung arrive. With `only`, messages with another text do
+        not."""
         self.start()
         with self._lock:
             channel = self._channels.get(name)
@@ -191,16 +192,16 @@ class Feed(ABC):
                     self._channels[name] = channel
                     self.want(channel)
             listener = Listener(channel, only)
-            channel.ears.add(listener)
+            channel.listeners.add(listener)
         try:
             yield listener
         finally:
             with self._lock:
-                channel.ears.discard(listener)
+                channel.listeners.discard(listener)
                 channel.left = time.monotonic()
 
     def start(self) -> None:
-        """Have a connection, soon."""
+        """Start the thread, which connects soon."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._closed:
@@ -213,16 +214,16 @@ class Feed(ABC):
             try:
                 self._poke[1].send(b"!")
             except BlockingIOError:
-                pass  # it has been poked often enough
+                pass  # enough wake-ups are pending
             except OSError:
-                pass  # else the thread has ended
+                pass  # the thread has ended
 
     def over(self) -> None:
-        """Nobody reads any more, and nobody will."""
+        """Release what the feed used: no thread reads it now or later."""
         return
 
     def close(self) -> None:
-        """Let everybody go. The thread ends by itself."""
+        """Wake all listeners. The thread ends by itself."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -232,7 +233,7 @@ class Feed(ABC):
             self.over()
 
     def start_again(self) -> None:
-        """In a forked child: the connection is the parent's, and nothing is known of what it will be told."""
+        """Begin anew in a forked child: the connection, with all that it will receive, belongs to the parent."""
         inherited = self._poke
         self._begin()
         self.void_all()
@@ -242,36 +243,36 @@ class Feed(ABC):
     # -- stamps -------------------------------------------------------------------------------------------------
 
     def ticket(self, slot: int, stamp: int) -> Ticket:
-        """Return a ticket of what was read after this stamp was."""
+        """Return a ticket for what was read after this stamp was."""
         return Ticket(self.stamps, slot, stamp, self.pulse)
 
     def stored(self, slot: int, stamp: int) -> Ticket | None:
-        """Return a ticket for a value that this process has just stored, if there can be one.
+        """Return a ticket for a value that this process has just stored, or None if there can be none.
 
-        `stamp` was read before the value was sent. The server must be certain to tell of this change, and of all in
+        `stamp` was read before the value was sent. The server must be certain to report this change, and all changes in
         their order, each by itself. The ticket begins with the first news of the slot. If those are about an older
         change, the news about this value end it. News about a later change always do.
         """
         with process_lock.lock:
-            told = self.stamps[slot] - stamp
-            if told == 0:
+            changes = self.stamps[slot] - stamp
+            if changes == 0:
                 self.stamps.void(slot)  # what was read meanwhile may be older than the value
-            return self.ticket(slot, self.stamps[slot] + 1 - told) if told in (0, 1) else None
+            return self.ticket(slot, self.stamps[slot] + 1 - changes) if changes in (0, 1) else None
 
     def void(self, slot: int) -> None:
-        """What is kept of a slot's keys is true no more."""
+        """End the tickets of a slot."""
         self.stamps.void(slot)
 
     def void_all(self) -> None:
-        """Nor is anything else."""
+        """End all tickets."""
         self.stamps.void_all()
         self.on_void()
 
     def heard_until(self, now: float) -> float:
-        """Return until when local hits may trust the stamps; a moment that has passed if they may not now.
+        """Return until when local hits may trust the stamps, or a moment in the past if they may not trust them now.
 
-        Any thread may ask. The thread that reads may not have run for long: then this looks whether something waits to
-        be read. If the whole machine was frozen nothing may have come yet, which the age of the last word tells.
+        Any thread may ask. The reading thread may not have run for long: then this looks whether something waits to be
+        read. If the whole machine was frozen, nothing may have come yet; the age of the last message shows that.
         """
         if now - self._read < LATELY:
             return self._read + LATELY
@@ -284,30 +285,30 @@ class Feed(ABC):
         self._read = now
         return now + LATELY
 
-    # -- what has come, by the thread -----------------------------------------------------------------------------
+    # -- what has come: called by the thread -----------------------------------------------------------------------
 
     def ring(self, name: bytes, message: bytes) -> None:
-        """A message of a channel."""
+        """Deliver a message to the listeners of a channel."""
         with self._lock:
             channel = self._channels.get(name)
             if channel is None:
                 return
-            heard = channel.take(message)
-        for listener in heard:
+            receivers = channel.take(message)
+        for listener in receivers:
             listener.message = message
             listener.bell.ring()
 
-    def answered(self, channel: Channel, stands: bool) -> None:
-        """A channel that was asked for stands, or is refused."""
-        channel.stands = stands
+    def answered(self, channel: Channel, subscribed: bool) -> None:
+        """Note that the server has accepted the subscription of a channel, or refused it."""
+        channel.subscribed = subscribed
         channel.ready.ring()
-        if not stands:
+        if not subscribed:
             with self._lock:
                 if self._channels.get(channel.name) is channel:
                     del self._channels[channel.name]
 
     def gone(self, name: bytes) -> None:
-        """It is told no more, on the server's own account: who waits asks again."""
+        """Wake the listeners of a channel that the server has ended by itself, so that they ask again."""
         with self._lock:
             channel = self._channels.pop(name, None)
         if channel is not None:
@@ -316,7 +317,8 @@ class Feed(ABC):
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _serves(self, poke: _Pair) -> bool:
-        """Is the thread with this one to go on? Not if another has come in its place."""
+        """Return whether the thread with this pair should go on. It should not if another thread has taken its
+        place."""
         return self._poke is poke and not self._closed
 
     def _live(self, poke: _Pair) -> None:
@@ -332,7 +334,7 @@ class Feed(ABC):
                     self._attend(source, poke)
                 except NothingToHear:
                     self.mute, seconds = True, inf
-                except Exception as error:  # whatever it was, there are no news until they are back
+                except Exception as error:  # whatever the error is, the answer is to connect again
                     _log.debug("no news from %s: %s", self._kind, error)
                     self._failed(error, began)
                 finally:
@@ -350,9 +352,10 @@ class Feed(ABC):
                     self.over()
 
     def _failed(self, error: Exception, began: float) -> None:
-        """Tell people once, if no connection can be made, and the server is not down: of that others tell."""
+        """Warn once if no connection can be made while the server answers others. An outage of the server is reported
+        elsewhere."""
         now = time.monotonic()
-        if now - began > DEAF:  # it stood for a while
+        if now - began > DEAF:  # the connection worked for a while
             self._deaf, self._deaf_since = False, now
         elif self.answered_others() < self._failed_at:
             self._deaf_since = now
@@ -362,7 +365,7 @@ class Feed(ABC):
         self._failed_at = now
 
     def _attend(self, source: Source, pair: _Pair) -> None:
-        """Ask what is to be asked, and hear what is said, until the connection breaks."""
+        """Subscribe as wanted and read what comes, until the connection breaks."""
         poke = pair[0]
         heard = time.monotonic()
         tick = heard + TICK
@@ -387,21 +390,23 @@ class Feed(ABC):
                     heard = now
                     source.read()
                     self._read = now
-                    if not self._channels:  # each by itself would wake this thread, at some caller's cost
+                    if not self._channels:  # waking for each message would slow down callers
                         _speaks([poke], NAP)
                 if now >= tick:
-                    heard += now - tick  # in which we did not run; perhaps nothing was asked, either
+                    heard += now - tick  # this process did not run for so long, and perhaps did not ask, either
                     if now - heard > 2 * TICK:
-                        raise ConnectionError("it doesn't answer")
+                        raise ConnectionError("the server does not answer")
                     tick = now + TICK
                     self._tidy(now)
                     source.ping()
                     self.on_tick()
 
     def _tidy(self, now: float) -> None:
-        """Leave channels that nobody has waited for lately."""
+        """Leave channels that have had no waiter lately."""
         with self._lock:
-            for channel in [each for each in self._channels.values() if not each.ears and now - each.left > LINGER]:
+            for channel in [
+                each for each in self._channels.values() if not each.listeners and now - each.left > LINGER
+            ]:
                 del self._channels[channel.name]
                 self._todo.append((False, channel))
 
@@ -431,7 +436,7 @@ def _pair() -> _Pair:
 
 
 def _speaks(socks: Sequence[socket.socket | int], seconds: float) -> bool:
-    """Return whether one of them is readable within so many seconds."""
+    """Return whether one of these sockets is readable within so many seconds."""
     with selectors.DefaultSelector() as selector:
         for sock in socks:
             selector.register(sock, selectors.EVENT_READ)

@@ -1,7 +1,7 @@
-"""Files that are locked by the kernel, and the names of the processes that hold something.
+"""Files locked by the kernel, and the names of processes that hold something.
 
-A process's name says which process it is on this machine, also after its number is given to another one. It says
-nothing of leases, which are rows with an end: it only tells that a holder is dead, so that nobody waits for that end.
+A name identifies a process on this machine, even after its number has been given to another one. It says nothing about
+leases, which are rows with an end. It only tells that a holder is dead, so that waiters need not wait for that end.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 __all__ = ["dead", "is_there", "pid_here", "process", "shut", "try_lock", "unlock"]
 
 _NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,20})-([0-9]{0,20})", re.ASCII)
-"""Number, namespace of numbers, start. What looks otherwise came out of a damaged or hostile file."""
+"""Process number, namespace of numbers, start time. A name of another form comes from a damaged or hostile file."""
 
 
 def try_lock(fd: int) -> bool:
-    """Take the whole file for this open file alone, if nobody has it."""
+    """Lock the whole file for this open file alone. Return False if it is locked already."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -29,12 +29,12 @@ def try_lock(fd: int) -> bool:
 
 
 def unlock(fd: int) -> None:
-    """Give it back. Never in a forked child: the open file is the parent's too, and so is the lock."""
+    """Release the lock. Never call this in a forked child: the open file, and so the lock, is also the parent's."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def is_there(fd: int, path: str | Path) -> bool:
-    """Whether this open file is the one of that name."""
+    """Return whether this path still leads to this open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -42,14 +42,15 @@ def is_there(fd: int, path: str | Path) -> bool:
 
 
 def shut(fd: int) -> None:
-    """Close what may be closed already, or was never opened: below 0, gevent's `os.close` raises a ValueError."""
+    """Close a file that may be closed already, or was never opened. (Below 0, gevent's `os.close` raises
+    ValueError.)"""
     if fd >= 0:
         with suppress(OSError):
             os.close(fd)
 
 
 def process() -> str:
-    """This process's name."""
+    """Return the name of this process."""
     return _name_of(os.getpid())
 
 
@@ -59,18 +60,18 @@ def _name_of(pid: int) -> str:
 
 
 def pid_here(name: str) -> int | None:
-    """The process's number, if it has one that means the same process here."""
+    """Return the number in a process's name. None if it is not valid in this namespace of processes."""
     parts = _NAME.fullmatch(name)
     return int(parts[1]) if parts is not None and parts[2] == str(_pid_namespace()) else None
 
 
 def dead(name: str) -> bool:
-    """Whether the process of this name has ended. Of a process in another container nobody knows."""
+    """Return whether the process of this name is known to have ended. False for a process in another container."""
     if name == process():
         return False
     parts = _NAME.fullmatch(name) if isinstance(name, str) else None
     if parts is None:
-        return True  # nobody's name
+        return True  # no process has such a name
     pid = pid_here(name)
     if pid is None:
         return False
@@ -79,13 +80,13 @@ def dead(name: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it is another user's
+        pass  # another user's process
     return parts[3] != "" and _start_of(pid) not in (None, parts[3])
 
 
 def _start_of(pid: int) -> str | None:
-    """When the process was started, as the kernel counts; "" of one that has ended and was not waited for. None: it
-    is not told (outside of Linux)."""
+    """Return when the process was started, in the kernel's ticks. "" if it has ended and is a zombie; None if that is
+    unknown (always outside Linux)."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             state, *fields = file.read().rpartition(b")")[2].split()

@@ -1,6 +1,7 @@
-"""Generations: what they are called, where an engine's author keeps them, and for how long one is believed in.
+"""Generations: their names, how engines store them, and how long a process believes one.
 
-Each is told by the id of all scopes and by a scope's own. Behind a `~` in these stands what has only made them softer.
+A generation is named by the id of all scopes and by a scope's own id. In both, a part behind `~` marks a softer change:
+stored entries are stale, not gone.
 """
 
 from __future__ import annotations
@@ -30,23 +31,26 @@ __all__ = [
 ]
 
 KNOWN = 1.0
-"""Seconds for which a generation is believed where nobody is to tell of the next."""
+"""Seconds for which a generation is believed where the engine does not report the next one."""
 
 BRIEFLY = 0.05
-"""The same where somebody is to, and doesn't just now: the news are about to come, or to come back."""
+"""Seconds for which a generation is believed where the engine reports the next one, but has no connection for it just
+now."""
 
 NOTED = 3.0
-"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
+"""Seconds for which an ended generation is noted. Another process may still believe it, so changes are made there
+too."""
 
 MOST = 32
-"""As many, at most."""
+"""Highest number of ended generations that are noted."""
 
 SAFETY = 1.0
-"""Seconds that one waits for another's question, before one's own."""
+"""Seconds to wait for the answer to another caller's question, before asking by oneself."""
 
 
 class Beliefs:
-    """What this process takes for today's, for both colours."""
+    """The current generations as far as this process knows them, for both colours. Each is believed for `KNOWN`
+    seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -58,20 +62,21 @@ class Beliefs:
         return known[0] if known is not None and self._clock() < known[1] else None
 
     def learn(self, scope: str, generation: str, asked: float) -> None:
-        """It was so at some moment after `asked`."""
+        """Note the current generation of a scope, which was asked for at `asked`."""
         if asked + KNOWN >= self._known.get(scope, ("", 0.0))[1] and asked >= self._cleared:  # or another is newer
             self._known[scope] = generation, asked + KNOWN
 
     def clear(self) -> None:
-        """Somebody here has begun a new one. What was asked before may be answered late."""
+        """Forget everything: this process has begun a new generation. Answers to older questions will be ignored."""
         self._cleared = self._clock()
         self._known.clear()
 
 
 class NewsOfServer(Protocol):
-    """What is to be known of the news of one server: as of a `Feed`.
+    """What generations need of one server's news, such as a `Feed`.
 
-    `told` is the connection that is told of changes, 0 while there is none; `tracks`: they are to be told at all.
+    `told` identifies the connection that is notified of changes, 0 while there is none. `tracks` says whether changes
+    are reported at all.
     """
 
     stamps: NewsStamps
@@ -84,7 +89,7 @@ class NewsOfServer(Protocol):
 
 
 class _Asking:
-    """A question for a generation, for all who need it meanwhile: or a herd would ask it a thousand times."""
+    """A question for a generation that all callers share. Without it, a herd would ask a thousand times."""
 
     __slots__ = ("bell", "error", "name")
 
@@ -95,8 +100,8 @@ class _Asking:
 
 
 class PushedGenerations:
-    """What this process takes for today's where a server tells of the next, for both colours. A ticket of theirs is of
-    one `slot`, which every bump voids."""
+    """The current generations as far as this process knows them, where a server reports changes, for both colours.
+    Their tickets belong to one `slot`, which every bump voids."""
 
     def __init__(self, news: NewsOfServer, slot: int) -> None:
         self._news = news
@@ -110,7 +115,7 @@ class PushedGenerations:
         self._asked: dict[tuple[str, Loop | None], _Asking] = {}
 
     async def today(self, scope: str, colour: Colour, ask: Callable[[str], Awaitable[str]]) -> str:
-        """Today's, asked for by one for all who need it."""
+        """Return the current generation of a scope. One caller asks for all that need it."""
         known = self.generation_at_hand(scope)
         if known is not None:
             return known
@@ -135,19 +140,20 @@ class PushedGenerations:
         return mine.name
 
     def generation_at_hand(self, scope: str) -> str | None:
-        """Today's, as far as it is known to be so: by its ticket, else for a while."""
+        """Return the current generation of a scope if this process knows it: as long as its ticket is valid, or else
+        briefly."""
         now = time.monotonic()
         known = self._known.get(scope)
         if known is None:
             return None
         name, ticket, until, _ = known
         if ticket is None:
-            # Where entries have tickets it needs one too: of the next bump nobody would be told.
+            # Where entries have tickets, a generation needs one too: without it, the next bump would go unnoticed.
             return name if now < until and not self._news.told else None
         return name if ticket.pulse.holds(now) and ticket.stamps[ticket.slot] == ticket.stamp else None
 
     def sample(self) -> tuple[int, int]:
-        """To be taken before one is read."""
+        """Return what to pass to `put`. Call this before asking for a generation."""
         return self._bumps, self._news.stamps[self._slot]
 
     def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
@@ -155,15 +161,15 @@ class PushedGenerations:
         ticket = self._news.ticket(self._slot, stamp) if told and told == self._news.told else None
         with self._lock:
             known = self._known.get(scope)
-            if bumps == self._bumps and (known is None or known[3] <= now):  # or it was asked before that one
+            if bumps == self._bumps and (known is None or known[3] <= now):  # else the known one is newer
                 self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN), now
 
     def forget(self) -> None:
-        """Somebody here has begun a new one."""
+        """Forget everything: this process has begun a new generation."""
         with self._lock:
             self._bumps += 1
             self._known.clear()
-            self._asked.clear()  # what they are told may be old
+            self._asked.clear()  # the answers under way may be old
 
 
 def new_generation() -> str:
@@ -175,7 +181,7 @@ def hard_part(generation: str) -> str:
 
 
 def names_of(wholes: Sequence[str], owns: Sequence[str]) -> list[str]:
-    """What keys are told apart by, for each that all scopes and for each that a scope has, or had a moment ago."""
+    """Return the names for all pairs of an id of all scopes and an id of a scope, current ones and ended ones."""
     return [_name_of(whole, own) for whole in wholes for own in owns]
 
 

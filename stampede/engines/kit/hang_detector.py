@@ -1,5 +1,5 @@
-"""A server that hangs is found out once: the first whose time has run out tells all that wait for it. If it has
-answered anybody since, it is slow, or that one connection is broken."""
+"""Detects a server that hangs, once for all: the first caller whose time-out runs out tells all others that wait for
+it. If the server has answered any caller since, it is slow, or that one connection is broken."""
 
 from __future__ import annotations
 
@@ -12,44 +12,48 @@ from stampede.runtime.watch import watch
 __all__ = ["NOT_TO_OTHERS", "YOUNG", "HangDetector", "hang_up"]
 
 YOUNG = 0.1
-"""Seconds for which who has just asked is left alone: it may be another's connection, and no server, that is dead."""
+"""Seconds for which a new question is left alone: perhaps only the other caller's connection is dead, not the
+server."""
 
-NOT_TO_OTHERS = "no reply to another's question, nor to any since"
+NOT_TO_OTHERS = "the server did not reply to an earlier question of another caller, nor to any since"
 
 
 class HangDetector:
-    """What the connections of this process with one server have heard of it. No lock: each step is one of Python's."""
+    """What all connections of this process know about one server. No lock: each step is atomic in Python."""
 
     __slots__ = ("__weakref__", "found", "heard", "waiters")
 
     def __init__(self) -> None:
-        self.heard = 0.0  # when it has last said something, to anybody
+        self.heard = 0.0  # when it last sent something, on any connection
         self.found = 0.0  # when it was last found to hang
         self.waiters: Callable[[float], object] | None = None
-        """Tells the threads that wait for it. Is given the moment before which they must have begun to."""
+        """Ends the waits of threads. The argument is a moment: only waits that began before it end."""
 
     def ends(self, since: float, patience: float | None) -> None:
-        """Somebody has waited in vain since then, on one connection."""
+        """Report that a caller has waited in vain since this moment, on one connection. `patience` None means no
+        time-out."""
         now = time.monotonic()
         if patience is None or now - since < patience or self.heard >= since:
             return
         self.found = now
         self.look(now)
-        watch.add(self, now + YOUNG)  # and those who were young
+        watch.add(self, now + YOUNG)  # and later for those that had just begun to wait
 
     def look(self, now: float) -> None:
+        """End the waits that are older than `YOUNG`, if the server still hangs."""
         if self.waiters is not None and self.heard < self.found:
             self.waiters(min(self.found, now - YOUNG))
 
     def hangs(self, since: float) -> bool:
-        """Whether who waits since then needn't any more."""
+        """Return whether a caller that waits since this moment should give up."""
         return since < self.found > self.heard and time.monotonic() - since > YOUNG
 
 
 def hang_up(sock: socket.socket | None) -> None:
-    """Wake the thread that waits there. It may be TLS, whose state is in the hands of that thread: no word of that."""
+    """Wake the thread that waits on this socket. With TLS this skips the goodbye, since that thread is using the TLS
+    state."""
     if sock is not None:
         try:
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
         except OSError:
-            pass  # else it is closed
+            pass  # closed already

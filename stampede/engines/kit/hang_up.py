@@ -1,4 +1,4 @@
-"""Hangs up on a server that answers too late, for clients who can't be told how long they may wait for it."""
+"""Hangs up on a server that answers too late, for clients without a time-out of their own."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class HangUp:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._begin()
-        forks.in_child(self._begin)  # or a child would shut what its parent has open
+        forks.in_child(self._begin)  # or a child would shut its parent's connections
 
     def _begin(self) -> None:
         self._asked: dict[object, tuple[float, int]] = {}
-        self._alarm = inf  # when we look
+        self._alarm = inf  # when `look` runs next
 
     @contextmanager
     def asking(self, client: Any) -> Iterator[None]:
-        """What the client raises when its connection is shut is his."""
+        """Bound the question asked in this block. The client's own error is raised when its connection is shut."""
         fd, end, question = _descriptor(client), time.monotonic() + self._seconds, object()
         if fd is None:
             yield
@@ -41,14 +41,14 @@ class HangUp:
                 self._asked[question] = end, fd
                 first, self._alarm = self._alarm == inf, min(self._alarm, end)
             if first and not watch.add(self, end):
-                self._alarm = inf  # there is no thread to be had
+                self._alarm = inf  # no thread can be started
             yield
         finally:
-            with process_lock.lock:  # from now on the number may be anybody's
+            with process_lock.lock:  # from now on the number may belong to another file
                 self._asked.pop(question, None)
 
     def look(self, now: float) -> float | None:
-        """Shut those that are overdue."""
+        """Shut the connections that are overdue. Return when to look next, None if nothing is left to do."""
         with process_lock.lock:
             for end, fd in self._asked.values():
                 if end <= now:
@@ -60,7 +60,7 @@ class HangUp:
 def _descriptor(client: Any) -> int | None:
     try:
         return int(client.fileno())
-    except (OSError, ValueError, TypeError, AttributeError):  # it has none, or is closed
+    except (OSError, ValueError, TypeError, AttributeError):  # no descriptor, or closed
         return None
 
 
@@ -69,4 +69,4 @@ def _shut(fd: int) -> None:
         with socket.socket(fileno=os.dup(fd)) as same:
             hang_up(same)
     except OSError:
-        pass  # else it is none, or is closed already
+        pass  # not a socket, or closed already

@@ -1,4 +1,4 @@
-"""Limits by name inside one process; and what those of all engines that decide in Python share."""
+"""Limits by name inside one process, and what all engines share that decide in Python."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ T = TypeVar("T")
 
 
 def booked(window: Window, now: int, rate: Rate, cost: int, ahead: float, was: int) -> tuple[Window, Booked]:
-    """As `window.take`, in seconds."""
+    """Call `window.take` with times in seconds."""
     most_ahead = -1 if ahead < 0 else micros(ahead)
     after, delay, at = take(window, now, rate.most, micros(rate.per), cost, most_ahead, was)
     return after, Booked(delay / SECOND, at is not None, at or 0)
 
 
 def usage(window: Window, now: int) -> Usage:
-    """The same of `window.used`."""
+    """Call `window.used`, and return its result in seconds."""
     starts = used(window, now)
     rate = Rate(window.most, window.per / SECOND) if window.most else None
     return Usage(rate, starts.now, starts.ahead, starts.rest / SECOND)
 
 
 class WindowLimits(ABC):
-    """Limits of one colour, whose windows are kept somewhere: each verb is a change of one."""
+    """Limits of one colour whose windows are stored elsewhere: each verb changes one window."""
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
         return await self._changed(name, lambda window, now: booked(window, now, rate, cost, ahead, was))
@@ -49,24 +49,24 @@ class WindowLimits(ABC):
         return await self._changed(name, lambda window, now: (window, usage(window, now)))
 
     async def listed(self) -> list[tuple[str, Usage]] | None:
-        """None: nobody can say which there are."""
+        """Return all limits by name. None if this engine cannot list them."""
         return None
 
     @abstractmethod
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
-        """Its answer, once what it makes of the window is there, or it is the one that was there."""
+        """Apply `change` to the window of this name, and return its answer once the changed window is stored."""
 
 
 @dataclass(slots=True)
 class KeptWindow:
-    """A window, as long as it matters."""
+    """A window, and the moment after which it is empty."""
 
     window: Window
     end: float
 
 
 class NamedLimits(WindowLimits):
-    """Those of both colours: no verb suspends."""
+    """Limits in the memory of this process, for both colours: no verb suspends."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -93,9 +93,9 @@ class NamedLimits(WindowLimits):
         return int(self._clock() * SECOND)
 
     def let_go(self) -> None:
-        """It is closed."""
+        """Note that the engine is closed."""
         self.closed = True
 
     def start_again(self) -> None:
-        """A forked child has limits of its own, as they are when it begins with nothing."""
+        """Begin anew in a forked child, which has limits of its own."""
         self._kept: Ending[str, KeptWindow] = Ending()

@@ -1,4 +1,4 @@
-"""Many verbs at once, for blocking callers: what all of them ask next is put aside, and asked together."""
+"""Many verbs at once for blocking callers: their next questions are collected, and asked together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PutAside", "side_by_side", "together"]
 
 
 class PutAside:
-    """What one verb asks its server, put aside; awaited, it gives the answer."""
+    """One verb's question, set aside. Awaiting it gives the answer."""
 
     __slots__ = ("asked",)
 
@@ -29,9 +29,9 @@ def together(
     answered: Callable[[dict[int, Any]], dict[int, Any]],
     errors: type[BaseException] = StampedeError,
 ) -> list[Any]:
-    """What each verb returned, or the one of these errors that it raised.
+    """Return what each verb returned, or the error (one of `errors`) that it raised.
 
-    `answered` is given what they have asked, by numbers, and gives the answers, or errors.
+    `answered` takes the questions of one round by the number of their verb, and returns the answers, or errors.
     """
     results: list[Any] = [None] * len(work)
     answers: dict[int, Any] = dict.fromkeys(range(len(work)))
@@ -52,12 +52,13 @@ def together(
         return results
     finally:
         for coroutine in work:
-            coroutine.close()  # those that an interruption left waiting
+            coroutine.close()  # a no-op, unless an interruption left it waiting
         del results, answers, answer  # the errors in them refer to this frame
 
 
 def side_by_side(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
-    """What each gave, or the error of ours that it raised; so many at once, of which the caller does some."""
+    """Return what each task returned, or the StampedeError that it raised. At most `threads` run at once, the caller's
+    among them."""
     results: list[Any] = [None] * len(tasks)
     left = deque(enumerate(tasks))
 
@@ -76,7 +77,7 @@ def side_by_side(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     try:
         work()
     finally:
-        left.clear()  # who was interrupted asks for nothing more
+        left.clear()  # after an interruption, no further task begins
         for helper in helpers:
             if helper is not None:
                 helper.join()

@@ -1,4 +1,4 @@
-"""The names of keys and locks, where a store takes not every string for one."""
+"""Names of keys and locks, for stores that do not accept every string."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LONGEST = 200
 
 
 def name_of(key: str, kind: bytes = b"s") -> bytes:
-    """Printable ASCII without blanks. Long keys, and those with anything else in them, are hashed."""
+    """Return a name of printable ASCII without blanks. Long keys, and keys with other characters, are hashed."""
     if len(key) <= LONGEST and key.isascii() and key.isprintable() and " " not in key:
         return kind + b":" + key.encode()
     return kind + b"#" + blake2b(key.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest().encode()
 
 
 def shown(raw: bytes) -> str:
-    """A name as it was given; what was shortened, or is none of ours, as people can read it."""
+    """Return a stored name as the user gave it. Bytes that are not valid UTF-8 are shown with backslashes."""
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

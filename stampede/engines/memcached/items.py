@@ -11,7 +11,7 @@ from math import ceil, inf, isfinite
 from struct import Struct, error
 from typing import NamedTuple
 
-from stampede.engines.kit.failures import heard, told
+from stampede.engines.kit.failures import decode_past, encode_past
 from stampede.engines.kit.naming import name_of
 from stampede.engines.kit.whereabouts import here
 from stampede.engines.memcached.meta import MONTH, MetaReply
@@ -99,7 +99,7 @@ def write(it: Record) -> ItemBody:
         ends.append(max(entry.keep, entry.fresh + GRACE + 1))
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
     cramped = entry is not None and len(entry.value) > _LARGE
-    failures = told(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
+    failures = encode_past(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
     holder = _called(lease.token, lease.holder)
     head = _LEASE.pack(len(holder), ttl - lease.end, len(failures))
     rest = b"" if entry is None else _packed(entry, ttl)
@@ -150,7 +150,7 @@ def read(reply: MetaReply) -> Record:
             token, who = token[:_TOKEN], token[_TOKEN + 1 :]
         at += length
         kept = _unpacked(reply.value, at, reply.left) if len(reply.value) > at else None
-        past = heard(failures, left) if failures else None
+        past = decode_past(failures, left) if failures else None
     except (error, ValueError, TypeError, OverflowError, RecursionError):
         return Record(_DAMAGED)
     end = left - leaselag if isfinite(leaselag) else 0.0

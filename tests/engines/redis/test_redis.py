@@ -1014,7 +1014,9 @@ async def asleep(engine: RedisEngine, busy: Busy) -> None:
 
 def ears(engine: RedisEngine) -> int:
     """How many waiters hear what is sent."""
-    return sum(len(channel.ears) for channel in list(engine._servers.news._channels.values()) if channel.stands)
+    return sum(
+        len(channel.listeners) for channel in list(engine._servers.news._channels.values()) if channel.subscribed
+    )
 
 
 @pytest.mark.usefixtures("unaided")
@@ -1049,7 +1051,7 @@ def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> No
             for waiter in waiters[:-1]:
                 waiter.cancel()
             await asyncio.gather(*waiters[:-1], return_exceptions=True)
-            assert sum(len(channel.ears) for channel in list(engine._servers.news._channels.values())) <= 1
+            assert sum(len(channel.listeners) for channel in list(engine._servers.news._channels.values())) <= 1
             waiters[-1].cancel()
         last = asyncio.ensure_future(asleep(engine, busy))
         while not ears(engine):

@@ -52,7 +52,9 @@ Faces = Callable[..., Face]
 
 def ears(engine: RedisEngine) -> int:
     """How many waiters hear what is sent."""
-    return sum(len(channel.ears) for channel in list(engine._servers.news._channels.values()) if channel.stands)
+    return sum(
+        len(channel.listeners) for channel in list(engine._servers.news._channels.values()) if channel.subscribed
+    )
 
 
 def queued(engine: RedisEngine, token: bytes) -> Busy:
