@@ -1,4 +1,4 @@
-"""One computation, however big the herd: a read-through cache that stops stampedes."""
+"""A read-through cache that prevents cache stampedes: one caller computes a missing value, all others share it."""
 
 from stampede.api.cache import Cache
 from stampede.api.overrides import bypassed, refreshing

@@ -1,4 +1,4 @@
-"""`python -m stampede`."""
+"""Run the command line: `python -m stampede`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of errors: each is also of the builtin family that a Python user expects."""
+"""The tree of errors. Each also derives from the builtin exception that a Python user expects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class StampedeError(Exception):
-    """Whatever this library raises by itself.
+    """The base of all errors that the library itself raises.
 
     >>> try:
     ...     cached(ttl=-1)
@@ -36,7 +36,7 @@ class StampedeError(Exception):
 
 
 class OptionError(StampedeError, ValueError):
-    """An option that can't be: its name, its value and the remedy are in the message.
+    """An option whose name or value is wrong. The message names the option, the value and the remedy.
 
     >>> cached(tll=60)
     Traceback (most recent call last):
@@ -45,7 +45,7 @@ class OptionError(StampedeError, ValueError):
 
 
 class SettingsError(OptionError):
-    """A settings file, or an argument of `configure`, that can't be used.
+    """A settings file, or an argument of `Cache` or `configure`, that can't be used.
 
     >>> Cache(tll=60)
     Traceback (most recent call last):
@@ -54,9 +54,9 @@ class SettingsError(OptionError):
 
 
 class MissingExtra(StampedeError, ImportError):
-    """An engine or codec whose package is not installed; the message holds its pip line.
+    """An engine or codec whose package is not installed. The message shows the pip command.
 
-    >>> try:  # Cache("redis://localhost"), where it isn't installed
+    >>> try:  # Cache("redis://localhost"), if redis is not installed
     ...     raise MissingExtra("redis:// needs the package 'redis': pip install 'stampede-guard[redis]'")
     ... except ImportError as error:
     ...     print(error)
@@ -65,7 +65,7 @@ class MissingExtra(StampedeError, ImportError):
 
 
 class UnsupportedPatch(StampedeError, RuntimeError):
-    """The program was patched by eventlet, which this library does not support; the message says what to use instead.
+    """A program patched by eventlet, which the library does not support. The message says what to use instead.
 
     >>> issubclass(UnsupportedPatch, RuntimeError)
     True
@@ -73,7 +73,7 @@ class UnsupportedPatch(StampedeError, RuntimeError):
 
 
 class KeyingError(StampedeError, TypeError):
-    """An argument that has no stable identity; the message names the parameter.
+    """An argument from which no key can be made, as it has no stable identity. The message names the parameter.
 
     >>> @cached
     ... def rows(connection: object) -> int:
@@ -85,16 +85,16 @@ class KeyingError(StampedeError, TypeError):
 
 
 class CodecError(StampedeError, TypeError):
-    """A value that the codec can't hold, or bytes that it doesn't believe.
+    """A value that the codec can't encode, or bytes that it refuses to decode.
 
-    >>> cache.set("k", open)  # in tests, and with strict=True; elsewhere memory:// warns
+    >>> cache.set("k", open)  # raises with strict=True, the default in tests; else memory:// logs a warning
     Traceback (most recent call last):
     stampede.errors.CodecError: ...
     """
 
 
 class TooLarge(CodecError):
-    """A value above `max_bytes` or the engine's own limit: it goes to its callers, and is not stored.
+    """A value larger than `max_bytes` or the engine's own limit. Callers get it, but it is not stored.
 
     >>> Cache(max_bytes=100, strict=True).set("k", "x" * 1000)
     Traceback (most recent call last):
@@ -103,7 +103,7 @@ class TooLarge(CodecError):
 
 
 class EngineError(StampedeError, ConnectionError):
-    """The engine can't be asked: it is down, hung, full, or refuses us.
+    """An engine that can't be used, because it is down, hung, full, or refuses the request.
 
     >>> cache = Cache()
     >>> cache.close()
@@ -114,13 +114,13 @@ class EngineError(StampedeError, ConnectionError):
     EngineClosed
     """
 
-    partial = False  # True: so it is with a part of its keys, as one of several servers is down; others may be asked
-    unsure = False  # True: the connection broke before the reply, and a second try could do the same change again
-    refused = False  # True: it has answered, and takes nothing new, as it is full; others may invalidate what it has
+    partial = False  # True: only some keys are affected, as one of several servers is down; other keys still work
+    unsure = False  # True: the connection broke before the reply, so a second try could make the same change twice
+    refused = False  # True: it answers, but is full and stores nothing new; what it holds can be invalidated
 
 
 class EngineClosed(EngineError):
-    """The engine was closed here, for good: nothing is served in its place, and who waited for it waits no more.
+    """An engine that was closed in this process, for good. No fallback replaces it, and waiters get this error too.
 
     >>> cache = Cache()
     >>> cache.close()
@@ -132,23 +132,23 @@ class EngineClosed(EngineError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name}: the engine was closed: open another Cache, or call configure() again, "
-            "as in the lifespan that has closed it"
+            "for example in the lifespan function that closed it"
         )
 
 
 class WaitTimeout(StampedeError, TimeoutError):
-    """Somebody else computes, and `wait` ran out.
+    """A value that was not there when `wait` or `deadline` ran out.
 
-    >>> try:  # with wait=: somebody else has computed it for so long
-    ...     raise WaitTimeout("somebody else has been computing 'k' for 5 s, and wait ran out")
+    >>> try:  # with wait=5, while another caller computes the value
+    ...     raise WaitTimeout("another caller has been computing 'k' for 5 s, and wait ran out")
     ... except TimeoutError as error:
     ...     print(error)
-    somebody else has been computing 'k' for 5 s, and wait ran out
+    another caller has been computing 'k' for 5 s, and wait ran out
     """
 
 
 class Absent(StampedeError, KeyError):
-    """A function of many ids (`@cached.many`) has nothing for the one that was asked for.
+    """An id for which a function of many ids (`@cached.many`) has no value.
 
     >>> @cached.many
     ... def users(ids: list[int]) -> dict[int, str]:
@@ -160,11 +160,11 @@ class Absent(StampedeError, KeyError):
     stampede.errors.Absent: ...
     """
 
-    __str__ = Exception.__str__  # a KeyError's is its repr
+    __str__ = Exception.__str__  # KeyError's own shows the message's repr
 
 
 class LockTimeout(StampedeError, TimeoutError):
-    """Somebody else holds the lock, and `wait` ran out.
+    """A lock that was still held by another caller when `wait` ran out.
 
     >>> with cache.lock("nightly"), cache.lock("nightly", wait=0):
     ...     pass
@@ -174,7 +174,7 @@ class LockTimeout(StampedeError, TimeoutError):
 
 
 class LockLost(StampedeError, RuntimeError):
-    """The lock ended before its block did: somebody else may have been inside.
+    """A lock that ended before its block did, so that another caller may have been inside as well.
 
     >>> cache.lock("nightly").release()
     Traceback (most recent call last):
@@ -183,7 +183,7 @@ class LockLost(StampedeError, RuntimeError):
 
 
 class LimitTimeout(StampedeError, TimeoutError):
-    """As many have started as the limit allows, and `wait` ran out; `seconds` until the next may.
+    """A limit that allowed no further start within `wait`. `seconds` is the time until the next possible start.
 
     >>> with cache.limiter("github", max=1, per=60), cache.limiter("github", max=1, per=60, wait=0):
     ...     pass
@@ -200,7 +200,7 @@ class LimitTimeout(StampedeError, TimeoutError):
 
 
 class OriginFull(StampedeError, TimeoutError):
-    """An origin has as many computations as its settings allow, and there is nothing to serve meanwhile.
+    """An origin with as many computations as its settings allow, and no stale value to serve instead.
 
     >>> try:  # with when_full = "raise", or when wait has run out
     ...     raise OriginFull("the origin 'orders-db' is full")
@@ -209,14 +209,14 @@ class OriginFull(StampedeError, TimeoutError):
     the origin 'orders-db' is full
     """
 
-    may_be_covered = True  # by what is stale
+    may_be_covered = True  # a stale value may be served instead
 
 
-WAY_OUT = "ask for another, or call the function itself, as its __wrapped__"
+WAY_OUT = "ask for another key, or call the undecorated function, its __wrapped__"
 
 
 class RecursiveComputation(StampedeError, RecursionError):
-    """A computation asked for its own key.
+    """A computation that asked for its own key.
 
     >>> @cached
     ... def count(n: int) -> int:
@@ -228,11 +228,11 @@ class RecursiveComputation(StampedeError, RecursionError):
 
 
 class ComputationFailed(StampedeError, RuntimeError):
-    """The computation failed in another call, a moment ago or elsewhere; `type_name` and `message` tell how.
+    """A computation that failed in another call, just now or in another process: with `type_name` and `message`.
 
     >>> print(ComputationFailed("row(5)", "shop.NoRow", "5"))
-    computing 'row(5)' failed in another call: shop.NoRow: 5 (where that is an answer, and no fault, say
-    raises=shop.NoRow: then every caller gets it as itself)
+    computing 'row(5)' failed in another call: shop.NoRow: 5 (if this is an answer and no fault, give
+    raises=shop.NoRow: then every caller gets the exception itself)
     """
 
     def __init__(self, key: str, type_name: str, message: str) -> None:
@@ -246,4 +246,7 @@ class ComputationFailed(StampedeError, RuntimeError):
         if not self.type_name or self.type_name.startswith("stampede."):
             return text
         name = self.type_name.removeprefix("builtins.")
-        return f"{text} (where that is an answer, and no fault, say raises={name}: then every caller gets it as itself)"
+        return (
+            f"{text} (if this is an answer and no fault, give raises={name}: "
+            "then every caller gets the exception itself)"
+        )

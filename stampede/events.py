@@ -1,4 +1,4 @@
-"""What happens, as frozen values for observers. None is built on a local hit, and none holds a cached value."""
+"""Events for observers, as frozen dataclasses. A local hit builds none, and none holds a cached value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`scope` is the function (or "" for a cache's own verbs), `key` the whole key."""
+    """The base of all events. `scope` is the function, or "" for a cache's own verbs; `key` is the whole key."""
 
     scope: str
     key: str
@@ -22,15 +22,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Found(Event):
-    """A shared engine had the value: a hit beyond the local tier. `cost`: the seconds that computing it took."""
+    """A value found in a shared engine: a hit beyond the local tier. `cost`: the seconds that computing it took."""
 
     cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Waited(Event):
-    """The caller was given what another caller computed, after so many seconds. `cost`: the seconds that computing it
-    took, as far as is known."""
+    """A value that another caller computed, for which this caller waited `seconds`. `cost` is the seconds that
+    computing it took, if known."""
 
     seconds: float
     cost: float = 0.0
@@ -38,15 +38,16 @@ class Waited(Event):
 
 @dataclass(frozen=True, slots=True)
 class Served(Event):
-    """The caller was given a value that was stale, or due, during a computation or after a failure; or one that this
-    process has kept while the engine is down."""
+    """A stale or due value that was served during a computation or after a failure; or, while the engine is down, a
+    value that this process kept."""
 
-    why: str  # "computing" | "failed" | "resting" | "full" (its origin is) | "outage" (of the engine)
+    why: str  # "computing" | "failed" | "resting" | "full" (the origin) | "outage" (of the engine)
 
 
 @dataclass(frozen=True, slots=True)
 class Computed(Event):
-    """This process computed the value. `why`: missing, early, stale, refresh, alone (unstored: outage, deadlock)."""
+    """A value that this process computed. `why` is missing, early, stale, refresh, or alone (for one caller and not
+    stored, as waiting for another computation might be a deadlock)."""
 
     why: str
     cost: float
@@ -55,7 +56,7 @@ class Computed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """This process's computation raised."""
+    """A computation of this process that raised."""
 
     why: str
     cost: float
@@ -64,9 +65,9 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """The lease ended before the fill: the value went to its caller and was not stored. `max_hold` tells for how long
-    it would have been renewed, if the computation took longer than that; None, if it was lost otherwise. `invalidated`:
-    here or by another process, which is as it should be."""
+    """A lease that ended before the fill: its caller got the value, which was not stored. `max_hold` is the limit in
+    seconds that the computation exceeded; None if the lease was lost otherwise. `invalidated`: the key was invalidated
+    or set, here or by another process, so nothing is wrong."""
 
     max_hold: float | None = None
     invalidated: bool = False
@@ -74,8 +75,8 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unkept(Event):
-    """The value can't be stored: `why` tells (too large, cache_if, no codec for it). It went to its callers; with
-    `strict`, they were raised an error."""
+    """A value that can't be stored. `why` is the reason (too large, cache_if, no codec for it). Callers got the value;
+    if `strict`, they got an error instead."""
 
     why: str
     strict: bool = False
@@ -83,21 +84,21 @@ class Unkept(Event):
 
 @dataclass(frozen=True, slots=True)
 class BadBytes(Event):
-    """The engine held bytes that the codec doesn't believe: a miss."""
+    """Bytes of the engine that the codec refused, which counts as a miss."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Invalidated(Event):
-    """`invalidate`, `expire`, `set`, `invalidate_all`, `expire_all` or `clear` was called here."""
+    """A call of `invalidate`, `expire`, `set`, `invalidate_all`, `expire_all` or `clear` in this process."""
 
     verb: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDown(Event):
-    """The engine can't be asked; calls go on without it, unless it is `strict`: `on_engine_error="raise"`."""
+    """An engine that can't be used. Calls go on without it; if `strict` (`on_engine_error="raise"`), they raise."""
 
     engine: str
     error: BaseException
@@ -106,7 +107,7 @@ class EngineDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class EngineUp(Event):
-    """The engine answers again, after so many seconds."""
+    """An engine that answers again, after an outage of `seconds`."""
 
     engine: str
     seconds: float
@@ -114,7 +115,7 @@ class EngineUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class Untold(Event):
-    """The engine doesn't tell of changes as it should: `how` is what it says, and what is done instead."""
+    """An engine that does not notify this process of changes. `how` is its answer, and what is done instead."""
 
     engine: str
     how: str
@@ -123,4 +124,4 @@ class Untold(Event):
 Observer: TypeAlias = Callable[[Event], object]
 
 Note: TypeAlias = Callable[..., object]
-"""Takes the class of an event and its fields: an event of which nobody wants to hear needn't be made."""
+"""Takes an event's class and fields, so that an event without observers is never built."""

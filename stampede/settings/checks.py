@@ -1,4 +1,4 @@
-"""Each setting's check: its name and what was written, to what is kept. OptionError names the setting and a remedy."""
+"""The check of each setting: from its name and raw value to the value to use. Errors name the setting and a remedy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from stampede.settings.model import LocalSettings, RateSetting, safe_url
 __all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "observers"]
 
 COMPRESS_ABOVE = 4096
-"""Bytes above which `compress = true` compresses."""
+"""With `compress = true`, larger bodies (in bytes) are compressed."""
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
 
 def checked(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: str = "") -> dict[str, Any]:
-    """What the table's settings are to be; the prefix goes before the names in errors."""
+    """Return the table's values, each checked. `prefix` is put before the names in errors."""
     for name in table:
         if name not in checks:
             hint = nearest(str(name), list(checks))
             if checks is CACHE and not hint.startswith("did"):
-                hint += " (an engine's own options go into its URL: 'redis://localhost?socket_timeout=0.5')"
+                hint += " (options of the engine go into its URL: 'redis://localhost?socket_timeout=0.5')"
             raise OptionError(f"{prefix}{name}: there is no such setting: {hint}")
     return {name: checks[name](f"{prefix}{name}", value) for name, value in table.items()}
 
@@ -50,7 +50,7 @@ def _truth(name: str, value: Any) -> bool:
 def _option(convert: Check) -> Check:
     def check(name: str, value: Any) -> Any:
         converted = convert(name, value)
-        DEFAULT.with_options(**{name: converted})  # an error about this one is to name this one
+        DEFAULT.with_options(**{name: converted})  # raises an error that names this setting
         return converted
 
     return check
@@ -59,7 +59,7 @@ def _option(convert: Check) -> Check:
 def _in_code(what: str) -> Check:
     def check(name: str, value: Any) -> Any:
         first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, (str, int, float, Mapping)):  # as a file would have it
+        if isinstance(first, (str, int, float, Mapping)):  # it came from a file
             raise OptionError(f"{name} takes {what}, which a file can't hold: give it to @cached or Cache")
         return value
 
@@ -127,7 +127,7 @@ _codec_name = _one_of("sealed", "msgpack", "json", "pickle")
 
 
 def _codec(name: str, value: Any) -> Any:
-    """One of ours by its name, or an object that is looked at by who encodes with it."""
+    """Return a codec's name, or the user's own codec object, which is checked in full when it is used."""
     own = not isinstance(value, type) and any(hasattr(value, verb) for verb in ("encode", "decode"))
     return value if own and not isinstance(value, (str, bytes)) else _codec_name(name, value)
 
@@ -143,16 +143,18 @@ def _names(name: str, value: Any) -> tuple[str | type | ModuleType, ...]:
 
 
 def _keys(name: str, value: Any) -> tuple[bytes, ...]:
-    """The signing keys; no error may quote one."""
+    """Return the signing keys. No error may quote one."""
     if value is None:
         return ()
     keys = value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(key, (str, bytes)) for key in keys):
-        raise OptionError(f"{name} holds what is no string: give one, or a list of them, the signing one first")
+        raise OptionError(
+            f"{name} holds something other than a string: give a string, or a list that begins with the key to sign with"
+        )
     if not keys:
         raise OptionError(f"{name} is an empty list: nothing would be signed; give a key, or leave it out")
     if not all(keys):
-        raise OptionError(f"{name} holds an empty string: everybody could sign with it")
+        raise OptionError(f"{name} holds an empty string: anyone could sign with it; give a key, or leave it out")
     return tuple(key.encode() if isinstance(key, str) else key for key in keys)
 
 
@@ -183,7 +185,7 @@ def _rate(name: str, value: Any) -> RateSetting:
 
 
 def observers(name: str, value: Any) -> tuple[tuple[Any, Any], ...]:
-    """The observers that a table names: `prometheus = true`, `mine = "package.module:name"`. From code, also a list."""
+    """Return the observers of a table (`prometheus = true`, `mine = "package.module:name"`), or of a list from code."""
     if not isinstance(value, (Mapping, list, tuple)):
         raise OptionError(f"{name} is {_kind(value)}: give a table, or a list of functions")
     found: list[tuple[Any, Any]] = []
@@ -194,10 +196,10 @@ def observers(name: str, value: Any) -> tuple[tuple[Any, Any], ...]:
             found.append((key, each))
         else:
             close = get_close_matches(str(key), ("prometheus", "opentelemetry"), 1)
-            hint = f"did you mean {close[0]!r}? Else give" if close else "give"
+            hint = f"did you mean {close[0]!r}? Otherwise give" if close else "give"
             raise OptionError(
                 f"{name}.{key} is {each!r}: {hint} a function of an event, as "
-                "'package.module:name'; prometheus = true and opentelemetry = true are ready-made"
+                "'package.module:name'; prometheus = true and opentelemetry = true are built in"
             )
     return tuple(found)
 
@@ -206,7 +208,7 @@ def _kind(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-# A policy's own checks understand texts such as "10m"; numbers and flags may be texts out of the environment.
+# A policy's own checks accept texts such as "10m". Numbers and flags may be texts too, from the environment.
 _OF_POLICY: dict[str, Check] = {
     "early": _number,
     "jitter": _number,

@@ -1,4 +1,4 @@
-"""What settings are, once they are read and checked: frozen dataclasses, whose reprs hold no secret."""
+"""Settings that were read and checked, as frozen dataclasses. Their reprs contain no secret."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "RateSetting", "S
 
 
 NOTHING = "nothing"
-"""Where settings that nobody wrote were read."""
+"""The source of settings that were not given at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """A local tier: how many entries, and for how many seconds one is believed without news (None: the engine's)."""
+    """A local tier: how many entries it keeps, and for how many seconds without news (None: the engine's default)."""
 
     entries: int = 10_000
     ttl: float | None = None
@@ -28,21 +28,21 @@ class LocalSettings:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CacheSettings:
-    """One cache, as its table describes it. None is always "as the engine or codec would have it"."""
+    """One cache, as its table describes it. None always means the default of the engine or codec."""
 
     url: str = "memory://"
     locks: str | None = None
     local: LocalSettings | Literal[False] | None = None
     namespace: str = ""
-    codec: Any = "sealed"  # or a codec of the user's, from code
-    trust: tuple[str | type | ModuleType, ...] = ()  # dotted names from a file, classes and modules also from code
-    signing_key: tuple[bytes, ...] = ()  # the first signs, each is believed
-    compress: int | None = None  # bytes above which a body is compressed
+    codec: Any = "sealed"  # from code, also an object: a codec of the user's own
+    trust: tuple[str | type | ModuleType, ...] = ()  # dotted names; from code, also classes and modules
+    signing_key: tuple[bytes, ...] = ()  # the first one signs, each one verifies
+    compress: int | None = None  # larger bodies, in bytes, are compressed
     max_bytes: int | None = None
     on_engine_error: Literal["local", "raise"] = "local"
     policy: Policy = DEFAULT
-    origins: Mapping[str, OriginSettings] = field(default_factory=dict)  # all that the settings have
-    name: str = field(default="", compare=False)  # its name there
+    origins: Mapping[str, OriginSettings] = field(default_factory=dict)  # all origins of the settings
+    name: str = field(default="", compare=False)  # the cache's name in the settings
 
     def __repr__(self) -> str:
         locks = self.locks and safe_url(self.locks)
@@ -56,7 +56,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class RateSetting:
-    """So many computations within so many seconds."""
+    """A rate: at most `count` computations within `per` seconds."""
 
     count: int
     per: float
@@ -64,9 +64,9 @@ class RateSetting:
 
 @dataclass(frozen=True, slots=True)
 class OriginSettings:
-    """The caps of one origin over the whole fleet: computations at once, and in so many seconds. None: there is none.
+    """The caps of one origin over the whole fleet: on concurrent computations, and on their rate. None means no cap.
 
-    `adaptive`: the first follows how well the origin bears it, between `at_least` and `concurrency`.
+    With `adaptive`, the concurrency follows how the origin copes with it, between `at_least` and `concurrency`.
     """
 
     concurrency: int | None = None
@@ -77,22 +77,22 @@ class OriginSettings:
 
     def __post_init__(self) -> None:
         if self.adaptive and self.concurrency is None:
-            raise OptionError("adaptive is true: give concurrency, the most that it may adapt to")
+            raise OptionError("adaptive is true: also give concurrency, the upper bound")
         if self.at_least > (self.concurrency or self.at_least):
             raise OptionError(f"at_least is {self.at_least}: it must not be more than concurrency, {self.concurrency}")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All caches and origins by name, the observers, and where they were read."""
+    """All caches and origins by name, the observers, and the source of these settings."""
 
     caches: Mapping[str, CacheSettings] = field(default_factory=dict)
     origins: Mapping[str, OriginSettings] = field(default_factory=dict)
     source: str = NOTHING
-    observers: tuple[tuple[Any, Any], ...] = ()  # of every cache, by key: functions, or "prometheus", "module:name"
+    observers: tuple[tuple[Any, Any], ...] = ()  # by key: a function, "prometheus", or "module:name"
 
     def cache(self, name: str) -> CacheSettings:
-        """The settings of one cache; `default` is there even if nobody wrote it."""
+        """Return the settings of one cache. SettingsError: there is none of this name (`default` always exists)."""
         if name in self.caches:
             return replace(self.caches[name], origins=self.origins, name=name)
         if name == "default":
@@ -102,26 +102,26 @@ class Settings:
         raise SettingsError(f"{self.source}: there is no [caches.{name}]: {nearest(name, ['default', *self.caches])}")
 
     def no_default(self) -> str | None:
-        """What is to be told to who asks for the default cache, where others are written and it isn't; else None."""
+        """Return a warning for users of the default cache if only other caches are configured; else None."""
         if not self.caches or "default" in self.caches:
             return None
         hint, names = nearest("default", self.caches), ", ".join(map(repr, sorted(self.caches)))
         meant = f"{hint.removesuffix('?').replace('did you mean', 'is')} meant? " if hint.startswith("did") else ""
         return (
-            f"{self.source}: there is no [caches.default], only {names}: {meant}What asks for no cache by its name, as "
-            "@cached without cache= does, is kept in the memory of each process. Name one of them default, say "
-            "@cached(cache=...), or write [caches.default] with url = 'memory://' if that is meant"
+            f"{self.source}: there is no [caches.default], only {names}: {meant}Functions and calls that name no "
+            "cache, such as @cached without cache=, keep their values in the memory of each process. Name one of the "
+            "caches default, give @cached(cache=...), or, to use memory, write [caches.default] with url = 'memory://'"
         )
 
 
-_ASKS = r"(?!\d{1,5}(?:/[^?#@]*)?\?[^@]*=)"  # a port, and a query in which the @ is
-# Also where a slash, or the scheme, is missing, or a password has in it what ends one elsewhere.
+_ASKS = r"(?!\d{1,5}(?:/[^?#@]*)?\?[^@]*=)"  # a port, then a query that contains the @
+# Find it also if a slash or the scheme is missing, or if the password contains a delimiter such as / or @.
 _PASSWORD = re.compile(rf"(:/{{1,2}}[^/?#:]*:|^[^/?#:]*:(?!/))(?:[^?#]*|{_ASKS}.*)@", re.DOTALL)
-_SECRET = re.compile(  # `listen` is an address, of whatever form
+_SECRET = re.compile(  # `listen` holds an address with its own password, in any form
     r"([?&;][^=&;#]*(?:pass|secret|token|signing|listen|credential|_key)[^=&#]*=)[^&;]*", re.IGNORECASE
 )
 
 
 def safe_url(url: str) -> str:
-    """The URL as it may be shown: without its password."""
+    """Return the URL without its password, so that it can be shown."""
     return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))

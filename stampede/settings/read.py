@@ -1,4 +1,4 @@
-"""Where settings come from: a TOML file, or a mapping of the same shape. Reading the file is all that is done."""
+"""Read settings from a TOML file, or from a mapping of the same shape. No cache is opened here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLES = ("caches", "origins", "observers")
 
 
 def discover(environ: Mapping[str, str], cwd: str | os.PathLike[str]) -> Settings | None:
-    """What `$STAMPEDE_SETTINGS` names, else `stampede.toml` in `cwd`, else None."""
+    """Load the file that `$STAMPEDE_SETTINGS` names, or else `stampede.toml` in `cwd`. None: there is neither."""
     if named := environ.get(VARIABLE):
         try:
             return load(Path(cwd, named), environ)
@@ -37,14 +37,14 @@ def discover(environ: Mapping[str, str], cwd: str | os.PathLike[str]) -> Setting
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of one file; SettingsError names what is wrong and where."""
+    """Read the settings of one file. SettingsError says what is wrong, and where."""
     return from_mapping(_toml(Path(path)), str(path), environ)
 
 
 def from_mapping(
     mapping: Mapping[str, Any], source: str = "configure()", environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """The same from a mapping of the same shape: `{"caches": {"default": {"url": ...}}}`."""
+    """Read settings from a mapping of a file's shape: `{"caches": {"default": {"url": ...}}}`."""
     for name in mapping:
         if name not in TABLES:
             raise SettingsError(f"{source}: {name}: there is no such table: {_home_of(str(name))}")
@@ -58,7 +58,7 @@ def from_mapping(
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # editors of some systems write a BOM
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # some editors write a BOM
     except FileNotFoundError as exc:
         raise SettingsError(f"{path}: there is no such file") from exc
     except IsADirectoryError as exc:
@@ -74,7 +74,7 @@ def _toml(path: Path) -> dict[str, Any]:
 def _tables(
     mapping: Mapping[str, Any], kind: str, source: str, environ: Mapping[str, str]
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """Each table of one kind: its name, its place for error texts, and its content with `${NAME}` filled in."""
+    """Return each table of one kind: its name, its place for errors, and its content with each `${NAME}` replaced."""
     tables = mapping.get(kind, {})
     if not isinstance(tables, Mapping):
         raise SettingsError(f"{source}: {kind}: it is a table of tables: write [{kind}.default]")
@@ -97,7 +97,7 @@ _PLACEHOLDER = re.compile(r"(\$?)\$\{([^}]*)\}")
 
 
 def _filled_in(value: Any, at: str, environ: Mapping[str, str]) -> Any:
-    """The value with each `${NAME}` in its strings replaced; `$${` is a plain `${`."""
+    """Return the value with each `${NAME}` in its strings replaced; `$${` stands for a literal `${`."""
     if isinstance(value, str):
 
         def variable(match: re.Match[str]) -> str:
@@ -105,7 +105,9 @@ def _filled_in(value: Any, at: str, environ: Mapping[str, str]) -> Any:
             if escaped:
                 return match[0][1:]
             if name not in environ:
-                raise SettingsError(f"{at}: the environment has no {name!r} for ${{{name}}}; a plain ${{ is $${{")
+                raise SettingsError(
+                    f"{at}: the environment has no {name!r} for ${{{name}}}: set it, or write $${{ for a literal ${{"
+                )
             return environ[name]
 
         return _PLACEHOLDER.sub(variable, value)
@@ -117,16 +119,16 @@ def _filled_in(value: Any, at: str, environ: Mapping[str, str]) -> Any:
 
 
 def cache_settings(table: Mapping[str, Any], at: str) -> CacheSettings:
-    """One cache's settings; `at` goes before each error. From code, functions and classes are welcome too."""
+    """Return one cache's settings; `at` is put before each error. From code, values may be functions and classes."""
     values = _checked(at, table, CACHE)
     policy = DEFAULT.with_options(**{name: values.pop(name) for name in POLICY if name in values})
     if values.get("codec") == "pickle" and not values.get("signing_key"):
-        raise SettingsError(f"{at} codec is 'pickle', which runs what it reads: it needs a signing_key")
+        raise SettingsError(f"{at} codec is 'pickle', which executes what it reads: give a signing_key")
     return CacheSettings(**values, policy=policy)
 
 
 def origin_settings(table: Mapping[str, Any], at: str) -> OriginSettings:
-    """One origin's caps, likewise."""
+    """Return one origin's caps; `at` is put before each error."""
     values = _checked(at, table, ORIGIN)
     try:
         return OriginSettings(**values)

@@ -105,7 +105,7 @@ def test_a_settings_file_turns_prometheus_on(tmp_path: Path) -> None:
     [
         (
             {"promtheus": True},
-            "observers.promtheus is True: did you mean 'prometheus'? Else give a function of an event",
+            "observers.promtheus is True: did you mean 'prometheus'? Otherwise give a function of an event",
         ),
         ({"prometheus": 5}, "observers.prometheus is 5: give true or false"),
         ({"mine": "print"}, "observers.mine is 'print': give a function of an event, as 'package.module:name'; "),
@@ -692,7 +692,7 @@ def test_a_closed_cache_says_the_way_on() -> None:
     f = cached(counting())
     f(1)
     get_cache().close()
-    with pytest.raises(EngineClosed, match=r"call configure\(\) again, as in the lifespan"):
+    with pytest.raises(EngineClosed, match=r"call configure\(\) again, for example in the lifespan"):
         f(2)
     configure(url="memory://")
     assert f(1) == 2

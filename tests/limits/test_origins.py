@@ -436,7 +436,7 @@ def test_origins_of_a_settings_file() -> None:
     [
         ({"concurrency": 0}, "concurrency is 0: give a whole number, at least 1"),
         ({"concurrency": 2**31}, "concurrency is 2147483648: give a whole number, at least 1, and 2147483647 at most"),
-        ({"adaptive": True}, "adaptive is true: give concurrency, the most that it may adapt to"),
+        ({"adaptive": True}, "adaptive is true: also give concurrency, the upper bound"),
         ({"concurrency": 2, "at_least": 3}, "at_least is 3: it must not be more than concurrency, 2"),
         ({"adaptive": "perhaps", "concurrency": 2}, "adaptive is 'perhaps': give true or false"),
     ],

@@ -110,7 +110,7 @@ IN_A_FILE = pytest.param(lambda **table: from_mapping({"caches": {"default": tab
 @pytest.mark.parametrize("given_to", [Cache, stampede.configure, IN_A_FILE])
 def test_an_engines_option_that_is_none_of_the_caches_says_where_it_belongs(given_to: Any) -> None:
     """Who gives it beside the URL would look for it in a list of all settings."""
-    with pytest.raises(SettingsError, match=r"listen: .*an engine's own options go into its URL"):
+    with pytest.raises(SettingsError, match=r"listen: .*options of the engine go into its URL"):
         given_to(url="postgres://a@h/d", listen="postgres://a@i/d")
 
 

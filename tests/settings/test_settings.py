@@ -274,7 +274,7 @@ def test_a_missing_variable_is_named() -> None:
         ({"local": {"ttl": -1}}, "local.ttl is -1: it must be at least 0"),
         ({"codec": "msgpak"}, "codec is 'msgpak': did you mean 'msgpack'?"),
         ({"codec": "yaml"}, "codec is 'yaml': give one of 'sealed', 'msgpack', 'json', 'pickle'"),
-        ({"codec": "pickle"}, "codec is 'pickle', which runs what it reads: it needs a signing_key"),
+        ({"codec": "pickle"}, "codec is 'pickle', which executes what it reads: give a signing_key"),
         ({"trust": "shop.Price"}, "trust is of type str: give a list of dotted names"),
         ({"trust": ["Price"]}, "trust holds 'Price': give dotted names"),
         ({"compress": 0}, "compress is 0: give a number of bytes"),
