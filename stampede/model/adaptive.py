@@ -1,4 +1,4 @@
-"""How much an origin can bear, found by trial. Pure: callers bring the time."""
+"""The load that an origin can bear, found by trials. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import NamedTuple
 __all__ = ["Adaptive"]
 
 LESS = 0.75
-"""What remains of the room after a failure."""
+"""The part of the room that remains after a failure."""
 
 SLOWER = log(1.5)
-"""If computations take so many times as long as after the last trial, the next one begins at once."""
+"""How much slower (as a logarithm) computations become, compared with the last trial, before the next trial begins at
+once."""
 
 STEPS = 10
-"""The room grows so often by a sixteenth (at least by one) between two trials."""
+"""How often the room grows between two trials, by a sixteenth each time, at least by one."""
 
 CALM = 30
-"""With all of its room, an origin is tried again after so many times as many computations as have room."""
+"""Rounds between two trials while the room does not grow. A round is as many computations as there is room for."""
 
 ROUND = 0.1
-"""Seconds for which a room is kept at least."""
+"""The least number of seconds for which a room stays the same."""
 
 FEWEST = 20
-"""Computations that must have ended before their mean says anything."""
+"""The least number of ended computations whose mean counts."""
 
 NAMES = 1000
-"""Names whose usual time is known. Computations of other names say nothing."""
+"""The most names whose usual time is remembered. Computations with other names do not count."""
 
 
 class _Before(NamedTuple):
-    """What was measured before a trial, with the whole room."""
+    """The measurement before a trial, with the whole room."""
 
     room: float
     mean: float
@@ -38,33 +39,35 @@ class _Before(NamedTuple):
 
 
 class Adaptive:
-    """The room of an origin, between two bounds.
+    """The room of an origin, that is how many computations may run at once, between two bounds.
 
-    A trial takes half of the room away. If computations then take clearly less time, it was too much room, and half of
-    it stays; if not, they are slow for another reason, and the room comes back and may grow. A quarter goes whenever
-    the origin fails. Times are compared as means of logarithms, so that a few long computations among many short ones
-    say little. There is no "usual" time that an origin is held to, which is wrong wherever times differ by nature.
+    A trial takes half of the room away. If computations then take clearly less time, there was too much room, and the
+    half stays. If not, they are slow for another reason: the room comes back, and may grow. When the origin fails, a
+    quarter of the room goes.
 
-    Each process tells by its own computations, and the fleet has the least of the rooms of those who are inside.
+    Times are compared as means of logarithms, so that a few long computations among many short ones have little effect.
+    There is no target time for an origin, because times may differ by nature.
+
+    Each process decides by its own computations. The fleet has the smallest room of all holders inside.
     """
 
     def __init__(self, most: int, least: int = 1) -> None:
         self._most, self._least = float(most), float(min(least, most))
-        self._usual: dict[str, tuple[float, int]] = {}  # by name: a mean, and of how many
+        self._usual: dict[str, tuple[float, int]] = {}  # by name: the mean of the logarithms, and how many
         self._normal = inf  # the mean after the last trial
-        self._steps = STEPS  # since the last trial: the first comes soon
-        self._before: _Before | None = None  # while there is a trial
+        self._steps = STEPS  # since the last trial; all of them, so that the first trial comes soon
+        self._before: _Before | None = None  # not None during a trial
         self._change(self._most, -inf)
 
     @property
     def room(self) -> int:
-        """How many computations may run at once."""
+        """The number of computations that may run at once."""
         return int(self._room)
 
     def ended(self, name: str, seconds: float, now: float, *, failed: bool) -> None:
-        """Note that a computation of this name is over, and how long it has taken."""
+        """Take note that a computation of this name has ended, and how many seconds it took."""
         if now - seconds < self._since:
-            return  # it began with another room
+            return  # it began while the room was another
         if failed:
             if now - self._since >= ROUND:
                 room = self._before.room if self._before else self._room
@@ -72,7 +75,7 @@ class Adaptive:
                 self._change(room * LESS, now)
             return
         if name not in self._usual and len(self._usual) >= NAMES:
-            return  # it can be compared with nothing
+            return  # there is nothing to compare it with
         self._note(name, log(max(seconds, 1e-4)))
         if self._count < max(FEWEST, self.room) or now - self._since < ROUND:
             return
@@ -84,7 +87,7 @@ class Adaptive:
             self._judge(self._before, mean, variance, now)
 
     def _go_on(self, mean: float, variance: float, now: float) -> None:
-        """Begin a trial if it is time for one; else let the room grow."""
+        """Begin a trial if it is time for one. Otherwise let the room grow."""
         rounds = self._count / self._room
         slower = mean - 2 * sqrt(variance) > self._normal + SLOWER
         if slower or rounds >= CALM or (self._steps >= STEPS and rounds >= 3):
@@ -99,7 +102,7 @@ class Adaptive:
             self._change(self._room + max(self._room / 16, 1.0), now)
 
     def _judge(self, before: _Before, mean: float, variance: float, now: float) -> None:
-        """End the trial as soon as it is clear. If times fell by half as much as the room, it was too much."""
+        """End the trial as soon as the result is clear. If times fell by half as much as the room, it was too large."""
         beyond = before.mean - mean - log(before.room / self._room) / 2
         if abs(beyond) < 2 * sqrt(variance + before.variance) and self._count < 10 * self._room:
             return
@@ -110,7 +113,7 @@ class Adaptive:
 
     def _note(self, name: str, logarithm: float) -> None:
         usual, count = self._usual.get(name, (0.0, 0))
-        if count < CALM:  # it makes names comparable with each other, and no more
+        if count < CALM:  # enough, as this only makes the times of different names comparable
             count += 1
             usual += (logarithm - usual) / count
             self._usual[name] = usual, count

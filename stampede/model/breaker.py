@@ -1,4 +1,4 @@
-"""Whether to ask an engine that was down the last time: one caller a second does, for all. Callers bring the time."""
+"""A circuit breaker: while an engine is down, one caller a second asks it, for all. The time is an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Breaker"]
 
 
 class Breaker:
-    """Closed while the engine answers. Open after a failure: one probe per pause, until one of them succeeds."""
+    """The state of one engine. After a failure one probe per pause is allowed, until a probe succeeds."""
 
     __slots__ = ("_due", "pause", "since")
 
@@ -22,13 +22,14 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """True while the engine counts as down."""
+        """Whether the engine counts as down."""
         return self.since is not None
 
     def allow(self, now: float) -> bool:
-        """May this caller ask the engine? Of an engine that is down: one caller, who then tells how it went.
+        """Return whether this caller may ask the engine. While it is down, one caller per pause may.
 
-        One who never tells (it hangs, or was killed) is given up after a pause.
+        That caller has to call `failed` or `succeeded`. If it never does, because it hangs or was killed, another
+        caller may ask after the pause.
         """
         if self.since is None:
             return True
@@ -39,13 +40,13 @@ class Breaker:
         return True
 
     def failed(self, now: float) -> None:
-        """It could not be asked: down from now on, or still."""
+        """Take note that the engine could not be asked. It counts as down."""
         with process_lock.lock:
             self._due = now + self.pause if self.since is None else max(self._due, now + self.pause)
             self.since = now if self.since is None else self.since
 
     def succeeded(self, now: float) -> float:
-        """It answered: up from now on. Seconds that it was down, to one caller; 0 to all others."""
+        """Take note that the engine has answered. Return how many seconds it was down, to one caller; 0 to others."""
         if self.since is None:
             return 0.0
         with process_lock.lock:

@@ -1,4 +1,4 @@
-"""What an engine holds: a value, and what is known about its computation."""
+"""Entries: a value, and what is known about its computation. Engines store them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 GRACE = 1.0
-"""Seconds that an engine keeps an entry beyond its end, for callers who were waiting while it was fresh."""
+"""Seconds for which an engine stores an entry beyond its end, for callers that were waiting while it was fresh."""
 
 
 def new_id() -> bytes:
-    """8 random bytes: ids and tokens are compared for equality, never for order."""
+    """Return 8 random bytes. Ids and tokens are compared for equality, never for order."""
     return os.urandom(8)
 
 
-# Not frozen, which would triple the price of a hit on a shared engine; nobody writes to one.
+# Not frozen: that would triple the time of a hit on a shared engine. Still, no code writes to an instance.
 @dataclass(slots=True)
 class Entry(Generic[T]):
-    """A value with an id, its cost, how long it is fresh and how long it is kept.
+    """A value with an id, its cost, and how long it is fresh and stored.
 
-    `fresh` and `keep` are seconds from the moment the entry was stored (towards an engine) or from the
-    moment just before the engine was asked (from an engine). Between a codec and an engine `value` is bytes.
+    `fresh` and `keep` are seconds. In an entry that is given to an engine they count from the moment it is stored. In
+    an entry from an engine they count from the moment before the engine was asked. Between a codec and an engine,
+    `value` is bytes.
 
     >>> cache.set("k", 1, ttl=60, stale=30)
     >>> entry = cache.peek("k")
@@ -35,15 +36,15 @@ class Entry(Generic[T]):
 
     value: T
     id: bytes
-    cost: float = 0.0  # seconds the computation took
-    margin: float = 0.0  # a remembered high quantile of the key's cost
-    ttl: float = inf  # seconds of freshness it was stored with
-    fresh: float = inf  # seconds of freshness left; zero or less: stale
+    cost: float = 0.0  # seconds that the computation took
+    margin: float = 0.0  # a high quantile of the key's cost so far
+    ttl: float = inf  # seconds of freshness with which it was stored
+    fresh: float = inf  # seconds of freshness that are left; stale if zero or less
     keep: float = inf  # seconds until it is gone; never less than `fresh`
-    raised: bool = False  # the value is an exception of `raises`: its class's name, its arguments, what else it holds
+    raised: bool = False  # `value` stands for an exception of `raises`: the class's name, arguments, attributes
 
     def holding(self, value: S) -> Entry[S]:
-        """The same entry around another form of its value.
+        """Return a copy of the entry with another value.
 
         >>> cache.set("k", 1, ttl=60)
         >>> cache.peek("k").holding("one").value
@@ -53,13 +54,13 @@ class Entry(Generic[T]):
 
 
 UNREADABLE = Entry(b"", b"", fresh=-86400.0, keep=1.0)
-"""What an engine hands to the codec in the place of bytes that are no entry of ours: the codec refuses it, so that the
-damage is told of there, and only there."""
+"""The entry that an engine gives to the codec in place of damaged bytes. The codec refuses it, so that damage is
+reported in one place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an abandoned lease leaves for those who waited for it."""
+    """The reason why a lease was abandoned, for callers that waited for it."""
 
     kind: str  # "failed": the computation raised; "unkept": its value can't or mustn't be stored; "absent"; "full"
     type_name: str = ""

@@ -1,4 +1,4 @@
-"""The options of a computation, the same names everywhere: one frozen `Policy`."""
+"""The options of a computation, as one frozen `Policy`. Decorators, methods and settings use the same names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Seconds: TypeAlias = float | str | timedelta | None
 
 
 class TtlOf(Protocol):
-    """A function of the value; a decorated function's may name arguments of the call besides."""
+    """A function that returns the ttl of a value. For a decorated function, it may also take arguments of the call."""
 
     def __call__(self, value: Any, /, *args: Any, **kwargs: Any) -> Seconds: ...
 
@@ -29,7 +29,7 @@ class TtlOf(Protocol):
 TimeToLive: TypeAlias = Seconds | TtlOf
 
 LONGEST = 100 * 365.25 * 24 * 3600
-"""No duration is longer, unless it is for ever: what waits for it asks the system for a time-out, which has an end."""
+"""The longest duration in seconds, except for ever. The time-outs of the operating system have a maximum, too."""
 
 
 NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
@@ -38,7 +38,10 @@ _DURATION = re.compile(r"\s*".join(f"(?:{NUMBER}{unit}(?![a-z]))?" for unit in U
 
 
 def duration(name: str, value: Any) -> Any:
-    """Seconds out of a text such as "500ms", "10m", "1h30m" or "90"; inf out of "forever"; all else as it is."""
+    """Return the seconds of a text such as "500ms", "10m", "1h30m" or "90", and inf for "forever".
+
+    A value that is not a text is returned unchanged. Raise OptionError with this name if the text is no duration.
+    """
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -53,7 +56,10 @@ def duration(name: str, value: Any) -> Any:
 
 
 def seconds(name: str, value: object) -> float:
-    """A number of seconds out of a number, a text or a timedelta, of a hundred years at most; None is for ever."""
+    """Return the seconds of a number, a text or a timedelta; None is for ever.
+
+    Raise OptionError with this name if the value is negative, longer than a hundred years, or no duration.
+    """
     value = duration(name, value)
     if value is None:
         return inf
@@ -73,7 +79,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """A hint for a misspelt name: what it may have been, else what there is."""
+    """Return a hint for a misspelt name: the name that is most like it, or else all names."""
     close = get_close_matches(name, names, 1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(set(names)))}"
 
@@ -110,7 +116,7 @@ def _hold(name: str, value: Any) -> float | None:
 
 def _fraction(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise OptionError(f"{name} is {value!r}: give a fraction of ttl, from 0 up to, but without, 1")
+        raise OptionError(f"{name} is {value!r}: give a fraction of ttl, at least 0 and less than 1")
     return float(value)
 
 
@@ -122,7 +128,7 @@ def _flag(name: str, value: Any) -> bool:
 
 def _name(name: str, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise OptionError(f"{name} is {value!r}: give a name, as the settings have it, or None")
+        raise OptionError(f"{name} is {value!r}: give the name of an origin in the settings, or None")
     return value
 
 
@@ -141,20 +147,20 @@ def _exceptions(name: str, value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _option(default: Any, check: Callable[[str, Any], Any]) -> Any:
-    """An option, and what makes of a value for it what is kept, or an error that names it."""
+    """Return a field for an option. `check(name, value)` returns the value to store, or raises OptionError."""
     return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one function's values are computed, kept and served. Made by `with_options`, which checks each."""
+    """The options of one function or call. Only `with_options` checks them, so it is the way to make a policy."""
 
-    ttl: float | Callable[[Any], Any] = _option(300.0, _ttl)  # noqa: RUF009  # it is a field
+    ttl: float | Callable[[Any], Any] = _option(300.0, _ttl)  # noqa: RUF009  # it returns a field
     stale: float = _option(0.0, seconds)
     early: float = _option(1.0, _finite)
     background: bool = _option(False, _flag)
     lease: float = _option(10.0, _positive)
-    max_hold: float | None = _option(None, _hold)  # None: 60 s, or 10 x the key's known cost where that is more
+    max_hold: float | None = _option(None, _hold)  # None: 60 s, or 10 x the key's known cost if that is more
     wait: float | None = _option(None, _optional)
     patience: float | None = _option(None, _bounded)
     deadline: float | None = _option(None, _optional)
@@ -164,10 +170,10 @@ class Policy:
     raises: tuple[type[BaseException], ...] = _option((), _exceptions)
     strict: bool = _option(False, _flag)
     origin: str | None = _option(None, _name)
-    refuses_stale: bool = False  # stale=0 was said, and isn't just the default: what is kept is not served, either
-    # What follows from these.
+    refuses_stale: bool = False  # the user set stale=0: even an entry that is stored longer is not served stale
+    # Derived from the options above.
     limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline
-    beside: bool = field(init=False)  # what is computed may go on without its caller
+    beside: bool = field(init=False)  # a computation may continue without its caller
 
     def __post_init__(self) -> None:
         limit, deadline = self.wait, self.deadline
@@ -178,7 +184,7 @@ class Policy:
         object.__setattr__(self, "beside", beside)
 
     def with_options(self, **options: Any) -> Policy:
-        """The same policy with some options changed, each checked; OptionError names the wrong one."""
+        """Return a copy with some options changed. Raise OptionError for an option that is unknown or invalid."""
         if not options:
             return self
         for name in options:
@@ -190,8 +196,11 @@ class Policy:
         return replace(self, **checked)
 
     def after(self, waited: float, gone: float) -> Policy:
-        """One `wait` is for all that a caller waits for, one after the other; and of the others, all its time is a
-        part."""
+        """Return a copy for the next step of a call that takes several steps, such as several waits.
+
+        `waited` is the time that the caller has waited for others, and is subtracted from `wait`. `gone` is all the
+        time since the call began, and is subtracted from `patience` and `deadline`.
+        """
         spent = {"wait": waited, "patience": gone, "deadline": gone}
         given = {name: getattr(self, name) for name in spent}
         return self.with_options(
@@ -199,11 +208,11 @@ class Policy:
         )
 
     def ttl_of(self, value: Any) -> float:
-        """Seconds of freshness for this value, before jitter."""
-        return seconds("ttl (as the function gave it)", self.ttl(value)) if callable(self.ttl) else self.ttl
+        """Return the seconds for which this value is fresh, before jitter."""
+        return seconds("ttl (as the function returned it)", self.ttl(value)) if callable(self.ttl) else self.ttl
 
     def hold_of(self, cost: float) -> float:
-        """Seconds for which a lease is renewed in all, given the key's known cost."""
+        """Return the seconds for which a lease is renewed in total, given the key's known cost."""
         return max(60.0, 10.0 * cost) if self.max_hold is None else self.max_hold
 
 

@@ -1,6 +1,6 @@
-"""The ports: what the algorithm asks of an engine, and what an engine may answer.
+"""The interfaces between the algorithm and an engine: questions, answers, and what an engine declares about itself.
 
-Every verb is `async def`, for both colours: a blocking port is one whose coroutines never suspend.
+Every verb is `async def`, in both colours. In a blocking port the coroutines never suspend.
 """
 
 from __future__ import annotations
@@ -57,47 +57,52 @@ __all__ = [
 
 @dataclass(slots=True)
 class Ask:
-    """One claim's terms."""
+    """The terms of one claim."""
 
-    lease: float  # seconds the lease is to stand, if it is granted
-    since: float = 0.0  # seconds the caller has waited: an entry that was fresh meanwhile is good for it
-    seen: bytes | None = None  # an entry id that is not good enough (early refresh, unreadable bytes)
-    awaited: bytes | None = None  # the lease it waited for: that lease's verdict is an answer
-    force: bool = False  # grant whatever is there and whoever computes (refresh): a standing lease dies
+    lease: float  # seconds that the lease lasts, if it is granted
+    since: float = 0.0  # seconds that the caller has waited: an entry that was fresh in that time is acceptable
+    seen: bytes | None = None  # the id of an entry that is not acceptable (early refresh, unreadable bytes)
+    awaited: bytes | None = None  # the lease that the caller waited for: the verdict of that lease is an answer
+    force: bool = False  # grant in any case (refresh): an entry does not count, and a valid lease is cancelled
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
 
 
 class Pulse:
-    """Tells until when every change that has reached this process is known to be heard of. After a freeze (SIGSTOP,
-    `docker pause`) a local hit may run before the thread that hears: it compares `until`, and asks `holds` if that
-    has passed."""
+    """The moment until which every change that has reached this process is known to be processed.
+
+    After a freeze (SIGSTOP, `docker pause`) a local hit may run before the thread that receives changes. So a hit
+    compares `until` with the time, and calls `holds` if that moment has passed.
+    """
 
     __slots__ = ("_heard_until", "stood", "until")
 
     def __init__(
         self, heard_until: Callable[[float], float], stood: Callable[[int, int], bool] = lambda slot, stamp: False
     ) -> None:
-        """`heard_until` takes the time, looks whether anything has come, and returns the new `until`. `stood` says of a
-        slot and its stamp whether a ticket that has ended held until the server was lost."""
+        """Take two functions of the engine.
+
+        `heard_until(now)` looks for changes that have arrived, and returns the new `until`. `stood(slot, stamp)` tells
+        of a ticket that is not valid any more whether it was valid until the connection to the server was lost.
+        """
         self._heard_until = heard_until
         self.stood = stood
         self.until = 0.0
 
     def holds(self, now: float) -> bool:
-        """Return whether every change that has come is heard of; the caller compares its stamp after this."""
+        """Return whether every change that has arrived is processed. The caller compares its stamp afterwards."""
         if self.until <= now:
             self.until = self._heard_until(now)
         return self.until > now
 
 
 ALWAYS = Pulse(lambda now: inf)
-"""The pulse of an engine whose stamps are never late: no thread has to run before they change."""
+"""The pulse of an engine whose stamps are never late, because no other thread has to run before they change."""
 
 
 class Ticket(NamedTuple):
-    """What keeps a local tier in front of a shared engine true: it holds while `stamps[slot] == stamp`.
+    """The proof that an entry in a local tier is still the one in the engine: valid while `stamps[slot] == stamp`.
 
-    An engine samples the stamp before it reads, and gives no ticket where a change may be under way.
+    An engine samples the stamp before it reads the entry. It gives no ticket if a change may be under way.
     """
 
     stamps: Sequence[int]
@@ -108,304 +113,336 @@ class Ticket(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """The value is there, and good for this caller."""
+    """The answer to a claim: an entry that this caller accepts."""
 
     entry: Entry[Any]
-    ticket: Ticket | None = None  # None: the engine can't say when this entry changes
-    own: bool = False  # the engine is down, and this process has kept what it computed itself
+    ticket: Ticket | None = None  # None: the engine does not tell when this entry changes
+    own: bool = False  # the engine is down, and this process has stored what it computed itself
 
 
 @dataclass(slots=True)
 class Granted:
-    """The right to compute. `entry` is what is kept meanwhile: fresh (early refresh), stale, or nothing."""
+    """The right to compute, or a lock. `entry` is what is stored meanwhile: fresh (early refresh), stale, or None."""
 
     entry: Entry[Any] | None = None
-    fence: int = 0  # locks: a number that only grows
+    fence: int = 0  # of a lock: a number that grows with each holder
 
 
 @dataclass(slots=True)
 class Busy:
-    """Somebody computes, or has the lock. `entry` is what may be served meanwhile."""
+    """The answer while another caller computes, or holds the lock. `entry` is what may be served meanwhile."""
 
-    token: bytes  # the standing lease's
-    lease: float  # seconds it has left
+    token: bytes  # of the lease that is valid
+    lease: float  # seconds that this lease has left
     entry: Entry[Any] | None = None
-    grace: bool = field(default=False, kw_only=True)  # nobody is known to have the lock (`Engine.grace`)
+    grace: bool = field(default=False, kw_only=True)  # no holder of the lock is known yet (`Engine.grace`)
 
 
 @dataclass(slots=True)
 class Failed:
-    """The awaited lease was abandoned with this verdict, or the key rests after a failure."""
+    """The answer after a failure: the awaited lease was abandoned with this verdict, or the key rests.
+
+    A key rests if a computation failed and a pause before the next attempt was asked for (`abandon` with `rest`).
+    """
 
     verdict: Verdict
-    entry: Entry[Any] | None = None
-    rest: float = 0.0  # seconds before anybody may try again
+    entry: Entry[Any] | None = None  # what may be served meanwhile
+    rest: float = 0.0  # seconds that the rest still lasts
 
 
 Reply: TypeAlias = Found | Granted | Busy | Failed
 
 
 class Claims(Protocol):
-    """The verbs of the algorithm. Each is safe to send twice with the same token.
+    """The verbs of a computation: claim, fill or abandon, wait, renew. Each may be sent twice with the same token.
 
-    All but `renew` raise EngineError when the engine can't be asked; their outcome is then unknown.
+    All but `renew` raise EngineError if the engine can't be asked. Their outcome is then unknown.
     """
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        """The value, or the right to compute it, decided in one step.
+        """Return the value, or the right to compute it, decided in one step. The first case that applies counts:
 
-        - an entry is there with `fresh > -since` and an id other than `seen`: Found
-          (with `force`: never; with `draw`: an engine that can may treat an entry that is due as not there);
-        - the awaited lease left a verdict, or the key rests: Failed, with the kept entry if there is one;
-        - a lease of another token stands: Busy, with the kept entry if there is one;
-        - else, and also when the standing lease has this very token: Granted; the lease stands from now on.
+        - an entry is stored with `fresh > -since` and an id other than `seen`: Found
+          (with `force`: never; with `draw`: an engine may treat an entry that is due as missing);
+        - the awaited lease left a verdict, or the key rests: Failed, with the stored entry if there is one
+          (with `force`: never);
+        - a lease of another token is valid: Busy, with the stored entry if there is one (with `force`: never);
+        - otherwise, and also if the valid lease has this very token: Granted. The lease lasts from now.
         """
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
-        """Store if the lease stands; drop the lease and wake the herd. False: the lease was lost, nothing changed. A
-        ticket: it is stored, and the engine tells when it changes. None: it is not known whether the lease stood."""
+        """Store the entry if the lease is valid, end the lease, and wake the herd.
+
+        Return False if the lease was lost; then nothing changes. Return a ticket if the entry is stored and the engine
+        tells when it changes, and None if the engine does not know whether the lease was valid.
+        """
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        """Drop the lease if it stands, leave the verdict under its token for a while, wake the herd.
+        """End the lease if it is valid, store the verdict under its token for a while, and wake the herd.
 
-        With `rest`, nobody is granted this key for so many seconds, unless by `force`: Failed, with what is kept, to
-        those who find nothing good. False: a token whose lease doesn't stand, which leaves nothing, and is no error.
+        With `rest`, the key is not granted for so many seconds, except with `force`: a claim that finds no acceptable
+        entry is answered Failed, with what is stored. Return False, without an effect, if the lease is not valid.
         """
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         """Sleep until something may have changed: fill, abandon, invalidate, set, the holder's death, the lease's end.
 
-        It may return early for no reason, and never misses what happened since the claim that gave `busy`.
-        None: claim again. Found: the news brought the value along.
+        It may return early for no reason. It must not miss a change since the claim that answered `busy`. Return None
+        if the caller has to claim again, and Found if the message that woke it contained the value.
         """
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        """Let the lease stand for `lease` seconds from now. False: it is lost. Called from the keeper's thread."""
+        """Extend the lease to `lease` seconds from now. Return False if it is lost. The keeper's thread calls this."""
 
 
 class Store(Protocol):
-    """The verbs that are no part of a computation. All raise EngineError when the engine can't be asked."""
+    """The verbs that are not part of a computation. All raise EngineError if the engine can't be asked."""
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """What is kept of each key, stale entries too, without leave to compute."""
+        """Return the stored entry of each key, also if it is stale, or None. No right to compute is granted."""
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        """Store; a lease under way dies, the herd wakes."""
+        """Store the entry, cancel a lease that is valid, and wake the herd."""
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        """Store if the entry kept now has the id `seen` (None: nothing is kept), in one step; else False.
+        """Store the entry if the one stored now has the id `seen`, in one step. Otherwise return False.
 
-        What it says of stale entries is as in `get`: they are kept.
+        None as `seen` means that nothing is stored. A stale entry counts as stored, as it does in `get`.
         """
 
     async def expire(self, key: str) -> bool:
-        """Stale from now on, and kept as long as it would have been; a lease under way dies, as it may have begun with
-        what is no longer true. True: there was something fresh."""
+        """Make the entry stale, but store it as long as before. Return whether it was fresh.
+
+        A lease that is valid is cancelled, because its computation may have read what is no longer true.
+        """
 
     async def invalidate(self, key: str) -> bool:
-        """Remove value, verdict and rest; a lease under way dies, the herd wakes. True: there was a value."""
+        """Remove value, verdict and rest, cancel a valid lease, wake the herd. Return whether there was a value."""
 
     async def generation(self, scope: str) -> str:
-        """The part of a physical key that `bump` changes. Usually known to the process already, and perhaps of a moment
-        ago."""
+        """Return the part of a physical key that `bump` changes.
+
+        The process usually remembers it. So the answer may be a moment old.
+        """
 
     async def generations(self, scope: str) -> Sequence[str]:
-        """Today's, such that no bump that has returned anywhere is missed; behind it those that ended so shortly ago
-        that other processes may still take them for today's. Whoever changes a key changes it in all of them."""
+        """Return the current generation, and after it those that ended a moment ago.
+
+        The first one includes every bump that has returned in any process. Other processes may still use the older
+        ones, so a change of a key is made in all of them.
+        """
 
     async def bump(self, scope: str) -> None:
-        """A new generation of a scope, or of all scopes with "": everything older is gone."""
+        """Begin a new generation of a scope, or of all scopes with "". All older values are gone."""
 
 
 @dataclass(slots=True)
 class Shown:
-    """One key, as an engine has it."""
+    """What an engine has of one key."""
 
-    entry: Entry[Any] | None = None  # what is kept
-    token: bytes | None = None  # of the lease that stands; None: it can't say; b"": there is none
-    lease: float = 0.0  # seconds that it has left
-    holder: str = ""  # whose it is, as `host:pid`, if that is known
+    entry: Entry[Any] | None = None  # what is stored
+    token: bytes | None = None  # of the valid lease; None: the engine can't tell; b"": there is no lease
+    lease: float = 0.0  # seconds that the lease has left
+    holder: str = ""  # the process that has the lease, as `host:pid`, if that is known
 
 
 class Softens(Protocol):
-    """Of an engine in which a scope can be made stale as a whole."""
+    """An engine in which all entries of a scope can be made stale at once."""
 
     async def soften(self, scope: str) -> None:
-        """From now on the scope's `generation` has another part behind a `~` (or has one at all), or that of all scopes
-        with "": what is kept is kept, under the names that it has. Told as a bump is; a bump need not keep the part."""
+        """Change the part behind a `~` in the `generation` of a scope, or of all scopes with "". Add it if missing.
+
+        Entries remain stored, under the names that they have. Processes learn of the change as they learn of a bump.
+        A bump may remove the part.
+        """
 
 
 class Shows(Protocol):
-    """Of an engine that can be asked who computes."""
+    """An engine that can tell which process computes a key."""
 
     async def show(self, key: str) -> Shown:
-        """What is kept of a key, and which lease stands; nothing is changed, claimed, or made to be evicted later."""
+        """Return what is stored of a key, and its lease. Change nothing, not even the order of eviction."""
 
 
 class Lists(Protocol):
-    """Of an engine that can say which keys it has."""
+    """An engine that can list its keys."""
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
-        """Some of the keys that are kept and begin with this, and by what the next ones are asked for; None: there are
-        no more. What is there from the first page to the last is in one of them; what comes or goes meanwhile may be.
+        """Return some of the stored keys that begin with `prefix`, and the cursor of the next page, or None at the end.
+
+        A key that exists from the first page to the last is in one of the pages. One that comes or goes may be.
         """
 
 
 class Changes(Store, Protocol):
-    """Of an engine to which the way is long: it says in the reply to a change which generations are today's. Said by
-    its `Store`."""
+    """A store that is far away, and returns the current generations in the reply to a change.
+
+    An engine whose stores have this says so with `Engine.changes`.
+    """
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """What each of these verbs of `Store` would have returned; and, asked behind them, what `generations` would
-        have of each scope."""
+        """Make these changes, then read generations, in one round trip.
+
+        Return what each verb of `Store` would have returned, and what `generations` would have returned of each scope.
+        """
 
 
 class Recalls(Protocol):
-    """Of an engine that remembers generations in this process."""
+    """An engine that remembers generations in this process."""
 
     def generation_at_hand(self, scope: str) -> str | None:
-        """What the store's `generation` would say, if that is known at once."""
+        """Return what the store's `generation` would return, if that is known without asking; otherwise None."""
 
 
 class Looks(Protocol):
-    """Of an engine with a read that costs it less than a claim: a hit needs no decision. Said by its `Claims`."""
+    """Claims with a read that costs the engine less than a claim, because a hit needs no decision.
+
+    An engine whose claims have this says so with `Engine.looks`.
+    """
 
     async def look(self, key: str) -> Found | None:
-        """Return what is fresh. None, also in any doubt: claim. EngineError as in `claim`."""
+        """Return the entry if it is fresh. None, also in any doubt, means claim. Raise EngineError as `claim` does."""
 
 
 class Near(Protocol):
-    """The same of an engine that answers in a few microseconds: such a look needs no flight, either."""
+    """An engine whose plain read takes a few microseconds, so that it does not even need a flight."""
 
     def look(self, key: str) -> Found | None:
-        """At once, and for callers of both colours. None, also of trouble.
+        """Return the entry if it is fresh; otherwise None, also if the engine fails. Callers of both colours use this.
 
-        Of the entry it may leave out what is in the header of its bytes too: cost, margin, ttl, raised.
+        The entry may lack what is also in the header of its bytes: cost, margin, ttl, raised.
         """
 
 
 class Asked(NamedTuple):
-    """A verb of `Claims`, or `Looks`, or one that changes a key, of `Store`, to be asked together with others."""
+    """One question of a batch: a verb of `Claims` or `Looks`, or one of `Store` that changes a key."""
 
     verb: str
     args: tuple[Any, ...]
 
 
 class Many(Protocol):
-    """Of an engine to which the way is long: many verbs in one round trip."""
+    """An engine that is far away, and takes many questions in one round trip."""
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """What each would have returned, or the EngineError that it would have raised; blocking."""
+        """Return what each verb would have returned, or the EngineError that it would have raised. This blocks."""
 
 
 class Hears(Protocol):
-    """Who is told of what an engine does without."""
+    """A member of an engine's `audience`, notified when a server can't do what a local tier needs."""
 
     def untold(self, server: str, how: str) -> None:
-        """It doesn't tell of changes as it should: what it says, and how they are told instead."""
+        """Take note that `server` does not announce changes as it should. `how` says why, and what is done instead."""
 
 
 class Locks(Protocol):
-    """The verbs of a lock that is no cache. Trouble of the engine raises EngineError: a lock is never open."""
+    """The verbs of locks. They raise EngineError if the engine fails: a lock never fails open."""
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        """Take the lock, or say who has it. The holder's own token is granted again.
+        """Take the lock, or say which holder keeps the caller out. The holder's own token is granted again.
 
-        `room`: how many may be inside together as far as this one is concerned, itself included. It may enter if there
-        are no more with it than the least of these numbers, its own and those of all inside, and nobody waits who came
-        before. An engine without `rooms` is asked with 1 only, as an exclusive lock is.
-        With `waits`, one that is refused is going to ask again with this token, until it is granted or calls `release`.
-        An engine that can keeps the order of arrival among those.
+        `room` is the number of holders that this caller allows, itself included. It may enter if no holder's number,
+        its own included, is exceeded then, and if no waiter came before it. An engine without `rooms` is asked only
+        with 1, which is an exclusive lock.
+
+        With `waits`, a caller that is refused asks again with this token, until it is granted or calls `release`. An
+        engine that is `fair` serves these waiters in the order of arrival.
         """
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        """Let the lock stand for `lease` seconds from now. False: it is lost. Called from the keeper's thread."""
+        """Extend the lock to `lease` seconds from now. Return False if it is lost. The keeper's thread calls this."""
 
     async def release(self, name: str, token: bytes) -> bool:
-        """Give it back, or the place among those who wait, and wake a waiter. False: it was somebody else's by then."""
+        """Release the lock, or leave the queue, and wake a waiter. Return False if this token did not hold the lock."""
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         """Sleep until the lock may be free: its release, its holder's death, its lease's end.
 
-        It may return early for no reason, and never misses what happened since the acquire that gave `busy`.
+        It may return early for no reason. It must not miss a change since the `acquire` that answered `busy`.
         """
 
 
 class Holds(Protocol):
-    """Of an engine that can say who has its locks. Nothing is changed by these."""
+    """An engine that can tell who holds its locks. These verbs change nothing."""
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        """The tokens of those who are inside, and the seconds that they have left, unless they are renewed.
+        """Return the token of each holder, and the seconds until its lease ends unless it is renewed.
 
-        An empty token stands for those of whom its server doesn't know yet (`Engine.grace`).
+        An empty token stands for holders that the server does not know yet (`Engine.grace`).
         """
 
     async def held(self, prefix: str = "") -> list[Held] | None:
-        """The locks that stand and whose names begin with this, the longest held first. None: it can't list them."""
+        """Return the held locks whose names begin with `prefix`, the longest held first. None: the engine can't."""
 
 
 class Handover(Protocol):
-    """Of an engine whose locks can go from one process to another."""
+    """An engine whose locks can go from one process to another."""
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
-        """Let the lock stand for `lease` seconds from now without its holder, whose end ends it no more. It is taken on
-        by `acquire` with this very token, from wherever. False: it is lost."""
+        """Extend the lock to `lease` seconds from now, independently of its holder, whose death no longer ends it.
+
+        Any process can continue it by `acquire` with this token. Return False if the lock is lost.
+        """
 
 
 class Rate(NamedTuple):
-    """At most so much in any window of so many seconds."""
+    """A limit: at most `most` in any window of `per` seconds."""
 
     most: int
     per: float
 
 
 class Booked(NamedTuple):
-    """When a start may be made."""
+    """The moment at which a start may be made."""
 
-    delay: float  # seconds until then
-    booked: bool  # it is ours
-    at: int = 0  # when that is, in microseconds of the engine's own clock, by which it can be given back
+    delay: float  # seconds until that moment
+    booked: bool  # it is reserved for the caller
+    at: int = 0  # that moment in microseconds of the engine's own clock; `give_back` takes it
 
 
 class Usage(NamedTuple):
-    """What is used of a limit."""
+    """How much of a limit is used."""
 
-    rate: Rate | None  # as it was last asked for; None: nobody has, as far as is remembered
+    rate: Rate | None  # as it was last asked for; None: it was not, as far as the engine remembers
     used: int = 0  # in the window that ends now
     ahead: int = 0  # booked for later
     penalized: float = 0.0  # seconds before which nothing starts
 
 
 class Limits(Protocol):
-    """The verbs of a limit: one round trip each. Trouble of the engine raises EngineError. `window` is what they do."""
+    """The verbs of a rate limit, one round trip each. They raise EngineError if the engine fails.
+
+    `model/window.py` has the rules.
+    """
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
-        """Say when a start of this cost may be made, and book it if that is at most `ahead` seconds from now.
+        """Return when a start of this cost may be made, and book it if that is at most `ahead` seconds from now.
 
-        If the delay is 0 the start is made. Otherwise its caller sleeps until then, and asks again with the booked
-        moment as `was`, for which the new answer is an exchange: a late start may have shifted it. A refusal gives
-        `was` back. `ahead` of 0 means at once, and below 0 that nothing is booked.
+        If the delay is 0, the start is made. Otherwise the caller sleeps until then, and asks again with the booked
+        moment as `was`. The new answer replaces that booking, because a late start may have shifted it; a refusal
+        gives it back. `ahead` of 0 means at once. Below 0, nothing is booked.
 
-        It may say that it can't be booked yet, although it is near enough: ask again when half of that has passed.
+        The answer may be that nothing is booked, although the moment is near enough. Then the caller asks again when
+        half of the delay has passed.
         """
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
-        """A start that was booked isn't made."""
+        """Cancel a booking. `at` is the moment of the start that is not made."""
 
     async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        """No start for so long, from now on; a shorter penalty than the one that stands changes nothing."""
+        """Allow no start for so many seconds from now. A penalty that ends before the current one has no effect."""
 
     async def used(self, name: str) -> Usage:
-        """What is used; nothing is changed."""
+        """Return how much is used. Change nothing."""
 
     async def listed(self) -> list[tuple[str, Usage]] | None:
-        """The same of each that it knows. None: it can't list them."""
+        """Return the name and usage of each known limit. None: the engine can't list them."""
 
 
 class Problem(NamedTuple):
-    """How what was done under a lock has failed."""
+    """The error with which the work under a lock failed."""
 
     exception: str  # its type
     message: str
@@ -413,62 +450,65 @@ class Problem(NamedTuple):
 
 
 class Records(Protocol):
-    """Of an engine that keeps a record of how its locks were held."""
+    """An engine that records how its locks were held."""
 
     def failed(self, token: bytes, problem: Problem) -> None:
-        """What was done under this lock has failed, as is to be in the record when it is released, next."""
+        """Take note of why the work under this lock failed. The release, which comes next, writes it to the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lock, and who has it."""
+    """A lock, and its holder. A field is None if the engine does not know it."""
 
     name: str
     host: str | None
     pid: int | None
     program: str | None
     fence: int | None
-    since: float | None  # the server's clock, in seconds since 1970; None, as of all that follows: it isn't known
+    since: float | None  # by the server's clock, in seconds since 1970
     seconds: float | None  # for which it has been held
-    lease: float  # seconds for which it stands, unless it is renewed
-    bound: bool  # it ends with its holder's connection, too
-    waiting: int | None  # how many have a place in its queue
+    lease: float  # seconds until it ends, unless it is renewed
+    bound: bool  # it also ends with its holder's connection
+    waiting: int | None  # the length of its queue
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """How a lock was held."""
+    """The record of one past holding of a lock. A field is None if the engine does not know it."""
 
-    number: int | None  # None: a dead holder's, whose lock nobody has wanted yet
+    number: int | None  # None: the holder died, and the lock has not been asked for since
     name: str
     host: str | None
     pid: int | None
     program: str | None
     fence: int | None
-    taken: float | None  # as `since` is above
+    taken: float | None  # by the server's clock, in seconds since 1970
     released: float
-    problem: str  # "": there was none; "failed", "expired" or "disconnected"
+    problem: str  # "failed", "expired", "disconnected", or "" if there was none
     exception: str | None
     message: str | None
     traceback: str | None
 
 
 class Reports(Protocol):
-    """Of an engine that can be asked who had its locks. Blocking; names that are no text are escaped."""
+    """An engine that can list the past holdings of its locks. This blocks. Names that are not text are escaped."""
 
     async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
-        """The record of the last `since` seconds, newest first, at most so many; `failed`: of what had a problem."""
+        """Return the records of the last `since` seconds, newest first, at most `most`.
+
+        With `failed`, return only those with a problem.
+        """
 
 
 class HasColour(Protocol):
-    """A `colour.Colour`, as far as an engine has to know it."""
+    """The part of `colour.Colour` that an engine has to know."""
 
     suspending: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What an engine does for callers of one colour. None: the engine can't do this."""
+    """What an engine does for callers of one colour. A port is None if the engine can't do it."""
 
     claims: Claims | None = None
     store: Store | None = None
@@ -482,42 +522,43 @@ class Side:
 
 
 class Engine(ABC):
-    """One engine of one URL: a store, a lock, or both; blocking and suspending. Declared by inheriting from this.
+    """The engine of one URL: a store, locks, limits, or several of these. An engine inherits from this class.
 
-    What it can do is said here, and never found out by asking for attributes; what it can't is None, or False.
+    Its attributes declare what the engine can do. What it can't do is None or False. The library relies on these
+    attributes, and does not search an engine for methods.
     """
 
     scheme: str
-    url: str = ""  # without secrets: for people
-    shared: bool = True  # other processes see it: values are bytes, and a local tier is a choice
-    pushes: bool = False  # waiters are woken, not polling
-    fair: bool = False  # who has waited longest for a lock is next
-    rooms: bool = False  # its locks have room for as many as say so; else for one
-    breaks: bool = True  # a lock can be released by anybody who says its token
-    prompt: bool = False  # its suspending verbs never do but `wait`: no caller is cancelled in the middle of one
-    timeless: bool = False  # it knows no time: what it keeps gets older by the wall clock of who has stored it
-    coherent: bool = False  # what it finds comes with a ticket: a local tier in front of it stays true
+    url: str = ""  # without secrets, for messages
+    shared: bool = True  # other processes use it, too: values are bytes, and a local tier is an option
+    pushes: bool = False  # waiters are woken, and do not poll
+    fair: bool = False  # waiters for a lock are served in the order of arrival
+    rooms: bool = False  # a lock may have several holders; otherwise it has one
+    breaks: bool = True  # any process that presents the token of a lock can release it
+    prompt: bool = False  # no suspending verb but `wait` ever suspends: no caller is cancelled in the middle of one
+    timeless: bool = False  # it has no clock: an entry ages by the wall clock of the process that stored it
+    coherent: bool = False  # what it finds comes with a ticket, so that a local tier in front of it is never outdated
 
-    blocking: Side = Side()  # what it does for callers that block
-    suspending: Side = Side()  # the same verbs for callers in an event loop
+    blocking: Side = Side()  # the verbs for callers that block
+    suspending: Side = Side()  # the verbs for callers in an event loop
     recalls: Recalls | None = None
     near: Near | None = None
-    looks: bool = False  # its claims, of both colours, are `Looks`
-    changes: bool = False  # its stores, of both colours, are `Changes`
+    looks: bool = False  # the claims of both colours are `Looks`
+    changes: bool = False  # the stores of both colours are `Changes`
     records: Records | None = None
     reports: Reports | None = None
     many: Many | None = None
-    audience: WeakSet[Hears] | None = None
-    tier: Any = None  # the `local.Tier` that is its store, of an engine inside this process
+    audience: WeakSet[Hears] | None = None  # notified of servers that do not announce changes
+    tier: Any = None  # the store of an engine inside this process, a `local_tier.residents.Residents`
 
     @property
     def called(self) -> str:
-        """What people call it: by its address, if that is known."""
+        """The engine's name for people: its address, if that is known."""
         return self.url or f"{self.scheme}://"
 
     @property
     def lock_engine(self) -> Engine:
-        """The one that has its locks."""
+        """The engine that has the locks of this one."""
         return self
 
     def side(self, colour: HasColour) -> Side:
@@ -526,29 +567,34 @@ class Engine(ABC):
 
     @abstractmethod
     def ping(self) -> float:
-        """Seconds of one round trip; EngineError if there is none."""
+        """Return the seconds of one round trip. Raise EngineError if there is no answer."""
 
     def grace(self) -> Mapping[str, float]:
-        """Those of its servers that have just been started, know nothing of the locks of before, and grant none for so
-        many seconds, but what its holders renew."""
+        """Return the servers that were just started, and the seconds for which each grants no new locks.
+
+        Such a server does not know the locks from before its start. Meanwhile it accepts what their holders renew.
+        """
         return {}
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        """What each server says of itself, by its name: numbers and texts; None: no limit. Empty: not asked."""
+        """Return what each server reports about itself, by its name: numbers and texts. None means "no limit".
+
+        The mapping is empty if the engine asks no server.
+        """
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything, for good: who waits is woken, and every verb raises EngineClosed from then on."""
+        """Release everything, for good. Waiters are woken, and every verb raises EngineClosed from then on."""
 
     def refusal(self) -> str | None:
-        """What a server refuses that a local tier would need, and what is done instead; asked now."""
+        """Ask the servers. Return what one refuses that a local tier needs, and what is done instead, or None."""
         return None
 
     def advice(self) -> Sequence[str]:
-        """What a person could change so that it does all that it can; asked now."""
+        """Ask the servers. Return what a person could change so that the engine can do more."""
         return ()
 
     def follow(self) -> None:
-        """A local tier stands in front from now on: let tickets be true. For engines to which news have a price."""
+        """Keep tickets valid from now on, as a local tier uses them. For engines to which receiving changes has a cost."""
         return

@@ -1,8 +1,8 @@
-"""The state of a key, and what each question makes of it: the one place that says what comes before what.
+"""The state of a key, and how each question changes it: the only place that defines which part takes precedence.
 
-A record is all that an engine knows of one key; its moments are those of the clock that `now` is read from. A
-transition gives the record that is there afterwards, the answer, and whose waiters are to be woken. Nothing is read,
-kept or sent here: an engine brings the record, and sees to it that nobody else changes it before it puts back the next.
+A record is all that an engine knows of one key. Its moments are those of the clock from which `now` is read. A
+transition returns the next record, the answer, and the lease whose waiters the engine wakes. Nothing is read, stored or
+sent here: an engine reads the record, and prevents other changes of it until the next record is written.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
 T = TypeVar("T")
 
 VERDICT = 5.0
-"""Seconds for which a verdict is told to those who waited for its lease."""
+"""Seconds for which a verdict remains available to callers that waited for its lease."""
 
 MOST = 64
-"""Verdicts that a key's past holds; the oldest go first."""
+"""The most verdicts that are stored for a key. The oldest are dropped first."""
 
 FAILED = Verdict("failed")
 
 
 class Keeps(Protocol):
-    """An entry, and the moments at which it is no longer fresh and no longer kept."""
+    """A stored entry, the moment at which it becomes stale, and the moment from which it is not served any more."""
 
     entry: Entry[Any]
     fresh: float
@@ -59,20 +59,20 @@ class Keeps(Protocol):
 
     @property
     def gone(self) -> float:
-        """The moment from which nobody has any use for it."""
+        """The moment from which the entry is useless, also to callers that have waited for it."""
 
 
-# None of these is frozen, which would triple their price, and nobody writes to one.
+# None of these classes is frozen: that would triple the time to make one. Still, no code writes to an instance.
 
 
 @dataclass(slots=True)
 class Kept:
-    """The same, made here. What the entry itself says of these times is of when it was stored."""
+    """A stored entry that this module has made. The entry's own `fresh` and `keep` count from when it was stored."""
 
     entry: Entry[Any]
     fresh: float
     keep: float
-    grace: float = GRACE  # for those who were waiting while it was fresh
+    grace: float = GRACE  # seconds for callers that were waiting while it was fresh
 
     @property
     def gone(self) -> float:
@@ -81,7 +81,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Lease:
-    """A token that stands until `end`."""
+    """The right to compute: a token that is valid until `end`."""
 
     token: bytes
     end: float
@@ -91,25 +91,25 @@ class Lease:
 
 @dataclass(slots=True)
 class Past:
-    """What failed computations have left: their verdicts with the moments until which they are told, and a rest."""
+    """The traces of failed computations: verdicts, each with the moment until which it is given, and a rest."""
 
-    verdicts: Mapping[bytes, tuple[Verdict, float]] = field(default_factory=dict)
-    rest: float = -inf  # nobody is granted the key before
-    why: Verdict = FAILED  # it rests
+    verdicts: Mapping[bytes, tuple[Verdict, float]] = field(default_factory=dict)  # by the token of the lease
+    rest: float = -inf  # the key is not granted before this moment
+    why: Verdict = FAILED  # the reason of the rest
 
     @property
     def end(self) -> float:
         return max([self.rest, *(end for _, end in self.verdicts.values())])
 
     def with_failure(self, token: bytes, verdict: Verdict | None, rest: float, now: float) -> Past:
-        verdicts = {old: told for old, told in self.verdicts.items() if told[1] > now and old != token}
+        verdicts = {old: given for old, given in self.verdicts.items() if given[1] > now and old != token}
         if verdict is not None:
             verdicts = dict([*verdicts.items()][1 - MOST :])
             verdicts[token] = verdict, now + VERDICT
         return Past(verdicts, now + rest, verdict or FAILED) if rest > 0 else Past(verdicts, self.rest, self.why)
 
     def answer(self, awaited: bytes | None, entry: Entry[Any] | None, now: float) -> Failed | None:
-        """To one who waited for that lease, its verdict; to everybody, while the key rests, why it does."""
+        """Return the verdict of the awaited lease, or, while the key rests, the reason of the rest; otherwise None."""
         rest = max(self.rest - now, 0.0)
         verdict, end = self.verdicts.get(awaited or b"", (self.why, self.rest))
         if end <= now:
@@ -119,7 +119,7 @@ class Past:
 
 @dataclass(slots=True)
 class Record:
-    """All that is known of one key."""
+    """All that an engine knows of one key."""
 
     kept: Keeps | None = None
     lease: Lease | None = None
@@ -127,7 +127,7 @@ class Record:
 
     @property
     def end(self) -> float:
-        """The moment from which it is as good as nothing."""
+        """The moment from which the record says as much as no record."""
         return max(
             -inf if self.kept is None else self.kept.gone,
             -inf if self.lease is None else self.lease.end,
@@ -139,15 +139,15 @@ NOTHING = Record()
 
 
 Change: TypeAlias = tuple[Record, T, bytes | None]
-"""What a question has made of a record: the next one (the very one that was given, where nothing is to be written), the
-answer, and the lease whose waiters are to be woken, since it has fallen."""
+"""The outcome of a transition: the next record (the same object if nothing has to be written), the answer, and the
+token of a lease that ended, whose waiters have to be woken."""
 
 
-# -- what can be read off -----------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def left(kept: Keeps, now: float) -> Entry[Any]:
-    """The entry with what is left of its times."""
+    """Return the entry with the seconds that it is still fresh and still stored."""
     entry = kept.entry
     return Entry(
         entry.value, entry.id, entry.cost, entry.margin, entry.ttl, kept.fresh - now, kept.keep - now, entry.raised
@@ -155,7 +155,7 @@ def left(kept: Keeps, now: float) -> Entry[Any]:
 
 
 def hit(kept: Keeps, ask: Ask, now: float) -> Found | None:
-    """What is good for this caller, who need look no further. Who has waited takes what was fresh while he did."""
+    """Return the entry if this caller accepts it. A caller that has waited accepts what was fresh in that time."""
     if ask.force or kept.entry.id == ask.seen:
         return None
     if kept.fresh <= now and (kept.fresh - now <= -ask.since or kept.gone <= now):
@@ -165,12 +165,12 @@ def hit(kept: Keeps, ask: Ask, now: float) -> Found | None:
 
 
 def served(kept: Keeps | None, now: float) -> Entry[Any] | None:
-    """What may be served, stale too; not what is there for those who were waiting only."""
+    """Return the entry if it may be served, also stale. One in its grace is only for callers that were waiting."""
     return left(kept, now) if kept is not None and kept.keep > now else None
 
 
 def standing(lease: Lease | None, token: bytes, now: float) -> bool:
-    """Whether the lease stands, and is of this token."""
+    """Return whether there is a lease of this token that has not ended."""
     return lease is not None and lease.token == token and lease.end > now
 
 
@@ -178,7 +178,7 @@ def standing(lease: Lease | None, token: bytes, now: float) -> bool:
 
 
 def claim(record: Record, token: bytes, ask: Ask, now: float, *, fence: int = 0, holder: str = "") -> Change[Reply]:
-    """The value, or the right to compute it. `fence` and `holder` are of a lease that is new."""
+    """Return the value, or the right to compute it. `fence` and `holder` are used if a new lease is granted."""
     kept, lease, past = record.kept, record.lease, record.past
     found = hit(kept, ask, now) if kept is not None else None
     if found is not None:
@@ -190,7 +190,7 @@ def claim(record: Record, token: bytes, ask: Ask, now: float, *, fence: int = 0,
             return record, failed, None
         if lease is not None and lease.end > now and lease.token != token:
             return record, Busy(lease.token, lease.end - now, entry), None
-    if lease is not None and standing(lease, token, now):  # its reply was lost
+    if lease is not None and standing(lease, token, now):  # claimed before, and the reply was lost
         fence, holder = lease.fence, lease.holder
     granted = Lease(token, now + ask.lease, fence, holder)
     fallen = lease.token if lease is not None and lease.token != token else None
@@ -198,7 +198,7 @@ def claim(record: Record, token: bytes, ask: Ask, now: float, *, fence: int = 0,
 
 
 def renew(record: Record, token: bytes, seconds: float, now: float) -> Change[bool]:
-    """Let the lease stand for so long from now. False: it is lost."""
+    """Extend the lease to so many seconds from now. The answer is False if it is lost."""
     lease = record.lease
     if lease is None or not standing(lease, token, now):
         return record, False, None
@@ -206,16 +206,16 @@ def renew(record: Record, token: bytes, seconds: float, now: float) -> Change[bo
 
 
 def fill(record: Record, token: bytes, entry: Entry[Any], now: float) -> Change[bool]:
-    """Store if the lease stands. One that has ended is lost, also where nobody has taken it."""
+    """Store the entry if the lease is valid. A lease that has ended is lost, even if no other was granted since."""
     lease = record.lease
-    if lease is not None and lease.token == token and lease.end > now:  # as `standing`, and a call less
+    if lease is not None and lease.token == token and lease.end > now:  # `standing`, without the call
         return _holding(entry, now), True, token
     kept = record.kept
-    return record, kept is not None and kept.entry.id == entry.id and kept.gone > now, None  # it was sent again
+    return record, kept is not None and kept.entry.id == entry.id and kept.gone > now, None  # True: it was sent twice
 
 
 def abandon(record: Record, token: bytes, verdict: Verdict | None, rest: float, now: float) -> Change[bool]:
-    """Drop the lease if it stands; leave a verdict and a rest."""
+    """End the lease if it is valid, and store a verdict and a rest."""
     kept, lease, past = record.kept, record.lease, record.past
     if not standing(lease, token, now):
         return record, False, None
@@ -224,25 +224,25 @@ def abandon(record: Record, token: bytes, verdict: Verdict | None, rest: float, 
     return Record(kept, None, past), True, token
 
 
-# -- what is no computation: it ends the one under way ------------------------------------------------------------
+# -- changes from outside a computation, which cancel the one under way -------------------------------------------
 
 
 def set(record: Record, entry: Entry[Any], now: float) -> Change[None]:
-    """Store, and forget what was going on."""
+    """Store the entry. A lease, verdicts and a rest are dropped."""
     return _holding(entry, now), None, _token(record.lease)
 
 
 def replace(record: Record, seen: bytes | None, entry: Entry[Any], now: float) -> Change[bool]:
-    """Store if what is kept has the id that was seen (None: nothing is kept)."""
+    """Store the entry if the stored one has the id `seen` (None: nothing is stored)."""
     kept = record.kept
     there = kept.entry.id if kept is not None and kept.keep > now else None
-    if (there or None) != (seen or None):  # bytes that can't be read have no id, and are nothing to their reader
-        return record, there == entry.id, None  # it was sent again
+    if (there or None) != (seen or None):  # unreadable bytes have an empty id, and count as nothing
+        return record, there == entry.id, None  # True: it was sent twice
     return _holding(entry, now), True, _token(record.lease)
 
 
 def expire(record: Record, now: float) -> Change[bool]:
-    """Stale from now on, and kept as long as it would have been. True: there was something fresh."""
+    """Make the entry stale, but store it as long as before. The answer is True if it was fresh."""
     kept, lease, past = record.kept, record.lease, record.past
     fresh = kept is not None and kept.fresh > now
     if kept is not None and fresh:
@@ -253,7 +253,7 @@ def expire(record: Record, now: float) -> Change[bool]:
 
 
 def invalidate(record: Record, now: float) -> Change[bool]:
-    """Nothing. True: there was a value."""
+    """Remove everything. The answer is True if there was a value."""
     return NOTHING, record.kept is not None and record.kept.keep > now, _token(record.lease)
 
 

@@ -201,7 +201,7 @@ def test_a_ttl_function_that_answers_nonsense(wrong: Any) -> None:
     """Known only at the call: it raises there, and the next call is not locked out."""
     answers = [wrong, 60]
     f = cached(ttl=lambda value: answers.pop(0))(plain)
-    with pytest.raises(OptionError, match="as the function gave it"):
+    with pytest.raises(OptionError, match="as the function returned it"):
         f(1)
     started = time.monotonic()
     assert f(1) == 1
