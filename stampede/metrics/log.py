@@ -38,7 +38,7 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
             text = f"{text} (more like this in the next {_pause(event):.0f} s are not written)"
         if named and not isinstance(event, (events.EngineDown, events.EngineUp)):  # their engine's name has it
             text, arguments = f"cache %r: {text}", [cache, *arguments]
-        names = {"stampede.event": type(event).__name__, "stampede.algorithm.scope": event.scope}
+        names = {"stampede.event": type(event).__name__, "stampede.scope": event.scope}
         log.log(level, text, *arguments, extra=names | ({"stampede.key": event.key} if keys else {}))
 
 

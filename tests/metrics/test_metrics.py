@@ -352,7 +352,7 @@ def test_records_hold_fields(log: pytest.LogCaptureFixture) -> None:
     """For those who log JSON: nobody should have to parse the text."""
     log_events(DAY[1])
     found = {name: value for name, value in vars(log.records[0]).items() if name.startswith("stampede.")}
-    assert found == {"stampede.event": "Computed", "stampede.algorithm.scope": "f", "stampede.key": "f(1)"}
+    assert found == {"stampede.event": "Computed", "stampede.scope": "f", "stampede.key": "f(1)"}
 
 
 # -- observers of foreign packages ---------------------------------------------------------------------------------
