@@ -1,7 +1,7 @@
-"""The connection of an event loop: what one turn of the loop asks goes out together.
+"""The connection of an event loop: questions of one turn of the loop are sent together.
 
-Replies come in the order of the questions, so that many callers share the connection without waiting for each other,
-and nobody is refused for being one too many. A server is called hung when it owes a reply and no byte was sent or
+Replies come in the order of the questions, so many callers share the connection without waiting for each other, and
+none is refused because there are too many. A server is said to hang when it owes a reply and no byte was sent or
 received for the time of a time-out. An engine says in a `Pipe` of its own how it connects, writes and reads.
 """
 
@@ -27,14 +27,14 @@ P = TypeVar("P", bound="_Ends")
 
 
 class _Ends(Protocol):
-    """What a loop has of an engine."""
+    """The connection of one loop, as `Pipes` sees it."""
 
     def close(self) -> None: ...
     def disown(self) -> None: ...
 
 
 BLOCKED = 0.2
-"""Seconds for which a loop must have been blocked while it connected, for a second try after a time-out."""
+"""Seconds for which a loop must have been blocked while it connected, to try again after a time-out."""
 
 LOOK = 0.05
 """Seconds between two looks at a connection that owes a reply."""
@@ -49,14 +49,14 @@ class Timer:
         self.late = 0.0  # seconds in all by which looks came too late, as the loop was blocked
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Do nothing if it runs already."""
+        """Start the timer, unless it runs already."""
         handle = self._handle
         if handle is not None:
             if handle.when() + LOOK > loop.time():
                 return
             self.late += loop.time() - handle.when()
-            handle.cancel()  # it is late. A loop that an exception has ended, as Ctrl-C, may also have dropped it
-        # Without the context of the caller, who is only the first of many to ask.
+            handle.cancel()  # late: the loop was blocked, or an exception such as Ctrl-C ended it and lost the call
+        # Without the context of the caller, which is only the first of many to ask.
         self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
 
     def stop(self) -> None:
@@ -77,63 +77,66 @@ class Timer:
 
 
 class Pipe(ABC):
-    """One event loop's way to one server, and the questions before and in it. It connects when there are some."""
+    """One event loop's way to one server, with the questions that wait and those under way. It connects on demand."""
 
     hung: type[Exception] = TimeoutError
-    """What says that there was no reply in time: who was waiting doesn't ask again."""
+    """The error that means that no reply came in time. The question is not asked again."""
 
     final: tuple[type[Exception], ...] = (TimeoutError,)
-    """What ends a question that was under way; all else that ends its connection has it asked once more."""
+    """Errors that end the questions under way. After any other error of the connection they are asked once more."""
 
     known: tuple[type[Exception], ...] = (OSError,)
-    """What a server, or the way to it, makes connecting, and reading, fail with."""
+    """Errors that a server, or the network, causes while connecting or reading."""
 
     wire: Wire | None = None
-    """The connection that stands."""
+    """The connection, while there is one."""
 
     def __init__(self, hang_detector: HangDetector, patience: float | None) -> None:
         self.hang_detector = hang_detector
         self._patience = patience
         self._waiting: deque[Question] = deque()
         self._connecting: asyncio.Task[None] | None = None
-        self._connects = inf  # since when
-        self._late = 0.0  # since when a reply was owed that a look found to be late
+        self._connects = inf  # when connecting began
+        self._late = 0.0  # the `since` of a connection that the last look found overdue
         self._timer = Timer(self._look)
 
-    # -- what an engine says ----------------------------------------------------------------------------------------
+    # -- for engines ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def reach(self) -> Wire:
-        """A connection that stands."""
+        """Return a new connection that is ready for questions."""
 
     def failed(self, error: Exception) -> None:
-        """There is none to be had."""
+        """React to an error while connecting."""
         return
 
     @abstractmethod
     def written(self, wire: Wire, questions: Sequence[Question]) -> bytes:
-        """As they are sent."""
+        """Return the questions as bytes."""
 
     @abstractmethod
     def check(self, question: Question, reply: Any) -> None:
-        """Raise if that can't be its next reply; or if it says that nothing is to be had over this connection."""
+        """Raise if this cannot be the question's next reply, or if it says that this connection is useless."""
 
     def before(self, wire: Wire) -> Question | None:
-        """What is to be asked before all else that this turn asks."""
+        """Return a question to be sent before all others of this turn, or None."""
         return None
 
     def left(self, wire: Wire, *, ours: bool) -> None:
-        """Nothing is asked on it any more. `ours`: we close it, so this says nothing of the server."""
+        """React to the end of a connection. `ours` means that this process closed it, which says nothing about the
+        server."""
         return
 
     # -- questions --------------------------------------------------------------------------------------------------
 
     @property
     def connecting(self) -> bool:
-        return self._connecting is not None and not self._connecting.done()  # as one is that never began
+        # A task that is cancelled before it begins is done, and never sets this to None.
+        return self._connecting is not None and not self._connecting.done()
 
     def ask(self, asked: Any, count: int, *, twice: bool = True) -> Question:
-        """A question whose future ends with its replies. Who stops waiting for them bothers nobody else."""
+        """Return a question whose future ends when its replies are there. A caller that stops waiting disturbs no
+        other."""
         loop = asyncio.get_running_loop()
         question = Question(asked, count, loop.create_future(), twice=twice)
         self._timer.start(loop)
@@ -153,9 +156,9 @@ class Pipe(ABC):
                     self._connects = time.monotonic()
                     self._connecting = nobodys(asyncio.ensure_future, self._connect())
         elif not wire.current:
-            wire.lose(ConnectionError("this is not the master any more"))
+            wire.lose(ConnectionError("this server is not the master any more"))
         elif not wire.flying and wire.speaks():
-            wire.lose(OutOfStep("it has said what nobody had asked for, or goodbye"))
+            wire.lose(OutOfStep("it sent something unasked, or closed the connection"))
         else:
             self._send(wire)
 
@@ -170,15 +173,15 @@ class Pipe(ABC):
             self._waiting.clear()
             if asked:
                 wire.send(self.written(wire, asked), idle=idle)
-        except BaseException:  # what of it was sent is not known
+        except BaseException:  # how much was sent is unknown
             wire.lose(ConnectionAbortedError(INTERRUPTED))
             raise
 
     def heard(self, wire: Wire, reply: Any) -> None:
-        """Any reply."""
+        """Take one reply, and finish its question if it is the last."""
         flying = wire.flying
         if not flying:
-            raise OutOfStep("it has said more than it was asked for")
+            raise OutOfStep("it sent more replies than there were questions")
         question = flying[0]
         self.check(question, reply)
         replies = question.replies
@@ -190,7 +193,7 @@ class Pipe(ABC):
             future = question.future
             if not future.done():
                 future.set_result(None)
-            flying.popleft()  # not before: until it is answered, it is asked again on another connection
+            flying.popleft()  # only now: if the connection breaks before this, it is asked again
 
     # -- the connection ---------------------------------------------------------------------------------------------
 
@@ -202,10 +205,11 @@ class Pipe(ABC):
             except (self.hung, TimeoutError):
                 if self._timer.late - late < BLOCKED:
                     raise
-                # The loop was blocked, as by the TLS contexts of many servers. That says nothing of this one.
+                # The loop was blocked, for example by making the TLS contexts of many servers. This says nothing about
+                # this one.
                 wire = await self.reach()
             if wire.dead:
-                raise OutOfStep("it has said what nobody had asked for")
+                raise OutOfStep("it sent something unasked")
             await anext(wire.ended)
             self.wire = wire
         except self.known as error:
@@ -216,14 +220,14 @@ class Pipe(ABC):
         except Exception:
             self._fail_waiting(ConnectionAbortedError("connecting failed"))
             raise
-        finally:  # if all tasks of the loop were cancelled, the next look has those that go on begin another one
+        finally:  # if all tasks of the loop were cancelled, the next look connects again for callers that go on
             self._connecting = None
         self._flush()
 
     def broken(self, wire: Wire, error: Exception) -> None:
-        """What was under way is asked once more on a new connection, if it may be."""
+        """Ask the questions under way once more on a new connection, where that is allowed."""
         flying, wire.flying = wire.flying, deque()
-        if self.wire is not wire:  # it was never shared
+        if self.wire is not wire:  # it broke before it was shared
             for question in flying:
                 question.fail(error)
             return
@@ -244,23 +248,23 @@ class Pipe(ABC):
         self._flush()
 
     def _look(self) -> bool:
-        """Break a connection that owes a reply, and on which nothing has moved for as long as a reply may take. Return
-        whether to look again."""
+        """Break a connection that owes a reply, if no byte has moved for as long as a reply may take. Return whether to
+        look again."""
         wire, hang_detector = self.wire, self.hang_detector
         if wire is None:
             if hang_detector.hangs(self._connects):
-                self._fail_waiting(self.hung(NOT_TO_OTHERS))  # who comes later finds out whether it has connected
+                self._fail_waiting(self.hung(NOT_TO_OTHERS))  # later callers find out whether it has connected
         elif wire.flying and self._patience is not None:
             overdue, since = wire.left(self._patience) <= 0, wire.since
             if overdue or hang_detector.hangs(since):
-                if since != self._late:  # the loop may have been blocked: it reads what has come before the next look
+                if since != self._late:  # perhaps the loop was blocked: it reads what has come before the next look
                     self._late = since
                 elif overdue:
                     wire.lose(self.hung(f"no reply within {self._patience:g} s"))
                     hang_detector.ends(since, self._patience)
                 else:
                     wire.lose(self.hung(NOT_TO_OTHERS))
-        self._flush()  # if an exception came between a question and the turn that was to send it
+        self._flush()  # for questions whose own turn was ended by an exception
         if self.wire is None:
             return self.connecting
         return bool(self._waiting or self.wire.flying)
@@ -271,7 +275,7 @@ class Pipe(ABC):
             question.fail(error)
 
     def close(self) -> None:
-        """The engine is closed, or the loop ends."""
+        """Close the connection, because the engine is closed or the loop ends."""
         wire, self.wire = self.wire, None
         error = ConnectionError("the connection was closed")
         self._fail_waiting(error)
@@ -285,24 +289,24 @@ class Pipe(ABC):
 
     def __del__(self) -> None:
         if self.wire is not None:
-            self.wire.close()  # its loop was collected
+            self.wire.close()  # the loop was garbage-collected
 
     def disown(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Give up the connection in a forked child: it belongs to the parent."""
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.disown()
 
 
 class Pipes(Generic[P]):
-    """Those of one engine: for each event loop one to each `end`."""
+    """The pipes of one engine: for each event loop one to each `end`."""
 
     def __init__(self, made: Callable[[Any], P]) -> None:
         self._made = made
         self._pipes: PerLoop[dict[Hashable, P]] = PerLoop()
 
     def to(self, end: Hashable) -> P:
-        """The one of the loop that runs."""
+        """Return the pipe of the running loop to this end, a new one if necessary."""
         loop = asyncio.get_running_loop()
         pipes = self._pipes.get(loop)
         if pipes is None:
@@ -314,7 +318,7 @@ class Pipes(Generic[P]):
         return pipe
 
     def take_all(self, *, closed: bool = False) -> list[tuple[Loop, P]]:
-        """Whatever there is, and it is there no more; or only what belongs to loops that are closed."""
+        """Remove and return all pipes, with their loops. With `closed`, only those of closed loops."""
         return [(loop, pipe) for loop, pipes in self._pipes.take_all(closed=closed) for pipe in pipes.values()]
 
     def close(self) -> None:
@@ -324,15 +328,15 @@ class Pipes(Generic[P]):
                 try:
                     loop.call_soon_threadsafe(pipe.close)
                 except RuntimeError:
-                    pass  # closed meanwhile, and its connection with it
+                    pass  # the loop was closed meanwhile, and its connection with it
             else:
                 pipe.close()
 
     def start_again(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """Begin anew in a forked child: the connections belong to the parent."""
         forks.each(pipe.disown for _, pipe in self.take_all())
 
     def close_dead(self) -> None:
-        """Close the connections of loops that were closed without cancelling their tasks, as a loop should."""
+        """Close the connections of loops that were closed without cancelling their tasks first."""
         for _, pipe in self.take_all(closed=True):
             pipe.close()

@@ -1,8 +1,8 @@
-"""When to look again, of engines that can't push: whoever waits asks now and then. Pure: the caller brings chance.
+"""When waiters look again, on engines that cannot push. Pure: the caller supplies the chance.
 
-Where the cost is known, looks become denser towards the moment at which the computation is likely to end, and rarer
-behind it. No pause is longer than a tenth of the time waited so far, or 50 ms if that is more, or than the asker says:
-news are never later than that.
+If the cost is known, looks become denser towards the moment at which the computation is likely to end, and rarer after
+it. No pause is longer than a tenth of the time waited so far (or 50 ms if that is more), nor than the caller allows. So
+a waiter learns of the end at most that much later.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ K = TypeVar("K")
 
 LONGEST, SHARE = 0.05, 0.1
 FIRST = 0.008
-"""The first pause of one who knows nothing; each next one is longer by an eighth of the time waited."""
+"""The first pause if the cost is unknown. Each next pause is longer by an eighth of the time waited."""
 NEAR = 0.003
-"""The shortest pause: looks around the expected end."""
+"""The shortest pause, for looks around the expected end."""
 BEFORE, BEHIND = 0.5, 0.2
-"""What part of its distance from the expected end a pause is. Not more before it, since costs vary, and who begins to
-wait after the holder has begun to compute takes the end for further off than it is."""
+"""The pause, as a part of the distance from the expected end. Before it not more than this, since costs vary, and since
+a waiter that arrives after the computation began expects the end too late."""
 
 
 def pause(waited: float, cost: float, chance: float, longest: float = inf) -> float:
-    """Seconds until the next look. `cost`: how long it is likely to take in all, 0: unknown; `chance`: 0 to 1.
-    `longest`: at most, of those who would rather ask more often than be late."""
+    """Return the seconds until the next look. `cost` is how long the computation is likely to take in all (0 if
+    unknown), `chance` is from 0 to 1. `longest` bounds the pause, for callers that prefer to ask more often."""
     cap = min(max(LONGEST, SHARE * waited), longest)
     left = cost - waited
     if left > 0:
@@ -41,7 +41,7 @@ def pause(waited: float, cost: float, chance: float, longest: float = inf) -> fl
 
 
 class Costs(dict[K, float]):
-    """What keys of this process have cost, for those who wait for the next value."""
+    """What the keys of this process have cost to compute, for waiters of their next value."""
 
     def learn(self, name: K, entry: Entry[Any]) -> None:
         if len(self) > 10_000:

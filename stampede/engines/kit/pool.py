@@ -1,4 +1,4 @@
-"""Connections of the blocking side, each with one question at a time: who takes one, and what is tried on another."""
+"""Connections of the blocking side, one question at a time on each: handing them out, and trying again on another."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ W = TypeVar("W", bound="Pooled")
 
 
 class SentOnce(tuple[Any, ...]):
-    """A command that is not sent again where the connection broke before its reply came.
+    """A command that is not sent again if the connection breaks before its reply.
 
-    Such is a compare-and-set: it recognises its own write, but not if another client has written over that since.
+    A compare-and-set is such a command: it recognises its own write, but not if another client has written over that
+    since.
     """
 
     __slots__ = ()
 
 
 def is_once(commands: Sequence[Any]) -> bool:
-    """Return whether these commands must not be sent again: the first of them is a `SentOnce` then."""
+    """Return whether these commands must not be sent again; then the first of them is a `SentOnce`."""
     return type(commands[0]) is SentOnce
 
 
 class Pooled(Protocol):
-    """A connection, or what is to be one."""
+    """A connection, or a place for one."""
 
-    asking: bool  # a question is under way, or was left without its answer
-    since: float  # when it began to wait for what it waits for
+    asking: bool  # a question is under way, or was left without its reply
+    since: float  # when its current wait began
 
     @property
     def stands(self) -> bool:
-        """Is it connected?"""
+        """Whether it is connected."""
 
     @property
     def current(self) -> bool:
-        """Does it lead where a new one would?"""
+        """Whether it leads where a new connection would."""
 
     def speaks(self) -> bool:
-        """Is there something to be read before anything was asked? Then it has broken."""
+        """Return whether something can be read before anything was asked. Then the connection has broken."""
 
     def is_cut(self) -> bool:
-        """Has another thread ended this very wait, since the server hangs?"""
+        """Return whether another thread has ended this very wait, because the server hangs."""
 
     def disconnect(self) -> None: ...
 
@@ -62,49 +63,49 @@ class _Server(Protocol):
     name: str
     closed: bool
     max_connections: int
-    timeout: float  # seconds that one waits for a connection to come free
+    timeout: float  # seconds to wait for a free connection
     patience: float | None  # seconds that a reply may take
     hang_detector: HangDetector
 
 
 class Pool(ABC, Generic[W, Q, A]):
-    """Asks a server, from any thread. Connections wait for their next question, the last used first.
+    """Asks a server, from any thread. The connection used last takes the next question.
 
-    The libraries' own pools look at a connection before they hand it out, or have threads of theirs make the next
-    one. Since our questions may be asked twice, it is enough to see that it was broken.
+    The libraries' own pools check a connection before they hand it out, or make the next one in a thread. Our questions
+    may be asked twice, so it is enough to notice that a connection was broken.
     """
 
     broken: tuple[type[BaseException], ...]
-    """What is raised over a connection that is of no use any more."""
+    """Errors that mean that the connection is of no use any more."""
 
     hung: type[Exception] = TimeoutError
-    """What is raised where no reply came in time."""
+    """The error that means that no reply came in time."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server
         self.all: list[W] = []
         self._idle: list[W | None] = [None] * server.max_connections
-        """As many as may be in use; None is one that was never made. `pop` and `append` need no lock."""
+        """The free places: a connection, or None where none was made yet. `pop` and `append` need no lock."""
         self._free = threading.Condition()
-        """Those wait here for whom there is none."""
+        """Callers wait here while no connection is free."""
         self._waiting = 0
-        self._moved = self._hung = -inf  # when one was taken by a waiter, and when a reply did not come, last
+        self._moved = self._hung = -inf  # when a waiter last got one, and when a reply last did not come
 
     @abstractmethod
     def made(self) -> W:
-        """One that is not connected yet."""
+        """Return a new connection, not yet connected."""
 
     @abstractmethod
     def exchange(self, wire: W, question: Q) -> A:
-        """The answer, over this one, which is connected first if it isn't."""
+        """Send the question over this connection, which is connected first if necessary, and return the answer."""
 
     def lost(self, wire: W, error: BaseException) -> None:
-        """Disconnect, since there will be no answer, and raise the error in another form where its own would mislead.
+        """Disconnect, since no answer will come, and raise a clearer error if this one would mislead.
 
-        Replies that nobody reads would be taken for those to the next question.
+        Without that, replies that were never read would be taken for replies to the next question.
         """
         if isinstance(error, RecursionError):
-            return  # hanging up would get stuck half way, too: it is done before the next question
+            return  # disconnecting would fail half-way, too; it is done before the next question
         since, cut = wire.since, wire.is_cut()
         wire.disconnect()
         if cut and isinstance(error, Exception):
@@ -116,9 +117,9 @@ class Pool(ABC, Generic[W, Q, A]):
             raise out_of_step(error) from error
 
     def ask(self, question: Q, *, once: bool = False) -> A:
-        """Return the answer. A connection may have broken while it was idle: then the question is asked once more.
-        Where the server takes no new connection (it has too many, or another password by now), it is asked over one
-        that the server has taken before. `once`: it must not be sent twice."""
+        """Return the answer. If an idle connection turns out to be broken, the question is asked once more. If the
+        server accepts no new connection (too many, or a changed password), it is asked over one that was accepted
+        before. With `once`, it is never sent twice."""
         try:
             wire = (self._wait() if self._waiting else self._idle.pop()) or self._new()
         except IndexError:
@@ -134,7 +135,7 @@ class Pool(ABC, Generic[W, Q, A]):
                 if once or not used or self._server.closed or isinstance(error, self.hung):
                     raise
             return self.exchange(wire, question)
-        except self.hung:  # first, if it is one that is broken, too: nobody waits as long once more
+        except self.hung:  # before `broken`, which may include it: no caller waits that long twice
             self._hung = time.monotonic()
             if self._waiting:
                 self._wake_all()
@@ -152,7 +153,7 @@ class Pool(ABC, Generic[W, Q, A]):
         finally:
             if taken and wire.stands and not self._server.closed:
                 self._idle.append(wire)
-                if self._waiting:  # asked behind: one that begins to wait now finds it
+                if self._waiting:  # checked after the append: a caller that begins to wait now finds the connection
                     with self._free:
                         self._free.notify()
             elif taken:
@@ -162,10 +163,10 @@ class Pool(ABC, Generic[W, Q, A]):
         for wire in list(self.all):
             wire.disconnect()
 
-    # -- who has which ------------------------------------------------------------------------------------------
+    # -- handing out --------------------------------------------------------------------------------------------
 
     def _new(self) -> W:
-        """One that is taken as soon as it is made."""
+        """Return a new connection, which is in use at once."""
         try:
             wire = self.made()
         except BaseException:
@@ -175,18 +176,19 @@ class Pool(ABC, Generic[W, Q, A]):
         return wire
 
     def _wait(self, *, connected: bool = False) -> W | None:
-        """The next that comes free; or, with `connected`, the next of those that are, and None if there are none."""
+        """Return the next free place. With `connected`, the next free connection that works, or None if there are
+        none."""
         came = time.monotonic()
         with self._free:
             self._waiting += 1
             try:
                 while True:
-                    if self._hung >= came:  # or one after the other would find that out for itself
+                    if self._hung >= came:  # or each caller in turn would find that out by itself
                         raise EngineError(f"{self._server.name}: no reply, and no connection was free")
                     if connected and not any(_leads(each) for each in self.all):
                         return None
-                    if self._idle and (not connected or _leads(self._idle[-1])):  # broken ones are at the other end
-                        with suppress(IndexError):  # a newcomer was faster
+                    if self._idle and (not connected or _leads(self._idle[-1])):  # broken ones are at the front
+                        with suppress(IndexError):  # a new caller was faster
                             wire = self._idle.pop()
                             self._moved = time.monotonic()
                             return wire
@@ -196,7 +198,7 @@ class Pool(ABC, Generic[W, Q, A]):
                         raise EngineError(f"{self._server.name}: {waited}")
                     self._free.wait(left)
             except BaseException:
-                self._free.notify()  # it may have been woken for one that is free
+                self._free.notify()  # it may have been woken for a free connection
                 raise
             finally:
                 self._waiting -= 1
@@ -206,9 +208,9 @@ class Pool(ABC, Generic[W, Q, A]):
             self._free.notify_all()
 
     def _give_back(self, wire: W) -> None:
-        """One that is broken; the last to be taken, as the server may take no new ones."""
+        """Give back the place of a broken connection. It is taken last, as the server may accept no new connections."""
         if self._server.closed:
-            wire.disconnect()  # or it stays: it may have been connected just after all were
+            wire.disconnect()  # it may have connected just after `close` went through all
         self._idle.insert(0, wire)
         self._wake_all()
 

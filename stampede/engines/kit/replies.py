@@ -1,4 +1,4 @@
-"""What a server says, as it comes in pieces. Pure."""
+"""A server's replies, which arrive in pieces. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Protocol
 __all__ = ["MORE", "ODD", "OutOfStep", "Parser", "out_of_step"]
 
 MORE = object()
-"""There is no whole reply yet."""
+"""Stands for a reply that is not complete yet."""
 
 
 class OutOfStep(ConnectionError):
-    """What was read is no reply to what was asked: nothing that this connection says is to be believed any more."""
+    """What was read is no reply to what was asked. Nothing that this connection returns can be trusted any more."""
 
 
 ODD = (TypeError, ValueError, LookupError, AttributeError, struct.error)
-"""What bytes of another shape raise in a parser, ours or a client library's: those are made for servers."""
+"""Errors that unexpected bytes cause in a parser, ours or a client library's: parsers expect well-behaved servers."""
 
 
 def out_of_step(error: Exception) -> OutOfStep:
@@ -25,9 +25,9 @@ def out_of_step(error: Exception) -> OutOfStep:
 
 
 class Parser(Protocol):
-    """Bytes go in, replies come out."""
+    """A parser without I/O: bytes go in, replies come out."""
 
     def feed(self, data: bytes | memoryview, /) -> object: ...
 
     def gets(self) -> Any:
-        """The next reply, or MORE."""
+        """Return the next reply, or MORE."""

@@ -1,7 +1,7 @@
-"""A connection of the blocking colour, for one question at a time, with its bytes read and written by us.
+"""A connection of the blocking colour, for one question at a time. Its bytes are read and written here.
 
-The time-out bounds each piece that is sent or received, not the whole. The first thread whose time has run out tells
-all others that wait for the same server.
+The time-out bounds each piece that is sent or received, not the whole. The first thread whose time-out runs out ends
+the waits of all others for the same server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZE = 1 << 16
 
 
 class Sock:
-    """What a thread asks over."""
+    """A connection that a thread asks over."""
 
     __slots__ = ("_cut", "_hang_detector", "_watch", "asking", "since", "sock", "stands")
 
@@ -33,37 +33,37 @@ class Sock:
         self.forget()
 
     def forget(self) -> None:
-        """It leads nowhere."""
+        """Reset to "not connected"."""
         self.sock: Any = None
         self.stands = False
         self._watch: select.poll | None = None
-        # With a question under way; or left with one, since even hanging up took a deeper stack than there was.
+        # A question is under way; or one was left so, because disconnecting needed a deeper stack than there was.
         self.asking = False
-        self.since = inf  # when it began to wait for what it waits for
+        self.since = inf  # when its current wait began
 
     def stand(self, sock: Any, patience: float | None) -> None:
         """Use this socket, on which each piece may take `patience` seconds."""
         sock.settimeout(patience)
         self._watch = None
-        if not hasattr(sock, "pending"):  # TLS sends what is no reply, too
+        if not hasattr(sock, "pending"):  # TLS also sends bytes that are no reply
             self._watch = select.poll()
             self._watch.register(sock, select.POLLIN)
         self.sock, self.stands = sock, True
 
     def speaks(self) -> bool:
-        """Whether there is something to read before anything was asked: its end, or a reply too many, which would be
-        taken for the one to the next question."""
+        """Return whether something can be read before anything was asked: the connection's end, or an extra reply,
+        which would be taken for the reply to the next question."""
         return bool(self.sock.pending() if self._watch is None else self._watch.poll(0))
 
     def why_it_speaks(self) -> ConnectionError:
-        """Return what to raise for `speaks`: the server has closed the connection, or has said too much."""
+        """Return what to raise if `speaks` is true: the server has closed the connection, or sent too much."""
         try:
             ended = self.sock.recv(1, socket.MSG_PEEK) == b""
-        except (OSError, ValueError):  # TLS looks at nothing without taking it
+        except (OSError, ValueError):  # TLS sockets cannot peek
             ended = False
         if ended:
             return ConnectionResetError("the server closed the connection")
-        return OutOfStep("it has said what nobody had asked for")
+        return OutOfStep("it sent something unasked")
 
     def send(self, data: bytes) -> None:
         """Send all of it. (`sendall` has one time-out for all pieces, and so has `send` over TLS.)"""
@@ -72,7 +72,7 @@ class Sock:
             sent += self.sock.send(data[sent : sent + SIZE])
 
     def received(self) -> bytes:
-        """Some bytes, as soon as there are any."""
+        """Return some bytes, as soon as there are any."""
         self.since = time.monotonic()
         data: bytes = self.sock.recv(SIZE)
         if not data:
@@ -81,11 +81,11 @@ class Sock:
         return data
 
     def cut(self) -> None:
-        """By another thread: it waits in vain."""
+        """Mark this wait as useless. Another thread calls this."""
         self._cut = self.since
 
     def is_cut(self) -> bool:
-        """Whether that was done, and in this very wait."""
+        """Return whether another thread has marked this very wait as useless."""
         return self._cut == self.since
 
 

@@ -1,4 +1,5 @@
-"""What keeps tickets true where a server tells of changes: a stamp a slot, which every piece of news changes."""
+"""Stamps, which keep tickets valid where a server reports changes: one stamp for each slot, which every change
+alters."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from stampede.runtime import process_lock
 __all__ = ["NewsStamps"]
 
 SOON = 1.0
-"""Seconds within which connections that end are taken for one loss, also if there are news yet."""
+"""Seconds within which ended connections count as one loss, even if news come in between."""
 
 
 class NewsStamps(array):  # type: ignore[type-arg]
-    """One word a slot; and while the server is lost, what stood there before: so much was true when it went."""
+    """One number for each slot. While the server is lost, also a copy from the moment of the loss, when it was still
+    valid."""
 
-    heard = 0.0  # when there was word of the server last
+    heard = 0.0  # when the server was last heard of
     _before: Any = None
     _at = 0.0
     _lost = False
@@ -30,35 +32,37 @@ class NewsStamps(array):  # type: ignore[type-arg]
         return cls("Q", bytes(8 * slots))
 
     def void(self, slot: int, step: int = 2) -> None:
-        """A key of the slot has changed: the slot's tickets end. The server's news take a step of 1. A change by this
-        process takes a step of 2, which also passes by a ticket that begins with the next news."""
+        """End the slot's tickets, because one of its keys has changed. The server's news take a step of 1. A change by
+        this process takes a step of 2, which also passes by a ticket that begins with the next news."""
         with process_lock.lock:
             self[slot] += step
             if self._before is not None:
                 self._before[slot] += step
 
     def void_all(self) -> None:
-        """No ticket holds any more."""
-        epoch = next(self._epochs) << 32  # no slot has had so many news by itself
+        """End all tickets."""
+        epoch = next(self._epochs) << 32  # no slot reaches this by single changes
         with process_lock.lock:
             self[:] = array("Q", [epoch]) * len(self)
 
     def lose(self) -> None:
-        """A connection has ended. Those of a server that dies or hangs end one by one, each when somebody looks at it:
-        the first tells what was true, until the server has been heard of again."""
+        """Note that a connection has ended. If a server dies or hangs, its connections end one by one, each when it is
+        used. The stamps at the first end count as valid, until the server has been heard of again."""
         if self._before is None or self.heard - self._at > SOON:
             self._before = self[:]
         self._at = time.monotonic()
         self._lost = True
 
     def forget(self) -> None:
-        """We have closed a connection: when the server is lost, nothing that it has read is known to be true."""
+        """Note that this process has closed a connection. If the server is lost now, nothing read over it counts as
+        valid."""
         self._at = -inf
 
     def find(self) -> None:
-        """There are news again: of what was changed meanwhile there were none."""
+        """Note that news arrive again. Changes made meanwhile were not reported."""
         self._lost, self.heard = False, time.monotonic()
 
     def stood(self, slot: int, stamp: int) -> bool:
-        """Return whether a ticket held until the server was lost. If it is heard of again, a single connection was."""
+        """Return whether a ticket was valid until the server was lost. False if the server was heard of again: then
+        only one connection was lost."""
         return self._lost and self.heard - self._at <= SOON and self._before[slot] == stamp

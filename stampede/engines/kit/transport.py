@@ -1,4 +1,4 @@
-"""Ends of asyncio's and uvloop's connections which those don't know: from outside of the loop, and behind a fork."""
+"""Closing transports of asyncio and uvloop in ways they do not support: from outside the loop, and after a fork."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["disown", "disown_number", "shut"]
 
 
 def shut(transport: Any) -> None:
-    """Close it, also when its loop runs no more."""
+    """Close the transport, even if its loop no longer runs."""
     encrypted = transport.get_extra_info("sslcontext") is not None
     try:
         # TLS says goodbye and waits for an answer, for which a loop that ends has no turn.
         transport.abort() if encrypted else transport.close()
-    except RuntimeError:  # the loop was closed (uvloop closes its sockets then): nobody but us would close this one
+    except RuntimeError:  # the loop was closed (uvloop closes its sockets then): nothing else would close this socket
         ssl: Any = getattr(transport, "_ssl_protocol", None)
         lost: Any = getattr(ssl, "_transport", None) if encrypted else transport
         if getattr(lost, "_sock", None) is not None:
@@ -23,10 +23,10 @@ def shut(transport: Any) -> None:
 
 
 def disown(transport: Any) -> None:
-    """In a forked child: it leads nowhere from here on, and its server hears nothing of that.
+    """Detach the transport in a forked child, without the server noticing.
 
-    Closed as usual, it would be taken out of its loop's epoll, which is the parent's too. Its number stays taken: the
-    transport, which knows nothing of this, may close that some day, and would close what has it by then.
+    A normal close would remove it from its loop's epoll, which is shared with the parent. Its file descriptor stays in
+    use: the transport may close that number some day, and would close another file that has it by then.
     """
     _inherited.append(transport)
     shared = transport.get_extra_info("socket")
@@ -36,9 +36,9 @@ def disown(transport: Any) -> None:
 
 
 def disown_number(number: int) -> None:
-    """The same of a connection of which there is no more than this."""
+    """Make this file descriptor lead nowhere, and keep its number in use."""
     os.close(number)
-    nowhere = os.open(os.devnull, os.O_RDWR)  # this very number, as a rule: it is the lowest that is free
+    nowhere = os.open(os.devnull, os.O_RDWR)  # usually this very number, the lowest one that is free
     if nowhere != number:
         os.dup2(nowhere, number, inheritable=False)
         os.close(nowhere)

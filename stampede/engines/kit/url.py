@@ -1,4 +1,4 @@
-"""Engine URLs: their options, checked, and their passwords, hidden."""
+"""Engine URLs: checking their options, and hiding their passwords."""
 
 from __future__ import annotations
 
@@ -29,33 +29,39 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Callable[[str, Any], Any]
-"""What an option is to be: makes it of what the URL or the caller gave, or raises OptionError."""
+"""Checks one option: takes its name and value, and returns the converted value or raises OptionError."""
 
 _ODD = re.compile(r"[^:/]*://[^/?#@:]*:(?!\d{1,5}[/?#])[^/?#@]*[/?#][^=]*@")
 
 
 def scheme_of(url: str) -> str:
-    """What stands before `://`; OptionError says what a URL looks like."""
+    """Return what is in front of `://`. Raise OptionError if there is none."""
     scheme, found, _ = url.partition("://")
     if not found:
-        raise OptionError(f"{safe_url(url)!r} is no engine: give a URL such as 'memory://' or 'disk:///var/cache/app'")
+        raise OptionError(
+            f"{safe_url(url)!r} is not a URL of an engine: give one such as 'memory://' or 'disk:///var/cache/app'"
+        )
     return scheme.lower()
 
 
 def parts_of(url: str) -> SplitResult:
-    """The parts of a URL; OptionError if it is none."""
-    if _ODD.match(url):  # or a piece of the password would be taken for a port, and shown
-        raise OptionError(f"{safe_url(url)!r} is no URL: percent-encode what is odd in a password (/ as %2F)")
+    """Return the parts of a URL. Raise OptionError if it is not valid."""
+    if _ODD.match(url):  # a piece of the password would be taken for a port, and shown
+        raise OptionError(
+            f"{safe_url(url)!r} is not a valid URL: percent-encode special characters in the password (/ as %2F)"
+        )
     try:
         return urlsplit(url)
     except ValueError as exc:
-        if "netloc" in str(exc):  # it is quoted, with its password
-            raise OptionError(f"{safe_url(url)!r} is no URL: a name or a password is to be percent-encoded") from None
-        raise OptionError(f"{safe_url(url)!r} is no URL: {exc}") from exc
+        if "netloc" in str(exc):  # the message quotes the URL, with its password
+            raise OptionError(
+                f"{safe_url(url)!r} is not a valid URL: percent-encode the user name and the password"
+            ) from None
+        raise OptionError(f"{safe_url(url)!r} is not a valid URL: {exc}") from exc
 
 
 def path_of(url: str, example: str) -> str:
-    """What stands behind `scheme://`, as a path of this machine: absolute, or it begins with `~`, `.` or `..`."""
+    """Return what follows `scheme://` as a local path. It is absolute, or begins with `~`, `.` or `..`."""
     parts = parts_of(url)
     path = unquote(parts.netloc + parts.path)
     if "\0" in path:
@@ -70,7 +76,7 @@ def path_of(url: str, example: str) -> str:
 
 
 class Address(NamedTuple):
-    """Where a server is."""
+    """The host and port of a server."""
 
     host: str
     port: int
@@ -80,23 +86,23 @@ class Address(NamedTuple):
 
 
 def addresses_of(url: str, port: int) -> list[Address]:
-    """The servers of a URL, `HOST:PORT,HOST:PORT`. `port`: that of a server with none."""
+    """Return the servers of a URL, `HOST:PORT,HOST:PORT`. `port` is used for a server without one."""
     parts, found = parts_of(url), []
     for each in unquote(parts.netloc.rpartition("@")[2]).split(","):
         try:
-            its = urlsplit(f"//{each.strip()}")
-            host, its_port = its.hostname, port if its.port is None else its.port
+            server = urlsplit(f"//{each.strip()}")
+            host, found_port = server.hostname, port if server.port is None else server.port
         except ValueError as error:
-            raise OptionError(f"{safe_url(url)!r}: {each!r} is no HOST:PORT: {error}") from error
-        if not host or not its_port:
+            raise OptionError(f"{safe_url(url)!r}: {each!r} is not HOST:PORT: {error}") from error
+        if not host or not found_port:
             example = f"{parts.scheme}://localhost:{port}"
             raise OptionError(f"{safe_url(url)!r} names no server: give a URL such as {example!r}")
-        found.append(Address(host, its_port))
+        found.append(Address(host, found_port))
     return found
 
 
 def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """The options of the URL's query, and of the caller (which win), each made what it is to be."""
+    """Return the options of the URL's query and of the caller, checked and converted. The caller's win."""
     options: dict[str, Any] = dict(parse_qsl(parts_of(url).query, keep_blank_values=True))
     options.update(given)
     for name in options:
@@ -107,7 +113,7 @@ def options_of(url: str, given: Mapping[str, Any], kinds: Mapping[str, Kind]) ->
 
 
 def integer(name: str, value: Any) -> int:
-    """A whole number."""
+    """Return the value as a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and value.isdecimal():
@@ -116,7 +122,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """A number of seconds, zero or more."""
+    """Return the value as a number of seconds, zero or more."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -126,7 +132,7 @@ def number(name: str, value: Any) -> float:
 
 
 def duration(name: str, value: Any) -> float:
-    """A number of seconds, more than zero."""
+    """Return the value as a number of seconds, more than zero."""
     found = number(name, value)
     if found <= 0:
         raise OptionError(f"{name} is {value!r}: give a number of seconds, more than 0")
@@ -134,7 +140,7 @@ def duration(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or false, in the words of settings files and of shells."""
+    """Return the value as a bool. Accepts the words of settings files and shells."""
     known = _FLAGS.get(str(value).lower())
     if known is None:
         raise OptionError(f"{name} is {value!r}: give true or false")
@@ -148,7 +154,7 @@ def text(name: str, value: Any) -> str:
 
 
 def anything(name: str, value: Any) -> Any:
-    """An object that the engine itself looks at."""
+    """Return any object: the engine checks it."""
     return value
 
 

@@ -1,9 +1,9 @@
 """Waking waiters in other processes that share a directory.
 
-A process that waits has a named pipe in the folder `wake`; who changes something writes the number of what changed
-into each. A pipe holds thousands of such messages, a full one tells its reader that some were lost, and nobody
-reads a pipe whose process is dead: the next writer removes it. The same thread looks every 10 ms whether the
-processes that are waited for still live.
+A waiting process has a named pipe in the folder `wake`; a process that changes something writes the number of what
+changed into each pipe. A pipe holds thousands of such numbers; a full one tells its reader that some were lost. If a
+process dies, the next writer removes its pipe. The same thread checks every 10 ms whether the processes that are waited
+for still live.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from stampede.runtime.threads import begun
 
 __all__ = ["LOOK", "SINGLE", "WakeFiles"]
 
-LOOK = 0.025  # seconds between two looks of waiters that nobody can wake
-WATCH = 0.01  # seconds between two looks whether a process lives that is waited for
-LINGER = 5.0  # seconds that the pipe stays after the last waiter: the next herd finds it there
-SINGLE = 1 << 16  # the numbers from here on are those of locks
+LOOK = 0.025  # seconds between two looks of waiters that cannot be woken
+WATCH = 0.01  # seconds between two checks whether a holder lives
+LINGER = 5.0  # seconds that the pipe stays after the last waiter, for the next herd
+SINGLE = 1 << 16  # numbers from here on belong to locks
 
 _WORD = 8
 _FULL = 1 << 16
 
 
 class WakeFiles:
-    """Rings bells by number, here and in every other process of the directory.
+    """Rings bells by number, here and in every other process that uses the directory.
 
-    Of a number from `SINGLE` on, it rings one bell in each process, that of the waiter that has waited longest: only
-    one of them can have the lock that has come free.
+    For a number from `SINGLE` on, it rings one bell in each process, that of the longest waiter: only one waiter can
+    get the lock.
     """
 
     def __init__(self, directory: Path, dead: Callable[[str], bool]) -> None:
@@ -49,26 +49,27 @@ class WakeFiles:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ring in the middle of this
-        self._bells: defaultdict[int, dict[Bell, None]] = defaultdict(dict)  # in the order in which they came
+        self._bells: defaultdict[int, dict[Bell, None]] = defaultdict(dict)  # in order of arrival
         self._watched: defaultdict[str, dict[Bell, None]] = defaultdict(dict)
         self._pipe: tuple[Path, int, int] | None = None
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def listen(self, number: int) -> tuple[Bell, bool]:
-        """A bell for what changes from now on. False: there is no pipe here, so look again every now and then."""
+        """Return a bell for changes from now on. False means that there is no pipe, so the caller must look now and
+        then."""
         bell = Bell()
         with self._lock:
             self._bells[number][bell] = None
             return bell, self._open()
 
     def watch(self, holder: str, bell: Bell) -> None:
-        """Have the bell rung also at the death of that process."""
+        """Have the bell rung also at the death of this process."""
         with self._lock:
             self._watched[holder][bell] = None
 
     def listens(self, number: int) -> bool:
-        """Return whether anybody in this process waits for this number."""
+        """Return whether any waiter in this process waits for this number."""
         return number in self._bells
 
     def forget(self, number: int, bell: Bell) -> None:
@@ -85,13 +86,13 @@ class WakeFiles:
     # -- waking -------------------------------------------------------------------------------------------------
 
     def ring(self, number: int) -> None:
-        """Wake whoever waits for this number, in all processes."""
+        """Wake the waiters for this number, in all processes."""
         self._ring_here(number)
         mine = self._pipe
         try:
             names = os.listdir(self._wake)
         except OSError:
-            return  # no folder, nobody waits
+            return  # no folder, no waiters
         for name in names:
             if mine is None or name != mine[0].name:
                 _send(self._wake / name, number)
@@ -115,16 +116,16 @@ class WakeFiles:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
-        """Have a pipe, and a thread that reads it."""
+        """Make sure that there is a pipe, and a thread that reads it. Return False if that is impossible."""
         if self._pipe is not None and self._pipe[0].exists():
             return True
-        self._close_pipe()  # somebody removed the directory: the thread ends with its pipe
+        self._close_pipe()  # the directory was removed: the thread ends with its pipe
         path = self._wake / f"{os.getpid()}-{os.urandom(6).hex()}"
         try:
             self._wake.mkdir(parents=True, exist_ok=True)
             os.mkfifo(path, 0o600)
             reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # our own: no end-of-file without others
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # our own: prevents end-of-file
         except OSError:
             return False
         self._pipe = path, reader, writer
@@ -176,7 +177,7 @@ class WakeFiles:
         self._ring_all()
 
     def start_again(self) -> None:
-        """In a forked child: pipe, thread and waiters are the parent's."""
+        """Begin anew in a forked child: pipe, thread and waiters belong to the parent."""
         if self._pipe is not None:
             shut(self._pipe[1])
             shut(self._pipe[2])
@@ -187,14 +188,14 @@ def _send(path: Path, number: int) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # nobody reads it. One that is being made is not old enough to be removed
+        if error.errno == errno.ENXIO:  # no reader. A new pipe, which has none yet, is too young to be removed
             _remove_old(path)
         return
     try:
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
             os.write(fd, number.to_bytes(_WORD, "little", signed=True))
     except OSError:
-        pass  # else full: its reader will ring everything; or gone
+        pass  # full, so its reader will ring everything; or gone
     finally:
         os.close(fd)
 

@@ -1,4 +1,4 @@
-"""Who we are to the people who ask who computes: the host, and the number of the process."""
+"""The name of this process for people who ask which process computes: the host and the process number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LONGEST = 64
 
 @cache
 def here() -> str:
-    """This process, as `host:pid`."""
+    """Return this process as `host:pid`."""
     return f"{socket.gethostname()[:_LONGEST]}:{os.getpid()}"
 
 
 def parts_of(holder: str) -> tuple[str | None, int | None]:
-    """The host and the process's number; None is what isn't known."""
+    """Return the host and the process number. None stands for an unknown part."""
     host, _, pid = holder.rpartition(":")
     return host or None, int(pid) if pid.isascii() and pid.isdigit() else None
 

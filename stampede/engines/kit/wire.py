@@ -1,4 +1,4 @@
-"""What an event loop has asked on a connection, and the connection: its bytes are read and written by us."""
+"""An event loop's connection, and the questions on it. Its bytes are read and written here."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ __all__ = ["INTERRUPTED", "Question", "Wire", "until_the_end"]
 ROOM = 1 << 16
 """Bytes that are read at once."""
 
-INTERRUPTED = "an exception ended the exchange, and the replies can no longer be told apart"
-"""Why a connection is closed after an error that no server causes. The error itself goes on to the event loop."""
+INTERRUPTED = "an exception interrupted the exchange, so replies can no longer be matched to questions"
+"""Why a connection is closed after an error that the server did not cause. The error itself goes on to the event
+loop."""
 
 
 class Question:
-    """What was asked together, in the engine's words, and its replies so far."""
+    """What was asked together, in the engine's own form, and the replies so far."""
 
     __slots__ = ("again", "asked", "count", "future", "heard", "replies", "told", "twice", "wire")
 
     def __init__(self, asked: Any, count: int, future: asyncio.Future[None], *, twice: bool = True) -> None:
         self.asked = asked
-        self.count = count  # of its replies
+        self.count = count  # number of replies
         self.future = future
-        self.twice = twice  # it may be sent again, over a new connection, where the old one turns out to be closed
+        self.twice = twice  # it may be sent again over a new connection, if the old one turns out to be closed
         self.replies: list[Any] = []
-        self.wire: Wire | None = None  # that has brought them
-        self.told = 0  # what was noted on that by then
-        self.again = False  # it has been sent once before
-        self.heard: Callable[[], object] | None = None  # to be called at once when it has its replies
+        self.wire: Wire | None = None  # the connection that brought the replies
+        self.told = 0  # the connection's `told` at that moment
+        self.again = False  # it was sent before
+        self.heard: Callable[[], object] | None = None  # called as soon as the replies are there
 
     def forget(self) -> None:
-        """Nobody waits for it, nor for its error."""
+        """Ignore the answer and the error: no caller waits for them."""
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def drop(self) -> None:
-        """The caller is gone. A question that was not sent yet is never sent."""
+        """Note that the caller is gone. A question that was not sent yet is never sent."""
         with suppress(RuntimeError):  # its loop was closed
             self.future.cancel()
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
-            with suppress(RuntimeError):  # its loop was closed: nobody waits there any more
+            with suppress(RuntimeError):  # its loop was closed: no caller waits any more
                 self.future.set_exception(error)
 
 
 class Owner(Protocol):
-    """What a connection needs of the pipe that made it (`pipe.py`)."""
+    """The pipe that made a connection, as the connection sees it (`pipe.py`)."""
 
     wire: Wire | None
     hang_detector: HangDetector
@@ -72,32 +73,32 @@ class Owner(Protocol):
 
 
 class Wire(asyncio.BufferedProtocol):
-    """A connection, with its bytes read and written by us."""
+    """A connection of an event loop."""
 
     _watched: select.poll | None = None
     kept: Any = None
-    """What a client library has of it, and would close."""
+    """The client library's part of the connection. It is held so that the library does not close the connection."""
 
     def __init__(self, pipe: Owner, parser: Parser) -> None:
         self.pipe = pipe
         self.parser = parser
         self.flying: deque[Question] = deque()  # questions that were sent, in the order of their replies
         self.dead = False
-        self.current = True  # it leads where a new one would
-        self.born = inf  # when it stood
-        self.told = 0  # for an engine's notes
+        self.current = True  # it leads where a new connection would
+        self.born = inf  # when it was connected
+        self.told = 0  # free for the engine
         self.transport: Any = None
         self._hang_detector = pipe.hang_detector
         self.since = 0.0  # when bytes last moved, or the first of the questions was sent
         self._unsent = 0  # bytes
         self._room = memoryview(bytearray(ROOM))
-        self._reads = False  # asyncio has asked for room, and has not told of what it has read
-        self._tells = False  # it tells each time: asyncio's own loop, without TLS
+        self._reads = False  # asyncio asked for the buffer, and has not reported what it read
+        self._tells = False  # the loop always reports that: asyncio's own loop, without TLS
         self.ended = until_the_end(self)
 
     def stand(self) -> None:
-        """It is connected."""
-        if self.transport.get_extra_info("sslcontext") is None:  # TLS sends what is no reply, too
+        """Begin to use the connection, which is established now."""
+        if self.transport.get_extra_info("sslcontext") is None:  # TLS also sends bytes that are no reply
             self._tells = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
             self._watched = select.poll()
             self._watched.register(self.socket.fileno(), select.POLLIN)
@@ -110,11 +111,11 @@ class Wire(asyncio.BufferedProtocol):
         return self.transport.get_extra_info("socket")
 
     def speaks(self) -> bool:
-        """Whether there is something to read, which is no reply if nothing has been asked."""
+        """Return whether something can be read. If nothing was asked, that is no reply."""
         return self._watched is not None and bool(self._watched.poll(0))
 
     async def ask(self, asked: Any, count: int = 1) -> list[Any]:
-        """The replies to what is asked before the connection is shared."""
+        """Return the replies to a question that is asked before the connection is shared."""
         question = Question(asked, count, asyncio.get_running_loop().create_future(), twice=False)
         self.flying.append(question)
         self.send(self.pipe.written(self, [question]), idle=True)
@@ -127,7 +128,7 @@ class Wire(asyncio.BufferedProtocol):
         self.transport.write(data)
 
     def left(self, patience: float) -> float:
-        """Return the seconds until it is called hung. They begin anew whenever bytes were sent or received."""
+        """Return the seconds until the server is said to hang. They start anew whenever bytes were sent or received."""
         unsent, now = self.transport.get_write_buffer_size(), time.monotonic()
         if unsent < self._unsent:
             self.since = now
@@ -141,8 +142,8 @@ class Wire(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._reads and not self.dead:
-            # Ctrl-C came while asyncio had taken bytes from the socket, and had not told us of them. The next reply
-            # would be taken for the one that they were.
+            # Ctrl-C came after asyncio had taken bytes from the socket, and before it reported them. The next reply
+            # would be taken for the one that is lost.
             self.lose(ConnectionAbortedError(INTERRUPTED))
         self._reads = self._tells
         return self._room  # TLS fills slices of it
@@ -157,7 +158,7 @@ class Wire(asyncio.BufferedProtocol):
             self.parser.feed(self._room[:nbytes])
             while (reply := gets()) is not MORE:
                 heard(self, reply)
-        except self.pipe.known as error:  # these are no replies, or not to our questions
+        except self.pipe.known as error:  # no valid replies, or not to our questions
             self.lose(error)
         except ODD as error:
             self.lose(out_of_step(error))
@@ -171,17 +172,17 @@ class Wire(asyncio.BufferedProtocol):
     # -- its end ----------------------------------------------------------------------------------------------------
 
     def lose(self, error: Exception) -> None:
-        """What is under way on it needs another."""
+        """Give up a connection that is broken. The questions under way need another one."""
         if not self.dead:
             self._leave(ours=False)
             self.transport.abort()
             self.pipe.broken(self, error)
 
     def close(self) -> None:
-        """Close it, also when its loop runs no more."""
+        """Close the connection, even if its loop no longer runs."""
         if not self.dead:
             self._leave(ours=True)
-            if self.transport is not None:  # or it was given up while it connected
+            if self.transport is not None:  # None if it was given up while connecting
                 shut(self.transport)
 
     def _leave(self, *, ours: bool) -> None:
@@ -189,7 +190,7 @@ class Wire(asyncio.BufferedProtocol):
         self.pipe.left(self, ours=ours)
 
     def disown(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Give up the connection in a forked child: it belongs to the parent."""
         self.dead = True
         disown(self.transport)
 
@@ -204,8 +205,8 @@ class _Ending(Protocol):
 
 
 async def until_the_end(wire: _Ending) -> AsyncGenerator[None, None]:
-    """A loop that ends closes the generators that were begun in it. There is no other public way to be told of its end,
-    and asyncio warns of a connection that outlives its loop."""
+    """Call `wire.loop_ends` when the loop ends: a loop closes the generators that were begun in it. There is no other
+    public way to learn of a loop's end, and asyncio warns of a connection that outlives its loop."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""The suspending face of what blocks: its calls are done by a few threads beside the event loops that ask.
+"""The suspending side of blocking clients: a few threads make the calls of event loops.
 
-The threads are the engine's own, and daemons: a server that hangs keeps no other engine waiting, nor the end of the
+The threads belong to the engine and are daemons. A server that hangs does not delay other engines or the end of the
 program, as it would on asyncio's default executor.
 """
 
@@ -21,8 +21,8 @@ __all__ = ["Run", "WorkerThreads", "here"]
 T = TypeVar("T")
 
 LEAVE = 0.3
-"""Seconds that a call which is cancelled waits for the end of what it has begun. An event loop that ends waits for all
-its calls, and a server that hangs would keep it for its own time-out."""
+"""Seconds that a cancelled call waits for what it has begun. An event loop that ends waits for all its calls, and a
+server that hangs would delay it by a whole time-out."""
 
 
 class Run(Protocol):
@@ -32,55 +32,57 @@ class Run(Protocol):
 
 
 async def here(function: Callable[..., T], /, *args: Any) -> T:
-    """In the caller's own thread."""
+    """Run the function in the caller's own thread."""
     return function(*args)
 
 
 class WorkerThreads:
-    """At most so many `threads`, begun when they are needed. A call that is cancelled waits `leave` seconds for the end
-    of what it has begun, so that what its caller asks next comes behind it, as a rule."""
+    """At most `threads` threads, started on demand. A cancelled call waits `leave` seconds for what it has begun, so
+    that usually the caller's next question comes after it."""
 
     def __init__(self, threads: int = 8, *, leave: float = LEAVE) -> None:
         self._pool = ThreadPool(threads, "stampede-io")
         self._leave = leave
 
     async def run(self, function: Callable[..., T], /, *args: Any) -> T:
-        """What the function gives, or raises. Cancelled before it was begun, it never is; else it goes on to its end.
+        """Return what the function returns, or raise its error. A call that is cancelled before it begins never runs;
+        later it runs to its end.
 
-        What it takes for a caller that has left by then ends by itself, as a lease does.
+        What the function acquires for a caller that has left by then must end by itself, as a lease does.
         """
-        errand = _Job(asyncio.get_running_loop(), partial(function, *args))
+        job = _Job(asyncio.get_running_loop(), partial(function, *args))
         try:
-            self._pool.do(errand.do)
-            return await self._ended(errand)
+            self._pool.do(job.do)
+            return await self._ended(job)
         finally:
-            del errand  # it has its error, which refers to this frame
+            del job  # its error refers to this frame
 
-    async def _ended(self, errand: _Job[T]) -> T:
+    async def _ended(self, job: _Job[T]) -> T:
         try:
-            await asyncio.wait([errand.bell])
+            await asyncio.wait([job.bell])
         except asyncio.CancelledError:
-            if not self._pool.take_back(errand.do):
-                await self._outwaited(errand)
+            if not self._pool.take_back(job.do):
+                await self._outwaited(job)
             raise
-        return errand.result()
+        return job.result()
 
-    async def _outwaited(self, errand: _Job[T]) -> None:
-        """A loop that ends cancels once more what is cancelled already: each time, what is left of the wait goes on."""
+    async def _outwaited(self, job: _Job[T]) -> None:
+        """Wait for the job. A loop that ends may cancel the call again and again: each time, the rest of the wait goes
+        on."""
         end = time.monotonic() + self._leave
-        while not errand.bell.done() and (left := end - time.monotonic()) > 0:
+        while not job.bell.done() and (left := end - time.monotonic()) > 0:
             with suppress(asyncio.CancelledError):
-                await asyncio.wait([errand.bell], timeout=left)
+                await asyncio.wait([job.bell], timeout=left)
 
 
 class _Job(Generic[T]):
-    """What a thread does for a caller who may be gone before its end."""
+    """Work for a thread. Its caller may be gone before it ends."""
 
     value: T
     error: BaseException | None = None
 
     def __init__(self, loop: Loop, function: Callable[[], T]) -> None:
-        self.bell: asyncio.Future[None] = loop.create_future()  # nobody else awaits it: it is set once
+        self.bell: asyncio.Future[None] = loop.create_future()  # set once: only its caller awaits it
         self._function = function
 
     def do(self) -> None:
@@ -96,4 +98,4 @@ class _Job(Generic[T]):
         try:
             raise self.error
         finally:
-            self.error = None  # or it would refer to itself through this frame
+            self.error = None  # avoid a reference cycle through this frame

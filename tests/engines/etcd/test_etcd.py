@@ -588,7 +588,7 @@ def test_tls(open_: Open) -> None:
     "url, why",
     [
         ("etcd://", "names no server"),
-        ("etcd://h:port", "no HOST:PORT"),
+        ("etcd://h:port", "not HOST:PORT"),
         ("etcd://h?time=1", "timeout"),
         ("etcd://h?timeout=0", "more than 0"),
         ("etcd://h?key=k.pem", "give cert="),
