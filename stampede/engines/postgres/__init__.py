@@ -1,14 +1,14 @@
-"""The Postgres engine: values, leases and locks in a database that teams have anyway, decided by functions in it.
+"""The Postgres engine: values, leases and locks in an ordinary database, decided by functions in that database.
 
-tables.sql   the tables;  values.sql, locks.sql, limits.sql   what decides: functions in the database
-schema.py    makes them, and tells those of another release
-connect.py   what is behind a URL: how connections are made;  address.py   what a URL says
-talk.py      the conversation over a connection, without waiting;  wire.py   keys' names, arguments and rows
+tables.sql   the tables;  values.sql, locks.sql, limits.sql   the functions in the database that decide
+schema.py    creates tables and functions, and refuses those of another release
+address.py   reads and writes URLs;  connect.py   makes the connections
+talk.py      statements and results of one connection, without waiting;  wire.py   names of keys, arguments and rows
 verbs.py     Claims and Store, written once over a `PostgresLine`;  locks.py   Locks, likewise, and their record
-line.py      what is asked is answered, or told as trouble;  blocking.py, suspending.py   in each colour: by the pool
-             and the pipe of the kit
-news.py      the connection that is told, and what keeps tickets true;  tell.py   how others are told
-sweep.py     removes what is over, and what there is no room for
+line.py      sends commands, and maps psycopg's errors;  blocking.py, suspending.py   how each colour sends: with the
+             pool and the pipe of the kit
+news.py      the connection that receives notifications;  tell.py   sends notifications to other processes
+sweep.py     removes expired rows, and entries beyond the limits
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = ["PostgresEngine", "check_url", "from_url", "of_client"]
 
 
 class PostgresEngine(Engine):
-    """A database's tables, shared by all who connect to it. `stampede postgres init` makes them.
+    """Tables of one database, shared by all processes that connect to it. `stampede postgres init` creates them.
 
-    `url` takes every option of libpq's in its query; options given here win. Or hand over a `pool` of psycopg's, of
-    either colour: connections are made as its own are, and none of its own is used.
+    `url` takes every option of libpq in its query; options given here win. Or pass a `pool` of psycopg, of either
+    colour: the engine makes connections of its own, in the same way as the pool does, and uses none of the pool's.
     """
 
     scheme = "postgres"
@@ -77,7 +77,7 @@ class PostgresEngine(Engine):
         return time.perf_counter() - start
 
     def advice(self) -> Sequence[str]:
-        self.ping()  # or it isn't known yet
+        self.ping()  # without a connection it is not known yet whether there is a pooler
         return self._all.advice()
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -93,7 +93,7 @@ def _side(keys: Any, locks: Any, line: Any) -> Side:
 
 
 class _All:
-    """What the engine is made of, without it: closed when nobody has the engine any more."""
+    """The parts of an engine. They have no reference to it, and are closed when the engine is garbage-collected."""
 
     def __init__(self, server: PostgresConnector, audience: WeakSet[Hears]) -> None:
         self._server = server
@@ -125,7 +125,7 @@ class _All:
             each.untold(self._server.name, how)
 
     async def facts(self) -> dict[str, Any]:
-        """What an operator wants to know of it."""
+        """Return what an operator wants to know about the database."""
         (row,) = await self.line.ask((FACTS, ()))
         way = {"reached": "through a pooler" if self._server.pooled else "directly"}
         return dict(zip(NAMED, row, strict=True)) | way
@@ -134,17 +134,17 @@ class _All:
         error = self._server.deaf()
         if error is None:
             return []
-        return [f"the connection on which it tells of changes fails ({error}): {MEANS}" if error else POOLED]
+        return [f"the connection for notifications fails ({error}): {MEANS}" if error else POOLED]
 
     def close(self) -> None:
         self.teller.close()
         self.sweeper.close()
-        self._server.close()  # who is woken by the others finds it so
+        self._server.close()  # first: the callers that the next lines wake find it closed
         for part in (self.news, self.line, self.aline):
             part.close()
 
     def start_again(self) -> None:
-        """In a forked child."""
+        """Start every part anew in a forked child."""
         forks.each(part.start_again for part in (self.line, self.aline, self.news, self.teller, self.generations))
 
 
@@ -162,21 +162,21 @@ FACTS = """SELECT current_setting('server_version'),
     FROM pg_class AS entries WHERE oid = 'stampede.entries'::regclass"""
 
 POOLED = (
-    "it is behind a pooler, through which nothing is told: waiters look ten times a second, a local tier keeps "
-    "nothing, and a holder that dies is found by its lease's end. Name the server's own address: listen=postgres://..."
+    "it is behind a pooler, which passes no notifications on: waiters look ten times a second, a local tier keeps "
+    "nothing, and a dead holder's lease ends only by its time. Name the server's own address: listen=postgres://..."
 )
 
 
 def from_url(url: str, **options: Any) -> PostgresEngine:
-    """`postgres://user:password@host:5432/database?sslmode=require`, with every option of libpq's."""
+    """Return an engine for `postgres://user:password@host:5432/database?sslmode=require`, with any options of libpq."""
     return PostgresEngine(url, **options)
 
 
 def check_url(url: str) -> None:
-    """Nothing is connected."""
+    """Raise OptionError if the URL is wrong. No connection is made."""
     of_url(url, {}).close()
 
 
 def of_client(pool: Any) -> PostgresEngine:
-    """Where a pool of psycopg's leads, of either colour."""
+    """Return an engine on the database of a psycopg pool, of either colour."""
     return PostgresEngine(pool=pool)

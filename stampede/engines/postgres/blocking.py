@@ -1,4 +1,4 @@
-"""The blocking side: each question on a connection of the pool."""
+"""The blocking side: each question takes a connection of the pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["PostgresBlocking"]
 
 
 class PostgresBlocking(PostgresLine):
-    """Asks a server, from any thread."""
+    """A line to the server for any thread."""
 
     def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
@@ -36,13 +36,13 @@ class PostgresBlocking(PostgresLine):
         self._wires.close()
 
     def start_again(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """Begin with an empty pool in a forked child: the old connections are the parent's."""
         inherited, self._wires = self._wires, _Wires(self._server)
         forks.each(wire.disown for wire in inherited.all)
 
 
 class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
-    """The answers to each of some commands."""
+    """The pool. A question to it is a list of commands."""
 
     broken = Error, OSError
 
@@ -54,7 +54,7 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
         return _Wire(self._leading)
 
     def cut(self, before: float) -> None:
-        """Cut the connections that have waited for the server since before that moment."""
+        """Cut the connections that have waited for the server since before this moment."""
         for wire in list(self.all):
             if wire.since < before:
                 wire.cut = wire.since
@@ -71,7 +71,7 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
 
 
 class _Wire:
-    """A connection, or none yet."""
+    """One connection, made when it is first needed."""
 
     __slots__ = ("_either", "_readable", "_server", "asking", "cut", "since", "stands", "talk")
     current = True
@@ -80,7 +80,7 @@ class _Wire:
         self._server = server
         self.talk: Talk | None = None
         self.asking = self.stands = False
-        self.since, self.cut = inf, 0.0  # when it began to wait for what it waits for; that wait is known to be vain
+        self.since, self.cut = inf, 0.0  # when the current wait began; when the wait began that another thread has cut
 
     def _stand(self) -> Talk:
         talk = self._server.connection()
@@ -92,7 +92,11 @@ class _Wire:
         return talk
 
     def answers(self, commands: Sequence[Command]) -> list[Answer]:
-        """Ask these. TimeoutError if nothing moves for as long as an answer may take."""
+        """Send these commands and return their answers.
+
+        Raise TimeoutError if nothing is sent or received for `timeout` seconds. Raise an error of psycopg if it breaks
+        the connection; other refusals are answers.
+        """
         count, answers = len(commands), list[Answer]()
         asked = [encoded(commands[0])] if count == 1 else list(map(encoded, commands))
         server, talk = self._server, self.talk or self._stand()
@@ -104,7 +108,7 @@ class _Wire:
             self.since = time.monotonic()
             poll = self._either if unsent else self._readable
             if not poll.poll(min(patience, LOOK) * 1000) and not until_ready(poll, patience - LOOK, self._look):
-                raise TimeoutError(f"it has said nothing for {patience:g} s")
+                raise TimeoutError(f"no answer for {patience:g} s")
             server.hang_detector.heard = time.monotonic()
             talk.feed()
             unsent = unsent and talk.flush()
@@ -121,15 +125,15 @@ class _Wire:
             raise TimeoutError(NOT_TO_OTHERS)
 
     def speaks(self) -> bool:
-        """Whether there is something to read before anything was asked."""
+        """Return whether there is something to read before anything was asked."""
         return bool(self._readable.poll(0))
 
     def is_cut(self) -> bool:
-        """Whether another thread has ended this very wait."""
+        """Return whether another thread has cut the current wait."""
         return self.cut == self.since
 
     def disown(self) -> None:
-        """In a forked child."""
+        """Detach the parent's socket in a forked child. The server notices nothing."""
         if self.talk is not None:
             disown_number(self.talk.connection.fileno())
 

@@ -1,4 +1,4 @@
-"""How connections are made: what is behind a URL or a pool, and what is known of the server since it was met."""
+"""How connections are made: the address of a server, its options, and what the first connections found out about it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stampede.errors import EngineClosed, OptionError
 
 __all__ = ["LOOK", "READ", "WRITE", "PostgresConnector", "of_pool", "of_url", "until_ready"]
 
-LOOK = 0.05  # seconds between two looks
+LOOK = 0.05  # seconds between two checks whether a wait still makes sense
 
 READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 
@@ -38,21 +38,23 @@ UNMADE = InvalidSchemaName, UndefinedFunction
 UNLOCKED = """SELECT set_config('default_transaction_isolation', 'read committed', false),
     (SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
      WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f})"""
-"""A statement that waits for another's lock sees what was committed meanwhile, and gives up when its caller has."""
+"""Settings of a session: a statement that waits for a row lock sees what was committed meanwhile (read committed), and
+gives up no later than its caller does."""
 
 
 class PostgresConnector:
-    """A database, as the ways to connect to it. Connections are in autocommit: each question is a transaction.
+    """Makes connections to one database. They are in autocommit: each question is a transaction.
 
-    A question takes `timeout` seconds at most. `listen` is the address of the server itself, where the other one is
-    a pooler's. With `bound`, a lease ends with the connection on which its holder's process listens. `entries` and
-    `max_bytes` (of values) are kept, about; without them, whatever isn't over. The record of locks goes back for
-    `history` seconds, and at most for so many rows.
+    A question takes at most `timeout` seconds. `listen` is the address of the server itself, if the other address is
+    a pooler's. With `bound`, a lease ends with the connection on which its holder's process listens. About `entries`
+    entries and `max_bytes` bytes of values are kept; without these limits, all that have not expired. The record of
+    locks covers `history` seconds, and at most `history_rows` rows.
     """
 
     closed = False
     pooled = False
-    """Behind a pooler, which gives each transaction to whichever connection it has. Known when one was met."""
+    """Whether the address is a pooler's, which runs each transaction on any of its connections. The first connection
+    finds it out."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class PostgresConnector:
     ) -> None:
         if not timeout or min(max_connections, entries, max_bytes, history_rows) < 1:
             raise OptionError(
-                f"{name}: timeout, max_connections, entries, max_bytes and history_rows are to be more than 0"
+                f"{name}: timeout, max_connections, entries, max_bytes and history_rows must be greater than 0"
             )
         self.history = None if history == inf else history, history_rows
         self.entries, self.max_bytes = entries, max_bytes
@@ -78,36 +80,36 @@ class PostgresConnector:
         self.patience: float | None = timeout
         self.hang_up = HangUp(timeout)
         self.hang_detector = HangDetector()
-        self._unlocked = UNLOCKED.format(max(450 * timeout, 1)), ()  # who is refused asks once more
+        self._unlocked = UNLOCKED.format(max(450 * timeout, 1)), ()  # below half of it: a refused question is repeated
         defaults = {"connect_timeout": ceil(timeout), "application_name": "stampede"}
         ours = {"client_encoding": "UTF8"}
         self._conninfo: dict[str, Any] = defaults | dict(conninfo) | ours
         direct = None if listen is None else address.checked(address.read(listen), f"{name}: the address to listen at")
         self._direct = None if direct is None else defaults | direct | ours
         self.init = f"`stampede postgres init {shlex.quote(address.without_secrets(direct or conninfo))}`"
-        """What a person runs who may make tables there."""
+        """The command that creates the tables, for error messages."""
 
     def check(self) -> None:
-        """EngineClosed, once it is."""
+        """Raise EngineClosed if `close` was called."""
         if self.closed:
             raise EngineClosed(self.name)
 
     def close(self) -> None:
-        """No connection is made any more."""
+        """Make no more connections from now on."""
         self.closed = True
 
     def connection(self) -> Talk:
-        """Return a new connection. It blocks."""
+        """Return a new connection. This blocks. Raise EngineError if the tables are missing or of another release."""
         self.check()
-        made = self._reached(self._conninfo)
+        made = self._connect(self._conninfo)
         try:
-            first = Talk(made, pooled=True)  # for all that is known yet
-            ((pid, version),) = said(first, MEET, self.timeout)
+            first = Talk(made, pooled=True)  # it may be: that is not known yet
+            ((pid, version),) = query(first, MEET, self.timeout)
             check_version(version, self.name, self.init)
-            self.pooled = pid != made.info.backend_pid  # a pooler makes a number up for each of its clients
-            if not self.pooled:  # where it would be set for whoever comes next
-                said(first, self._unlocked, self.timeout)
-            made._pool = None  # as one of a pool's: the end of the program closes it
+            self.pooled = pid != made.info.backend_pid  # a pooler invents a pid for each of its clients
+            if not self.pooled:  # a pooler would apply the settings to its next client
+                query(first, self._unlocked, self.timeout)
+            made._pool = None  # as with connections of a pool: no ResourceWarning if the program ends without `close`
             return Talk(made, pooled=self.pooled)
         except BaseException as error:
             made.close()
@@ -115,7 +117,7 @@ class PostgresConnector:
                 check_version(None, self.name, self.init)
             raise
 
-    def _reached(self, conninfo: Mapping[str, Any]) -> Connection[Row]:
+    def _connect(self, conninfo: Mapping[str, Any]) -> Connection[Row]:
         began = time.monotonic()
 
         def look() -> None:
@@ -123,23 +125,23 @@ class PostgresConnector:
                 raise TimeoutError(NOT_TO_OTHERS)
 
         try:
-            return reached(conninfo, self.timeout, look)
+            return connect(conninfo, self.timeout, look)
         except TimeoutError:
             self.hang_detector.ends(began, self.timeout)
             raise
 
     @property
     def direct(self) -> dict[str, Any]:
-        """What leads to the server itself, if that is known."""
+        """The options of a connection to the server itself, or to the only address that is known."""
         return self._direct or self._conninfo
 
     def listening(self) -> Connection[Row] | None:
-        """A new one that leads to the server itself, which may tell things on it; None: there is no way.
+        """Return a new connection to the server itself, for notifications. None: there is a pooler in between.
 
-        It may be idle for as long as it likes: when it ends, those believe us dead who know us by it.
+        The server never ends it for being idle: other processes take this process for dead when it ends.
         """
         self.check()
-        made = self._reached(self.direct)
+        made = self._connect(self.direct)
         try:
             with self.hang_up.asking(made):
                 (pid, *when) = made.execute(WHO, binary=True).fetchone() or (0,)
@@ -154,7 +156,7 @@ class PostgresConnector:
         return None
 
     def deaf(self) -> str | None:
-        """Return why nothing can be told to us: an error, or "" for a pooler; asked now. None: it can be."""
+        """Try now, and return why no notifications can be received: an error, or "" for a pooler. None: they can."""
         try:
             made = self.listening()
         except (Error, OSError) as error:
@@ -164,40 +166,44 @@ class PostgresConnector:
         return "" if made is None else None
 
     def _check_same(self, pid: int, started: float) -> None:
-        """Or all that we hold would be anybody's: where keys are kept, nobody knows that connection."""
+        """Raise OperationalError unless the server that stores the keys knows this backend.
+
+        Otherwise it would take this process for dead, and grant its leases to others.
+        """
         if self._direct is None:
             return
         asked = self.connection()
         try:
-            ((lives,),) = said(asked, ("SELECT stampede.lives($1, $2)", (pid, started)), self.timeout)
+            ((lives,),) = query(asked, ("SELECT stampede.lives($1, $2)", (pid, started)), self.timeout)
         finally:
             asked.connection.close()
         if not lives:
-            raise OperationalError("listen= leads to another server than the rest of the URL does")
+            raise OperationalError("listen= is the address of another server than the rest of the URL")
 
     def unchecked(self, **also: str) -> Connection[Any]:
-        """A new one to the server itself, for who makes its tables."""
+        """Return a new connection to the server itself, which needs no tables there."""
         return Connection.connect(**(self.direct | also), autocommit=True, prepare_threshold=None)
 
 
 def of_url(url: str, options: Mapping[str, Any]) -> PostgresConnector:
-    """The server of `postgres://user:password@host:5432/database?sslmode=require`; also as SQLAlchemy writes it."""
+    """Return the connector of `postgres://user:password@host:5432/database?sslmode=require`, also in SQLAlchemy's
+    spelling."""
     return _server(safe_url(url), address.read(url) | dict(options))
 
 
 def of_pool(pool: Any, options: Mapping[str, Any]) -> PostgresConnector:
-    """The server of a pool of psycopg's, of either colour: our connections are made as its own, and are ours.
+    """Return the connector of the database of a psycopg pool, of either colour.
 
-    It is a recipe: it may be opened later, or be closed. What it does to a connection by `configure` isn't done.
+    The pool is only a recipe: none of its connections is used, and it need not be open. Its `configure` is not called.
     """
     conninfo, kwargs = getattr(pool, "conninfo", None), getattr(pool, "kwargs", None)
     if not isinstance(conninfo, str) or not isinstance(kwargs, Mapping | None):
         raise OptionError(
-            f"a cache can't be on {pool!r}, which asks a function where to connect to: give a pool whose conninfo is a "
-            "string and whose kwargs are a dict, or a URL"
+            f"a cache can't be on {pool!r}, which calls a function to learn its address: give a pool with a string as "
+            "its conninfo and a dict as its kwargs, or a URL"
         )
     if getattr_static(getattr(pool, "connection_class", None), "connect", None) not in _CONNECTS:
-        raise OptionError(f"a cache can't be on {pool!r}, whose connection_class connects in its own way: give a URL")
+        raise OptionError(f"a cache can't be on {pool!r}: its connection_class connects in its own way: give a URL")
     theirs = {name: value for name, value in (kwargs or {}).items() if name not in _PSYCOPGS}
     given = address.read(conninfo) | theirs
     return _server(
@@ -219,8 +225,8 @@ def _server(name: str, given: Mapping[str, Any]) -> PostgresConnector:
 
 
 def until_ready(poll: select.poll, seconds: float, look: Callable[[], object]) -> bool:
-    """Wait until a connection is ready. False: it takes longer. `look` is called now and then, and raises if that is in
-    vain."""
+    """Wait until a connection is ready. False: it was not within `seconds`. `look` is called every LOOK seconds, and
+    raises to end the wait."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         look()
@@ -229,9 +235,9 @@ def until_ready(poll: select.poll, seconds: float, look: Callable[[], object]) -
     return bool(poll.poll(0))
 
 
-def reached(conninfo: Mapping[str, Any], seconds: float, look: Callable[[], object]) -> Connection[Row]:
-    """A blocking connection, in autocommit, which prepares nothing by itself. libpq's own limit would be 2 seconds at
-    least. Of several hosts each has its time, by psycopg's own measure."""
+def connect(conninfo: Mapping[str, Any], seconds: float, look: Callable[[], object]) -> Connection[Row]:
+    """Return a blocking connection in autocommit that prepares no statements by itself. Raise TimeoutError after
+    `seconds`: libpq's own limit is at least 2 seconds. With several hosts, psycopg gives each its time."""
     if any("," in str(conninfo.get(each) or "") for each in ("host", "hostaddr")):
         return Connection.connect(**conninfo, autocommit=True, prepare_threshold=None, cursor_factory=RawCursor)
     end = time.monotonic() + seconds
@@ -245,21 +251,21 @@ def reached(conninfo: Mapping[str, Any], seconds: float, look: Callable[[], obje
             return made
         if status == PollingStatus.FAILED:
             break
-        poll = select.poll()  # libpq may have another socket by now
+        poll = select.poll()  # anew each time: libpq may have another socket by now
         poll.register(its.socket, select.POLLIN if status == PollingStatus.READING else select.POLLOUT)
         if not until_ready(poll, max(end - time.monotonic(), 0.0), look):
-            raise TimeoutError(f"it has let nobody in for {seconds:g} s")
+            raise TimeoutError(f"no connection within {seconds:g} s")
     raise OperationalError(f"connection failed: {its.get_error_message()}")
 
 
-def said(talk: Talk, command: Command, seconds: float) -> list[Row]:
-    """The rows of a command, over a connection that nobody else has yet."""
+def query(talk: Talk, command: Command, seconds: float) -> list[Row]:
+    """Return the rows of a command, sent over a connection that no other caller has yet. Raise TimeoutError."""
     talk.put(encoded(command))
     end, poll, fd = time.monotonic() + seconds, select.poll(), talk.connection.fileno()
     while (answer := talk.gets()) is MORE:
         poll.register(fd, WRITE if talk.flush() else READ)
         if not until_ready(poll, end - time.monotonic(), lambda: None):
-            raise TimeoutError(f"it has said nothing for {seconds:g} s")
+            raise TimeoutError(f"no answer for {seconds:g} s")
         talk.feed()
     if isinstance(answer, Exception):
         raise answer

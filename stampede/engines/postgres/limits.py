@@ -1,4 +1,4 @@
-"""Limits, one port for each colour: one function call each, by the server's clock."""
+"""Limits, one port for each colour: each verb calls one SQL function, and times are by the server's clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PostgresLimits:
 
 
 def window_of_row(row: Row) -> Window:
-    """What `limits_now` says of one."""
+    """Return the window in a row of `limits_now`."""
     _, _, most, per, long, until, rest, seen, *lists = row
     firsts, lasts, costs = ([int(each) for each in text.strip("{}").split(",") if each] for text in lists)
     booked = tuple(Booking(*each) for each in zip(firsts, lasts, costs, strict=True))

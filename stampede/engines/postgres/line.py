@@ -1,4 +1,4 @@
-"""A line to a server, as both colours have it: what is asked is answered, or told as trouble."""
+"""The base of both colours' lines to the server: commands go out, rows come back, and psycopg's errors become ours."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from stampede.errors import EngineError, TooLarge
 
 __all__ = ["Command", "PostgresLine", "check_refusal", "is_refusal", "trouble"]
 
-_REFUSES = {"25006": "it writes nothing (a standby, or default_transaction_read_only)", "53100": "its disk is full"}
-"""What a server says that answers, and takes nothing new."""
+_REFUSES = {"25006": "it is read-only (a standby, or default_transaction_read_only)", "53100": "its disk is full"}
+"""SQLSTATEs of a server that answers, but stores nothing new."""
 
-_UNMADE = dict.fromkeys(("3F000", "42P01", "42883"), "what was here is gone: run {}") | {
+_UNMADE = dict.fromkeys(("3F000", "42P01", "42883"), "the tables or functions are gone: run {}") | {
     "42501": "the role lacks a right: run {}, with --grant ROLE",
     "25000": "behind a pooler, the role needs ALTER ROLE ... SET default_transaction_isolation = 'read committed'",
 }
-"""What is said by one that lacks something, which a person can give it."""
+"""SQLSTATEs of a server that lacks something, and how a person supplies it."""
 
 _TOO_LARGE = {"54000", "22P05"}
 
 _IN_THE_WAY = {"40001", "40P01", "55P03"}
-"""The same where somebody else was at the key: a conflict, a deadlock, a lock that was not to be had in time."""
+"""SQLSTATEs that mean that another transaction changed the key: a conflict, a deadlock, a lock not obtained in time."""
 
 _STALE = {"26000", "42P05"}
-"""The same of one that hasn't got what was prepared on it, as a pooler's."""
+"""SQLSTATEs of a connection that lost its prepared statements, or has those of another client, as behind a pooler."""
 
 
 class PostgresLine(ABC):
-    """Asks a server, and raises EngineError if there is no answer, or a refusal. Its colour says how it is sent."""
+    """Sends commands to a server, and raises EngineError if it refuses or does not answer."""
 
     def __init__(self, server: PostgresConnector) -> None:
         self._server = server
 
     @abstractmethod
     async def sent(self, commands: Sequence[Command]) -> list[Answer]:
-        """The answer to each. It raises whatever psycopg does if they don't come."""
+        """Send the commands and return the answer to each. Raise psycopg's error, or OSError, if no answer comes."""
 
     async def ask(self, command: Command) -> list[Row]:
-        """Return the rows."""
+        """Return the rows of one command."""
         return (await self.ask_all((command,)))[0]
 
     async def ask_all(self, commands: Sequence[Command]) -> list[list[Row]]:
-        """Return the rows of each, in order; each is a transaction of its own."""
+        """Return the rows of each command, in order. Each command is a transaction of its own."""
         if self._server.closed:
             self._server.check()
         if not commands:
             return []
         try:
             rows = _all_rows(await self.sent(commands))
-            if rows is None:  # what was done of it is done again, and changes nothing
+            if rows is None:  # repeat all: those that succeeded change nothing the second time
                 rows = _all_rows(await self.sent(commands), last=True)
         except (Error, OSError) as error:
-            self._server.check()  # then the connection was closed under our hands
+            self._server.check()  # the error may only mean that another thread has closed the engine
             raise trouble(self._server, error) from error
         return rows or []
 
 
 def _all_rows(answers: Sequence[Answer], *, last: bool = False) -> list[list[Row]] | None:
-    """The rows of each, or raise the first refusal. None: ask once more."""
+    """Return the rows of each answer, or raise the first refusal. None, unless `last`: a conflict, so try once more."""
     found: list[list[Row]] = []
     for answer in answers:
         if isinstance(answer, Exception):
@@ -74,7 +74,10 @@ def _all_rows(answers: Sequence[Answer], *, last: bool = False) -> list[list[Row
 
 
 def trouble(server: PostgresConnector, error: Exception) -> EngineError | TooLarge:
-    """What psycopg raised, as ours."""
+    """Return the error of this library for one that psycopg raised.
+
+    Refusals of this one question are `partial` and `refused`: they say nothing about other keys.
+    """
     if isinstance(error, EngineError):
         return error
     code = getattr(error, "sqlstate", None) or ""
@@ -90,21 +93,21 @@ def trouble(server: PostgresConnector, error: Exception) -> EngineError | TooLar
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the server has answered a question, which it doesn't like; the next one may be another matter."""
+    """Return whether the server refused only this question. If not, the connection is of no use for the next one."""
     code = getattr(error, "sqlstate", None)
     if not isinstance(error, Error) or code is None or code in _STALE or code.startswith(("08", "57P")):
         return False
-    if error.diag.severity_nonlocalized in ("FATAL", "PANIC"):  # as it ends what is idle in a transaction
+    if error.diag.severity_nonlocalized in ("FATAL", "PANIC"):  # as with idle_in_transaction_session_timeout
         return False
-    return code != "0A000" or error.diag.source_function != "RevalidateCachedQuery"  # prepared for what has changed
+    return code != "0A000" or error.diag.source_function != "RevalidateCachedQuery"  # a prepared result type changed
 
 
 def check_refusal(error: Exception) -> None:
-    """Raise what says that this connection is of no use any more."""
+    """Raise the error if it means that the connection is of no use any more."""
     if not is_refusal(error):
         raise error
 
 
 def _is_standbys(error: Exception) -> bool:
-    """Whether it says, in whatever language, that what isn't logged can't be read there."""
+    """Return whether a standby refused to read an unlogged table. Its message may be in any language."""
     return isinstance(error, Error) and error.sqlstate == "0A000" and error.diag.source_function == "get_relation_info"

@@ -1,10 +1,10 @@
-"""Locks that are no cache, one port for each colour.
+"""Locks and their record, one port for each colour.
 
-Fair by a queue on the server: who waits takes a place with the first refusal, in the order of arrival, and gives it up
-when it goes. Whenever the lock comes free it is kept for the first of the queue, for a fifth of a second, and only that
-one is told. So a holder that comes back at once finds the lock taken, one whose process died costs nothing where its
-connection tells of that, and one that is frozen a fifth of a second.
-Who never waits (`try_lock`) has no place, and the lock is kept from nobody for it.
+A queue on the server makes them fair. A waiter takes a place, in the order of arrival, when it is first refused, and
+gives it up when it leaves. A lock that comes free is reserved for the first waiter for a fifth of a second, and only
+this waiter is notified. So a holder that comes back at once finds the lock taken. A dead waiter costs no time if the
+end of its connection shows that it is dead; a frozen one costs a fifth of a second. A caller that does not wait
+(`try_lock`) has no place in the queue, and no lock is reserved for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stampede.runtime.colour import Colour
 
 __all__ = ["History", "PostgresLocks", "PostgresReports", "lock_id"]
 
-TURN = 0.2  # seconds for which a lock that came free is kept for the one whose turn it is (as locks.sql says)
+TURN = 0.2  # seconds for which a free lock is reserved for the waiter whose turn it is; as in locks.sql
 
 _REMEMBERED = 1 << 16
 
@@ -67,7 +67,7 @@ _LONGEST = 64
 
 @dataclass(slots=True)
 class _Queued(Busy):
-    """Busy, and the place of the one who asked."""
+    """Busy, with the caller's place in the queue."""
 
     mine: bytes = b""
     ahead: int = 0
@@ -85,7 +85,7 @@ class PostgresLocks:
         self._colour = colour
         self._history = history
         self._sweeper = sweeper
-        self._arrivals: dict[bytes, int] = {}  # of tokens that wait: who missed its turn is the next again
+        self._arrivals: dict[bytes, int] = {}  # places of waiting tokens: one that missed its turn gets its place again
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
@@ -96,7 +96,7 @@ class PostgresLocks:
         home = "" if self._news.mute else self._news.home
         arrival = self._arrivals.get(token) if waits else None
         life = self._news.life
-        holder = *who(), *life
+        holder = *this_process(), *life
         terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
         (row,) = await self._line.ask((ACQUIRE, terms))
         granted, number, other, rest, place, ahead, called, homes = row
@@ -119,7 +119,7 @@ class PostgresLocks:
         return bool(rows[0][0])
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
-        """It lives by no connection from then on."""
+        """Renew the lock, and bind it to no connection from now on."""
         rows = await self._line.ask((RENEW, (lock_id(name), token, float(lease), None, None)))
         return bool(rows[0][0])
 
@@ -142,26 +142,26 @@ class PostgresLocks:
         return [Held(name_of(name), *others) for name, *others in rows]
 
     def _tell(self, channel: bytes, called: Sequence[bytes], homes: Sequence[str]) -> None:
-        """Have each waiter told whose turn has come, in its process. A token that is empty wakes all who wait there."""
+        """Notify the process of each waiter whose turn has come. An empty token wakes all that wait in this process."""
         for token, home in zip(called, homes, strict=True):
             if home:
                 self._teller.tell([home], channel, token)
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        # Who has waited for long asks anew, and so says that he is still there.
+        # Not longer than FARTHEST: asking again shows the server that this waiter is still there.
         end = monotonic() + min(timeout, FARTHEST * uniform(0.9, 1.1))
         its, mine, ahead = names(name, b"lock"), None, 0
         if isinstance(busy, _Queued):
             mine, ahead = busy.mine, busy.ahead
         with self._news.listen(its.channel, mine or b"") as listener:
-            # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
+            # Without notifications, a waiter far back in the queue looks less often, but often enough for its turn.
             look = LOOK * (1 + min(ahead // 10, 9))
             ready = await self._colour.park(listener.ready, min(timeout, look * uniform(0.9, 1.1)))
             while (left := end - monotonic()) > 0:
                 hears = ready and listener.hears
-                # What was released before we listened was told to nobody here, and nobody tells that a holder's
-                # connection is gone. (Who has a place is told when its turn has come: that the lock has gone from
-                # hand to hand since then is no reason to ask again.)
+                # A release before we listened did not notify this process, and no message tells that a holder's
+                # connection is gone. (A waiter with a place is notified when its turn has come. It need not ask
+                # again only because the lock has passed from one holder to another.)
                 home = self._news.home if hears else ""
                 ((stands, rest, ahead),) = await self._line.ask((STANDING, (its.id, busy.token, mine, home)))
                 if not stands:
@@ -173,7 +173,7 @@ class PostgresLocks:
                     return
 
     def _unbind_if_gone(self, life: tuple[int, float] | tuple[None, None]) -> None:
-        """Say again that we live if this connection has ended while a lock was being bound to it."""
+        """Unbind this process again if the connection ended while a lock was being bound to it."""
         if life[0] is not None and life != self._news.home_backend:
             self._sweeper.unbind(life)
 
@@ -185,7 +185,7 @@ class PostgresLocks:
 
 
 def lock_id(name: str) -> bytes:
-    """What the lock is called in every table."""
+    """Return the id of a lock in every table."""
     return names(name, b"lock").id
 
 
@@ -193,7 +193,7 @@ def lock_id(name: str) -> bytes:
 
 
 class History(Records):
-    """It goes back for so many seconds and rows."""
+    """The record of how locks were held. It covers so many seconds (None: all) and rows."""
 
     def __init__(self, seconds: float | None, rows: int) -> None:
         self.bounds = seconds, rows
@@ -205,27 +205,27 @@ class History(Records):
         self._problems[token] = problem
 
     def details(self, token: bytes) -> Details | None:
-        """Of a lock's problem, if there is one."""
+        """Return exception, message and traceback of the lock's problem. None: it had no problem."""
         its = self._problems.get(token)
         return None if its is None else (readable(its.exception), readable(its.message), readable(its.traceback))
 
     def told(self, token: bytes) -> None:
-        """Its release has had an answer."""
+        """Forget the lock's problem: the server has answered its release."""
         self._problems.pop(token, None)
 
 
 @cache
-def who() -> tuple[str, int, str]:
-    """This process, for people: host, number, program."""
+def this_process() -> tuple[str, int, str]:
+    """Return host, pid and program of this process, for people."""
     program = PurePath(sys.argv[0] if sys.argv else "").name
     return _plain(socket.gethostname()), os.getpid(), _plain(program)
 
 
-forks.in_child(lambda: who.cache_clear())
+forks.in_child(lambda: this_process.cache_clear())
 
 
 def _plain(text: str) -> str:
-    """As every database can have it."""
+    """Return the text in ASCII, which databases of every encoding can store."""
     return text.encode("ascii", "backslashreplace").decode().replace("\0", "\\0")[:_LONGEST]
 
 
@@ -234,7 +234,7 @@ def readable(text: str) -> bytes:
 
 
 class PostgresReports(Reports):
-    """Of one database."""
+    """The record of locks in one database."""
 
     def __init__(self, line: PostgresLine) -> None:
         self._line = line
@@ -246,5 +246,5 @@ class PostgresReports(Reports):
 
 
 def name_of(raw: bytes) -> str:
-    """A name for people, as any text is."""
+    """Return a lock's name for people to read."""
     return raw.decode("utf-8", "backslashreplace")

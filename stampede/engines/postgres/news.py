@@ -1,9 +1,8 @@
-"""A Postgres server's news, as `engines/kit/feed.py` hears them: notifications, on the one connection of this process
-that listens.
+"""The feed of a Postgres server: notifications, on the one connection of this process that listens.
 
-Whoever waits is told on a channel of the process, of which nobody else hears. Changes come on a channel that all listen
-on, and only while some process keeps what it has read; bumps of generations always do. The connection's backend is also
-this process's sign of life. Nothing blocks here but the connecting: a server that hangs is found out by its silence.
+Wake-ups for waiters come on a channel of this process alone. Changes come on a channel that all processes listen to,
+and only while some process has a local tier; new generations always do. The connection's backend is also this
+process's sign of life. Only connecting blocks here. A server that hangs is recognized by its silence.
 """
 
 from __future__ import annotations
@@ -32,113 +31,116 @@ SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
 
 CHANGES = b"stampede"
-"""The channel of changes: a slot in four hex digits, or `g`."""
+"""The channel of changes. A message is a slot in four hex digits, or `g`: some generation is new."""
 
-NOBODY = "nobody tells of anything here: waiters look ten times a second, and a local tier keeps nothing"
-UNKEPT = "a local tier keeps nothing, and every hit asks the server"
+NO_NEWS = "no notifications arrive here: waiters look ten times a second, and a local tier keeps nothing"
+NO_CHANGES = "a local tier keeps nothing, and every hit asks the server"
 
 PATIENCE = "500ms"
-"""For which we wait for the changes under way to end, before changes are told to us, too: later ones wait behind us."""
+"""How long `stampede.keep` waits for changes under way. It must not be long: later changes wait behind it."""
 
 AT_FIRST = 0.5  # seconds that the first claim, or lock, of a process waits for the connection that is its sign of life
-LATER = 30.0  # seconds before a server that refuses to note us is asked again
+LATER = 30.0  # seconds before `stampede.keep` is called again after the server has refused it
 
 _HOME = b"home"
 _PASSING = ("25", "40", "55", "57")  # conflicts, locks, time limits; read-only, as before a promotion
 
 
 class PostgresNews(Feed):
-    """One server's news. `listens` is a number of the connection that listens, 0 while there is none. `told` is the
-    same once changes are told to it; else 0, and there are no tickets.
+    """The feed of one server. `listens` is a number of the connection that listens, 0 if there is none. `told` is the
+    same number once changes come on this connection. Before that it is 0, and there are no tickets.
 
-    Whoever reads samples the stamp of the key's slot before the question is sent, and keeps a ticket only if `told` is
-    not 0 when it is answered: a change that was committed behind what he has read is news to come, or has changed the
-    stamp; and so has each beginning and end of the news.
+    A reader samples the stamp of the key's slot before it sends its question, and keeps a ticket only if `told` is not
+    0 when the answer is there. Then a change that is committed after the read is either notified later, or has changed
+    the stamp already. Each beginning and end of the connection changes all stamps, too.
     """
 
     def __init__(self, connection: Callable[[], Any], *, tracks: bool = False, bound: bool = True) -> None:
-        """`connection` makes a blocking one to the server itself, behind no pooler; None: there is no way to it. With
-        `bound`, what is held here ends with that connection."""
+        """`connection` returns a new blocking connection to the server itself, or None if only a pooler can be reached.
+        With `bound`, leases and locks of this process end with that connection."""
         self._connection = connection
         self.tracks, self.bound = tracks, bound
         self.on_refused: Callable[[str], object] = lambda how: None
-        self.on_left: Callable[[tuple[int, float]], object] = lambda backend: None  # which was our sign of life
+        self.on_left: Callable[[tuple[int, float]], object] = lambda backend: None  # the lost one: our sign of life
         self._numbers = itertools.count(1)
-        self._source: _Told | None = None
+        self._source: _Connection | None = None
         super().__init__("postgres", SLOTS + 1)
 
     def _begin(self) -> None:
         super()._begin()
         self.told = self.listens = 0
-        self.home_backend: tuple[int, float] | None = None  # its number, and when it was started: numbers come again
-        self.life: tuple[int, float] | tuple[None, None] = (None, None)  # the same, if it is our sign of life
+        self.home_backend: tuple[int, float] | None = None  # pid, and when it was started: pids are reused
+        self.life: tuple[int, float] | tuple[None, None] = (None, None)  # `home_backend` if it is our sign of life
 
     @property
     def channel(self) -> bytes:
-        """On which this process alone listens."""
+        """The channel on which only this process listens."""
         return b"%s_%s" % (CHANGES, self.home.encode())
 
     async def at_home(self, colour: Colour) -> None:
-        """Wait for the first connection, or for its refusal: what is granted before it has no sign of life."""
+        """Wait until the first connection is there, or has failed: a lease granted before that has no sign of life."""
         if self.bound and self.home_backend is None and not self.mute:
             with self.listen(_HOME) as listener:
                 await colour.park(listener.ready, AT_FIRST)
 
     def track(self) -> None:
-        """Changes are wanted, from now on; the connection may be there already."""
+        """Listen to changes from now on, if need be on a connection that is already there."""
         self.tracks = True
         self.wake()
 
     def follow(self) -> None:
-        """Have changes told, if this is wanted at all. Until they are, there are no tickets."""
+        """Start to listen if changes are wanted (`track`). There are no tickets before the first connection."""
         if self._thread is None and self.tracks:
             self.start()
 
     # -- the feed's thread --------------------------------------------------------------------------------------
 
-    def connect(self) -> _Told:
+    def connect(self) -> _Connection:
         connection = self._connection()
         if connection is None:
-            self.on_refused(NOBODY)
+            self.on_refused(NO_NEWS)
             raise NothingToHear
-        self._source = _Told(connection, self)
+        self._source = _Connection(connection, self)
         return self._source
 
     def start_again(self) -> None:
-        """In a forked child: as long as it had its parent's connection, a parent that was killed would seem to live."""
+        """Detach the parent's connection in a forked child, and start anew.
+
+        As long as the child kept it open, a parent that was killed would seem to live.
+        """
         inherited, self._source = self._source, None
         super().start_again()
         if inherited is not None and not inherited.connection.closed:
             disown_number(inherited.fileno())
 
-    def turn(self, source: _Told) -> None:
+    def turn(self, source: _Connection) -> None:
         source.turn()
 
     def want(self, channel: Channel) -> None:
-        if self.listens:  # all come on a channel that stands
+        if self.listens:  # no subscription is needed: all messages come on the channel of this process
             self.answered(channel, True)
         else:
             super().want(channel)
 
     def listening(self, backend: tuple[int, float]) -> None:
-        """From here on nothing is missed but changes, of which we are not told yet."""
-        self.void_all()  # a question that is under way may have been asked before
+        """Note that the connection listens: nothing is missed from here on but changes, which come after `kept`."""
+        self.void_all()  # a question that is under way may have been sent before this
         self.home_backend = backend
         self.life = backend if self.bound else self.life
         self.listens = next(self._numbers)
         self.stamps.find()
 
     def kept(self) -> None:
-        """Changes are told to us from here on, too."""
+        """Note that changes come from here on, too."""
         self.void_all()
         self.told = self.listens
 
     def refused(self, why: str) -> None:
-        """We may not say that we want to be told of changes."""
-        self.on_refused(f"{why}: {UNKEPT}")
+        """Report that the server does not let this process ask for changes."""
+        self.on_refused(f"{why}: {NO_CHANGES}")
 
     def heard(self, channel: bytes, message: bytes) -> None:
-        """A notification. Anybody can send one."""
+        """Handle a notification. Any client of the database can send one, so that it may be malformed."""
         if channel != CHANGES:
             name, _, said = message.partition(b" ")
             try:
@@ -146,7 +148,7 @@ class PostgresNews(Feed):
             except NoBase64:
                 return
         elif message == b"g":
-            self.void_all()  # hits don't ask for the generation: whatever is kept may be of an older one
+            self.void_all()  # a hit in the local tier does not check its generation, which may be an older one
         elif len(message) == 4:
             try:
                 self.stamps.void(int(message, 16), 1)
@@ -162,12 +164,12 @@ class PostgresNews(Feed):
     def _lose(self) -> None:
         left = self.home_backend
         super()._lose()
-        if left is not None:  # behind what others must not wait for
+        if left is not None:  # last: it asks the server, and the steps before must not wait for that
             self.on_left(left)
 
 
 class Bumps:
-    """The same news, as what is known of generations sees them: of a bump all are told who listen."""
+    """The feed as `PushedGenerations` sees it. New generations are notified to every process that listens."""
 
     def __init__(self, news: PostgresNews) -> None:
         self._news = news
@@ -183,8 +185,8 @@ class Bumps:
         return not self._news.mute
 
 
-class _Told:
-    """The connection that listens. One question at a time is under way over it."""
+class _Connection:
+    """The connection that listens. Its questions are sent one at a time."""
 
     def __init__(self, connection: Any, news: PostgresNews) -> None:
         self.connection = connection
@@ -195,10 +197,10 @@ class _Told:
         self._questions: deque[tuple[bytes, Callable[[list[Any]], object]]] = deque()
         self._answered: Callable[[list[Any]], object] | None = None
         self._results: list[Any] = []
-        self._held: list[Channel] = []  # until we listen
-        self._keep_at = 0.0  # when we ask to be told of changes
-        self._keeps = False  # we are
-        self._ask(  # with all digits: a start that is not quite ours would be another backend's
+        self._held: list[Channel] = []  # to be answered once we listen
+        self._keep_at = 0.0  # when to ask for changes
+        self._keeps = False  # the server sends changes
+        self._ask(  # with all digits: a start time that was rounded would be another backend's
             b"SET lock_timeout = '%s'; SET extra_float_digits = 1; LISTEN %s; LISTEN %s;"
             b"SELECT pg_backend_pid(), date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"
             % (PATIENCE.encode(), CHANGES, news.channel),
@@ -216,12 +218,12 @@ class _Told:
             self._ask(b"SELECT stampede.keep('%s', %d, %r)" % (self._home, *news.home_backend), self._kept)
 
     def ask(self, some: Sequence[tuple[bool, Channel]]) -> None:
-        """They come on a channel that stands, or is about to."""
+        """Answer that these channels are subscribed, as soon as this connection listens."""
         self._held += [channel for wanted, channel in some if wanted]
         self._answer_held()
 
     def ping(self) -> None:
-        """It has another backend if there is a pooler between us."""
+        """Ask for the backend's pid. If a pooler is in between, another backend answers."""
         if self._answered is None:
             self._ask(b"SELECT pg_backend_pid()", self._same)
         self._pg.flush()
@@ -242,7 +244,7 @@ class _Told:
             self._news.heard(notice.relname, notice.extra)
 
     def close(self) -> None:
-        if self._keeps and self._answered is None:  # or whoever is noted next sees that we have gone
+        if self._keeps and self._answered is None:  # otherwise the next `stampede.keep` of any process removes our row
             with suppress(Exception):
                 self._pg.send_query(b"DELETE FROM stampede.keepers WHERE pid = %d" % self._pid)
                 self._pg.flush()
@@ -276,7 +278,7 @@ class _Told:
     def _same(self, results: list[Any]) -> None:
         self._check(results)
         if int(results[0].get_value(0, 0)) != self._pid:
-            raise ConnectionError("this is not the backend that listens: there is a pooler before it")
+            raise ConnectionError("another backend answered than the one that listens: there is a pooler in between")
 
     def _kept(self, results: list[Any]) -> None:
         state, why = refusal_of(results)
@@ -284,7 +286,7 @@ class _Told:
             self._keeps = True
             self._news.kept()
             return
-        _log.debug("changes are not told: %s", why)
+        _log.debug("the server sends no changes: %s", why)
         passes = state[:2] in _PASSING
         self._keep_at = time.monotonic() + (TICK if passes else LATER)
         if not passes:
@@ -298,7 +300,7 @@ class _Told:
 
 
 def refusal_of(results: Sequence[Any]) -> tuple[str | None, str]:
-    """The first that is one: its SQLSTATE, and what is said."""
+    """Return SQLSTATE and message of the first refusal among these results. None: there is none."""
     from psycopg.pq import DiagnosticField, ExecStatus
 
     for result in results:

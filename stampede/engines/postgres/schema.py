@@ -1,4 +1,4 @@
-"""The tables and functions that a database needs: made by one command, of one version."""
+"""The tables and functions that the engine needs in a database. One version number covers all of them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ def _text(name: str) -> str:
     return (files(__package__) / name).read_text()
 
 
-_ONE = 8319104481669375078  # the lock of who makes it, or another version of it
+_ONE = 8319104481669375078  # the advisory lock of a process that creates the schema
 
 
 def statements(*, durable: bool = False) -> str:
-    """All of it, for who migrates by hand. With `durable`, nothing is lost in a crash, and every change is logged."""
+    """Return all SQL statements, for a migration by hand.
+
+    With `durable`, nothing is lost in a crash, and every change is written to the log.
+    """
     tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql", "limits.sql"))
     return "\n".join([re.sub(r"\bUNLOGGED (?=TABLE)", "", tables) if durable else tables, *functions])
 
 
 def grants(role: str) -> str:
-    """The rights that a program's role needs, and no more; said again after each new version."""
+    """Return the statements that grant a program's role the rights it needs, and no more.
+
+    They must be run again after each new version.
+    """
     name = '"' + role.replace('"', '""') + '"'
     return "\n".join(f"GRANT {right} TO {name};" for right in _RIGHTS)
 
@@ -43,25 +49,27 @@ _RIGHTS = (
 
 
 def make(connection: Connection[Any], *, durable: bool = False) -> str:
-    """Make it, or what is missing of it, in one transaction; says what was done. The connection is in autocommit.
+    """Create the schema if it is missing, in one transaction, and return what was done. Raise EngineError if another
+    version is there. The connection must be in autocommit.
 
-    With `durable`, tables that were unlogged are logged from now on; without it they stay as they are.
+    With `durable`, unlogged tables become logged; without it, existing tables stay as they are.
     """
     with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # or who had to wait sees nothing new
+        # With a snapshot, a process that waits for the lock would not see what the holder has created.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute(f"SELECT pg_advisory_xact_lock({_ONE})".encode())
         made, version = _there(connection)
         if version is None:
             text = statements(durable=durable)
-            # Who may not make schemas may have been given this one.
+            # A role that may not create schemas may have been given an empty one.
             connection.execute((re.sub(r"CREATE SCHEMA [^;]*;", "", text, count=1) if made else text).encode())
             return f"made version {VERSION}{', durable' if durable else ''}"
         if version > VERSION:
-            raise EngineError(f"it {_NEWER.format(version, VERSION)}")
+            raise EngineError(f"the database {_NEWER.format(version, VERSION)}")
         if version < VERSION:
             raise EngineError(
-                f"no way leads from version {version} to {VERSION}: DROP SCHEMA stampede CASCADE, with all that is "
-                "stored in it (locks that are held and the record, too), and make it anew"
+                f"version {version} cannot be migrated to {VERSION}: run DROP SCHEMA stampede CASCADE, which deletes "
+                "all that is stored in it (locks that are held and the record, too), and then this command again"
             )
         done = f"version {version} was there already"
         if durable and (unlogged := _unlogged(connection)):
@@ -72,7 +80,7 @@ def make(connection: Connection[Any], *, durable: bool = False) -> str:
 
 
 def _there(connection: Connection[Any]) -> tuple[bool, int | None]:
-    """Is there such a schema, and which version is in it?"""
+    """Return whether the schema exists, and its version (None: it has no functions)."""
     ((made, versioned),) = connection.execute(_THERE).fetchall()
     if not versioned:
         return made, None
@@ -86,7 +94,7 @@ _THERE = b"""SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'stampede')
 
 
 def _unlogged(connection: Connection[Any]) -> list[str]:
-    """The tables that are, and would not be if it was durable."""
+    """Return the tables that are unlogged now and would be logged in a durable schema."""
     found = {name for (name,) in connection.execute(_UNLOGGED).fetchall()}
     return [name for name in re.findall(r"\bUNLOGGED TABLE stampede\.(\w+)", statements()) if name in found]
 
@@ -99,13 +107,16 @@ _NEWER = "has the tables of a newer release (version {}; this one's is {}): inst
 
 
 def check_version(version: int | None, server: str, init: str) -> None:
-    """EngineError, with what is to be done, unless it is ours. `init` is the command that makes it."""
+    """Raise EngineError, with what to do, unless this is the version of this release. None: there are no tables.
+
+    `init` is the command that creates the tables.
+    """
     if version == VERSION:
         return
     if version is not None and version > VERSION:
         raise EngineError(f"{server} {_NEWER.format(version, VERSION)}")
     what = "has no tables" if version is None else f"has the tables of an older release (version {version})"
     raise EngineError(
-        f"{server} {what} of stampede's: run {init} as one who may "
-        "make them (`--grant ROLE` gives a role of a program's own its rights, `--sql` prints what would be done)"
+        f"{server} {what} of stampede's: run {init} with a role that may "
+        "create them (`--grant ROLE` grants a program's own role its rights, `--sql` prints the statements)"
     )

@@ -1,4 +1,4 @@
-"""The suspending side: what tasks ask goes out at once, over the connection of their loop that has least to do."""
+"""The suspending side: questions of tasks go out at once, over the connection of their loop with the smallest load."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from stampede.errors import StampedeError
 __all__ = ["PostgresSuspending"]
 
 MOST = 4
-"""Connections of a loop. One does for most: what is asked meanwhile is sent behind, without waiting."""
+"""Connections of a loop, at most. One is mostly enough: a question does not wait for the answers before it."""
 
 BUSY = 4
-"""Questions under way over each, from which on one more connection is worth its while. (Over a pooler's, one.)"""
+"""Questions under way on each connection from which on another connection is worth its cost. (With a pooler: one.)"""
 
-REST = 1.0  # seconds for which those that are there have to do, after the server has taken no more
+REST = 1.0  # seconds without new connections after the server has refused one
 
 
 class PostgresSuspending(PostgresLine):
-    """Asks a server, from any task of any event loop."""
+    """A line to the server for any task of any event loop."""
 
     def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
@@ -67,14 +67,14 @@ class _Desk:
         self.server = server
         self.worker_threads = worker_threads  # connecting takes several steps that block
         self.pipes: list[_Pipe] = []
-        self.left: list[tuple[_Pipe, Question]] = []  # by cancelled callers; the answers are yet to come
-        self.rests = 0.0  # until when no more connections are made than there are
+        self.left: list[tuple[_Pipe, Question]] = []  # questions of cancelled callers, not yet answered
+        self.rests = 0.0  # no new connections before this moment
 
     def pipe(self, asked: Sequence[Encoded]) -> _Pipe:
-        """The one to ask this over: the first that is not busy, or that which has least to do."""
+        """Return the connection for these commands: the first that is not busy, or the one with the smallest load."""
         self.left = [(pipe, question) for pipe, question in self.left if pipe.owes(question)]
         for pipe, question in self.left:
-            # The caller is about to take it back. Over another connection, that would come too early.
+            # The cancelled caller is about to undo its question. Over another connection, that could arrive first.
             if _ids(question.asked) & _ids(asked):
                 return pipe
         pooled = self.server.pooled
@@ -92,13 +92,13 @@ class _Desk:
             pipe.close()
 
     def disown(self) -> None:
-        """In a forked child: they are the parent's."""
+        """Detach the parent's connections in a forked child."""
         for pipe in self.pipes:
             pipe.disown()
 
 
 def _ids(asked: Sequence[Encoded]) -> set[bytes | None]:
-    """Of the keys, or locks, that it changes."""
+    """Return the first argument of each command: the id of its key or lock."""
     return {params[0] for _, params, _ in asked if params}
 
 
@@ -126,7 +126,7 @@ class _Pipe(Pipe):
         return wire
 
     def failed(self, error: Exception) -> None:
-        """If the server takes no more connections, those that are there have to do."""
+        """Move the waiting questions to other connections, if there are any: the server takes no more at present."""
         others = [each for each in self._desk.pipes if each.wire is not None]
         self._desk.pipes.remove(self)
         if others:
@@ -136,7 +136,7 @@ class _Pipe(Pipe):
             self._waiting.clear()
 
     def take(self, question: Question) -> None:
-        """Ask it here."""
+        """Send a question that waited for another connection, which could not be made."""
         self._waiting.append(question)
         self._flush()
 
@@ -149,7 +149,7 @@ class _Pipe(Pipe):
 
 
 class _Transport:
-    """A connection whose bytes libpq reads and writes, as the transport of a `Wire`."""
+    """The transport of a `Wire`. libpq reads and writes the bytes."""
 
     def __init__(self, talk: Talk, wire: Wire) -> None:
         self._talk = talk
@@ -163,10 +163,11 @@ class _Transport:
         return self._fd
 
     def get_extra_info(self, name: str) -> Any:
-        return self if name == "socket" else name == "sslcontext"  # what is no reply may come, too: libpq reads it
+        # "sslcontext": as with TLS, bytes may arrive that are no reply. libpq reads them.
+        return self if name == "socket" else name == "sslcontext"
 
     def get_write_buffer_size(self) -> int:
-        return 0  # libpq doesn't tell: `_flush` says when something moves
+        return 0  # unknown: libpq doesn't say. `_written` notes progress instead
 
     def is_closing(self) -> bool:
         return self._fd < 0

@@ -1,8 +1,8 @@
-"""What is said over a connection, in libpq's own words: statements that are prepared once, and binary rows.
+"""The conversation over one connection, through libpq's functions: statements prepared once, and binary rows.
 
-psycopg connects, encrypts and logs in. Its cursors take as long as the server does to find a row: a statement is looked
-at anew, values are adapted by their types, and results by theirs, each time. Here all that is known beforehand. Nothing
-waits here: `blocking.py` and `suspending.py` say when there is something to read.
+psycopg connects, encrypts and logs in. Its cursors take as long as the server takes to find a row: they parse each
+statement anew, and look up converters for arguments and results by their types. Here all that is known in advance.
+Nothing waits here: `blocking.py` and `suspending.py` wait for the socket.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from stampede.engines.kit.replies import MORE
 __all__ = ["Answer", "Command", "Encoded", "Row", "Talk", "encoded"]
 
 Command: TypeAlias = tuple[str, Sequence[Any]]
-"""A statement with $1, $2 ..., and their values: bytes, floats, ints, bools, texts, None; lists of texts or bytes."""
+"""A statement with $1, $2 ..., and their values: bytes, float, int, bool, str, None, or a list of str or bytes."""
 
 Row: TypeAlias = tuple[Any, ...]
 
 Answer: TypeAlias = list[Row] | Exception
-"""Rows, or why the server has refused."""
+"""Rows, or the server's refusal."""
 
 Encoded: TypeAlias = tuple[str, list[bytes | None], list[int]]
-"""A statement, its values as they are sent, and whether each is binary."""
+"""A statement, its values as they are sent, and their formats: 1 if binary, 0 if text."""
 
 _FLOAT, _INT = Struct(">d"), Struct(">i")
 _TEXT, _BYTES = 25, 17
@@ -38,10 +38,10 @@ _ROWS, _DONE, _SYNC = int(ExecStatus.TUPLES_OK), int(ExecStatus.COMMAND_OK), int
 
 
 class Talk:
-    """Over one connection, in libpq's pipeline mode: what is asked is sent behind all that was asked before.
+    """The conversation over one connection, in libpq's pipeline mode: commands are sent without waiting for answers.
 
-    Statements are prepared there, but not with `pooled`: a pooler gives each transaction to another connection. It may
-    also lose its place in a pipeline, so that its questions are sent one by one.
+    Statements are prepared on the connection, but not with `pooled`: a pooler gives each transaction to another
+    connection. It may also lose its place in a pipeline, so that commands are sent one by one.
     """
 
     def __init__(self, connection: Any, *, pooled: bool) -> None:
@@ -53,12 +53,12 @@ class Talk:
         self._numbers = count()
         self._loads: dict[str, tuple[Callable[[bytes], Any] | None, ...]] = {}
         self._unsent: deque[Encoded] = deque()
-        self._told: deque[tuple[str, bool]] = deque()  # whose results are to come, and which are a caller's
-        self._owed = 0  # answers that are to come
-        self._answer: Answer = []  # as far as it has come
+        self._sent: deque[tuple[str, bool]] = deque()  # statements without a result yet; False: only prepared
+        self._owed = 0  # answers that have not come yet
+        self._answer: Answer = []  # the next answer, as far as it has come
 
     def put(self, command: Encoded) -> None:
-        """Send this behind the others. What the socket does not take at once is left to `flush`."""
+        """Send this command behind the others. `flush` sends what the socket does not take at once."""
         if self.pooled:
             self._unsent.append(command)
             self._send_next()
@@ -68,50 +68,50 @@ class Talk:
         if name is None:
             name = self._names[statement] = b"stampede_%d" % next(self._numbers)
             pg.send_prepare(name, statement.encode())
-            self._told.append((statement, False))
+            self._sent.append((statement, False))
         pg.send_query_prepared(name, params, formats, 1)
-        self._told.append((statement, True))
+        self._sent.append((statement, True))
         self._owed += 1
         pg.pipeline_sync()
 
     def _send_next(self) -> None:
-        """Over a pooler's: if nothing is under way."""
+        """Send the next command through a pooler, if no other is under way."""
         if self._unsent and not self._owed:
             statement, params, formats = self._unsent.popleft()
             self._pg.send_query_params(statement.encode(), params, None, formats, 1)
-            self._told.append((statement, True))
+            self._sent.append((statement, True))
             self._owed += 1
             self._pg.pipeline_sync()
 
     def flush(self) -> bool:
-        """Whether something is yet to be sent, when the socket takes more."""
+        """Send what the socket takes. Return whether something is left."""
         return bool(self._pg.flush())
 
     def feed(self, data: object = None) -> None:
-        """Read what has come."""
+        """Read what has arrived, without waiting."""
         try:
             self._pg.consume_input()
         except errors.Error:
-            if isinstance(self._answer, errors.Error):  # why the server has closed the connection
+            if isinstance(self._answer, errors.Error):  # the reason why the server has closed the connection
                 raise self._answer from None
             raise
 
     def gets(self) -> Any:
-        """The next answer: rows, or why it was refused. MORE: there is none yet."""
+        """Return the next answer: rows, or the refusal. MORE: it has not arrived yet."""
         pg = self._pg
-        while self._owed and not pg.is_busy():  # or libpq would wait, with the interpreter's lock held
+        while self._owed and not pg.is_busy():  # if it is busy, `get_result` would wait, and hold the GIL
             result = pg.get_result()
             if result is None:
-                raise errors.OperationalError("the server has stopped in the middle of its answers")
+                raise errors.OperationalError("the server has stopped in the middle of an answer")
             if result.status == _SYNC:
                 answer, self._answer = self._answer, []
                 self._owed -= 1
                 if self._unsent:
                     self._send_next()
                 return answer
-            pg.get_result()  # None: the end of this one. It is there
-            statement, ours = self._told.popleft()
-            if isinstance(self._answer, Exception):  # what stands behind a refused one is refused, too
+            pg.get_result()  # None, which ends this result, and is already there
+            statement, ours = self._sent.popleft()
+            if isinstance(self._answer, Exception):  # the server skips what follows a refusal
                 continue
             try:
                 rows = self._rows(statement, result)
@@ -144,7 +144,7 @@ class Talk:
 
 
 def encoded(command: Command) -> Encoded:
-    """As it is sent. It raises if there is a value that can't be."""
+    """Return the command as it is sent. Raise TypeError, or UnicodeError, if a value cannot be sent."""
     statement, values = command
     params: list[bytes | None] = []
     formats: list[int] = []
@@ -154,7 +154,7 @@ def encoded(command: Command) -> Encoded:
         if kind is float:
             value = _FLOAT.pack(value)
         elif kind is int:
-            value = b"%d" % value  # of any width, and so as text
+            value = b"%d" % value  # as text, since the parameter may be int4 or int8
         elif kind is str:
             value = value.encode()
         elif kind is bool:
@@ -173,7 +173,7 @@ def encoded(command: Command) -> Encoded:
 
 def _array(values: Sequence[Any]) -> tuple[bytes, bool]:
     if not values:
-        return b"{}", False  # whatever of
+        return b"{}", False  # as text, which has no type of elements
     raw = [each if isinstance(each, bytes) else each.encode() for each in values]
     kind = _BYTES if isinstance(values[0], bytes) else _TEXT
     head = pack(">iiIii", 1, 0, kind, len(raw), 1)
@@ -216,5 +216,5 @@ _LOADS: dict[int, Callable[[bytes], Any] | None] = {
     1022: lambda data: _array_of(data, _float),
     2278: lambda data: None,  # void
 }
-"""By the types' numbers, in which servers never differ: bool, bytea, char, name, int8, int2, int4, text, float8, and
-lists of bytea, text and float8. None: as it is."""
+"""Decoders by the OIDs of types, which are the same on all servers: bool, bytea, char, name, int8, int2, int4, text,
+float8, arrays of bytea, text and float8, and void. None: the bytes are the value."""

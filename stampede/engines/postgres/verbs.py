@@ -1,4 +1,4 @@
-"""The verbs, written once: each is one statement, sent by the line of its colour."""
+"""Claims and Store, written once for both colours: each verb is one statement, sent over the line of its colour."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from stampede.runtime.colour import Colour, run_blocking
 
 __all__ = ["LOOK", "SAFETY", "PostgresKeys"]
 
-SAFETY = 1.0  # seconds between two looks of a waiter that nobody woke: no push is durable
+SAFETY = 1.0  # seconds between two looks of a waiter that was not woken: a notification may get lost
 
 LOOK = 0.1
-"""The same where there are no news, and where a holder's connection is its sign of life: nobody tells of its end."""
+"""Seconds between two looks if there are no notifications, or if the holder's connection is its sign of life: no
+notification says that a connection has ended."""
 
-PAGE = 1000  # keys that are looked at for one page of a list
+PAGE = 1000  # keys that are read for one page of a list
 
 _SEEN = "entry, fresh - {0}, keep - {0}, cost, margin, ttl, raised, value"
 _NOW = "stampede.clock()"
-_AT_MOST = f"greatest({_NOW}, stored)"  # where the clock was set back, nothing has more time than it was given
+_AT_MOST = f"greatest({_NOW}, stored)"  # if the clock was set back, no entry gets more time than it was given
 
 SEEN = f"SELECT {_SEEN.format(_NOW)} FROM stampede.entries WHERE id = $1"
 ALL_SEEN = f"SELECT id, {_SEEN.format(_NOW)} FROM stampede.entries WHERE id = ANY ($1)"
@@ -104,7 +105,7 @@ class PostgresKeys:
         self._colour = colour
 
     def _command(self, asked: Asked) -> Command:
-        """A verb that changes a key, as it is sent."""
+        """Return the command of a verb that changes a key."""
         key, *terms = asked.args
         its = names(key)
         match asked.verb, *terms:
@@ -135,7 +136,7 @@ class PostgresKeys:
     async def look(self, key: str) -> Found | None:
         its, news = names(key), self._news
         news.follow()
-        stamp, told = news.stamps[its.slot], news.told  # before the question is sent: see News
+        stamp, told = news.stamps[its.slot], news.told  # before the question is sent: see `PostgresNews`
         rows = await self._line.ask((SEEN, (its.id,)))
         entry = fresh_of(rows[0]) if rows else None
         return None if entry is None else Found(entry, self._ticket(its, stamp, told))
@@ -153,8 +154,8 @@ class PostgresKeys:
                 return self._replied(its, whole, stamp, told)
 
     async def _whole(self, its: PostgresNames, row: Row) -> Row | None:
-        """With the large value that it lacks, or without the entry, if another has taken its place; None: it was asked
-        for that one, and asks again."""
+        """Return the row of a claim with its large value, which `claim` left out. If the entry has been replaced since,
+        return the row without it, or None if the entry was the answer: then claim again."""
         values = await self._line.ask((VALUE, (its.id, row[1])))
         if values:
             return *row[:8], values[0][0], *row[9:]
@@ -187,7 +188,7 @@ class PostgresKeys:
         return bool(await self._line.ask(self._command(Asked("renew", (key, token, lease)))))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """All in one round trip."""
+        """Ask all in one round trip, and return the answers. Each may be an EngineError."""
         try:
             return run_blocking(self._asked_many(asked))
         except EngineError as error:
@@ -224,7 +225,8 @@ class PostgresKeys:
             hears = ready and listener.hears
             home = self._news.home if hears else None
             look = SAFETY if hears and not self._news.bound else LOOK
-            # What fell before we were noted was told to nobody here; and it is asked again whether the holder lives.
+            # If the lease ended before `await` noted this process, no notification comes. The loop also checks whether
+            # the holder still lives.
             while (await self._line.ask((AWAIT, (its.id, busy.token, home))))[0][0]:
                 left = end - time.monotonic()
                 if left <= 0 or await self._colour.park(listener.bell, min(left, look * uniform(0.9, 1.1))):
@@ -259,7 +261,7 @@ class PostgresKeys:
         await self.changed(Asked("set", (key, entry)))
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """All in one round trip."""
+        """Send all changes, and ask for the generations of the scopes, in one round trip."""
         now, sample = time.monotonic(), self._generations.sample()
         commands = [self._command(each) for each in asked]
         try:
@@ -271,7 +273,7 @@ class PostgresKeys:
         return answers, [self._heard(scope, some, sample, now) for scope, some in heard]
 
     async def changed(self, asked: Asked) -> bool:
-        """What was read here before it is true no more, at once: the news may still be on their way."""
+        """Send a change. It also voids what this process has read before: the notification may still be on its way."""
         try:
             rows = await self._line.ask(self._command(asked))
         finally:
@@ -280,7 +282,7 @@ class PostgresKeys:
         return done
 
     def _done(self, asked: Asked, rows: Sequence[Row]) -> Any:
-        """Its answer; and those who wait for the lease that has fallen are told."""
+        """Return the answer of a change, and notify the processes that wait for a lease that it ended."""
         if asked.verb == "renew":
             return bool(rows)
         if asked.verb in _STORES:
@@ -315,7 +317,7 @@ class PostgresKeys:
     def _heard(self, scope: str, rows: Sequence[Row], sample: tuple[int, int], now: float) -> Sequence[str]:
         (whole, wholes), (own, owns) = rows
         pairs = [([whole, *wholes], [own, *owns])]
-        if not scope:  # one row, read twice at one moment: each of these has been with itself alone
+        if not scope:  # the same row twice, read at one moment: combine each generation only with itself
             pairs = [([each], [each]) for each in pairs[0][0]]
         known = [name for each in pairs for name in names_of(*each)]
         self._generations.put(scope, known[0], sample, self._news.listens, now)
@@ -336,11 +338,11 @@ _KEEPS = frozenset({"claim", "abandon", "renew"})
 
 
 def _scope(scope: str) -> bytes:
-    """What a scope is called in the table. One that is named has a mark, or "" would be that of all."""
+    """Return the id of a scope in the table. It is empty only for "", which means all scopes."""
     return names(scope, b"scope").id if scope else b""
 
 
 def _asking(scope: str) -> Command:
-    """For today's generations, of all scopes and of this one, and those that ended a moment ago."""
+    """Return the command that asks for the current and recent generations of all scopes, and of this one."""
     new = [new_generation() for _ in range(2)]
     return GENERATIONS, ([b"", _scope(scope)], new, NOTED)

@@ -1,4 +1,4 @@
-"""Arguments and rows: keys as they are named, entries as columns, what is sent along with news. Pure."""
+"""Arguments and rows: the names of keys, entries as columns, and the values that notifications carry. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = [
     "verdict_string",
 ]
 
-SMALL = 4096  # bytes of a value that is sent along with the news of it
-SLACK = 1.0  # seconds that an entry may have more than it was given, before its server's clock was set back
+SMALL = 4096  # bytes of a value that a notification carries, at most
+SLACK = 1.0  # an entry with so many seconds more than its ttl means that the server's clock was set back
 
 _LONGEST = 512 << 20
 _MESSAGE = 4000
@@ -38,18 +38,18 @@ _ALONG = Struct(">8sdddddB")  # id, fresh, keep, cost, margin, ttl, raised
 
 
 class PostgresNames(NamedTuple):
-    """What a key is called by."""
+    """The names of one key."""
 
     id: bytes
-    lock: int  # what is taken alone by who changes it
+    lock: int  # the advisory lock that each change of the key takes
     raw: bytes
     channel: bytes
-    slot: int  # of the stamp that a local tier looks at
+    slot: int  # the place of its stamp, which a local tier compares
 
 
 @lru_cache(1024)
 def names(key: str, kind: bytes = b"key") -> PostgresNames:
-    """The id is a hash: keys are of any length and of any characters."""
+    """Return the names of a key. The id is a hash, since keys have any length and any characters."""
     raw = key.encode("utf-8", "surrogatepass")
     id = blake2b(raw, digest_size=16, person=kind).digest()
     return PostgresNames(id, int.from_bytes(id[:8], signed=True), raw, id.hex().encode(), id[0] << 8 | id[1])
@@ -63,9 +63,9 @@ def key_of(raw: bytes) -> str:
 
 
 def row_of(its: PostgresNames, entry: Entry[Any]) -> tuple[Any, ...]:
-    """The entry as it is sent, in the order of its table, but for `stored`; TooLarge if it can't be."""
+    """Return the columns of an entry in the order of its table, without `stored`. Raise TooLarge if it is too long."""
     if len(entry.value) > _LONGEST:
-        raise TooLarge(f"{len(entry.value)} bytes are more than Postgres is given in one value")
+        raise TooLarge(f"{len(entry.value)} bytes are too many for one value in Postgres: at most 512 MiB are stored")
     keep = max(entry.keep, entry.fresh)
     gone = max(keep, entry.fresh + GRACE)
     ends = entry.fresh, keep, gone
@@ -73,14 +73,14 @@ def row_of(its: PostgresNames, entry: Entry[Any]) -> tuple[Any, ...]:
 
 
 def entry_of(row: Row) -> Entry[Any]:
-    """Of id, fresh, keep, cost, margin, ttl, raised and value."""
+    """Return the entry of a row with the columns id, fresh, keep, cost, margin, ttl, raised and value."""
     id, fresh, keep, cost, margin, ttl, raised, value = row
     return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
 
 
 def fresh_of(row: Row) -> Entry[Any] | None:
-    """The entry that a look has seen, if it is fresh. None, too, of what only a claim can judge: one with more time
-    left than it was given, as where the server's clock was set back."""
+    """Return the entry that a look has read, if it is fresh. Also None if only a claim can judge it: an entry with more
+    time left than it was given, because the server's clock was set back."""
     entry = entry_of(row)
     return entry if 0 < entry.fresh <= entry.ttl + SLACK else None
 
@@ -89,12 +89,12 @@ def fresh_of(row: Row) -> Entry[Any] | None:
 
 
 def is_whole(row: Row) -> bool:
-    """Whether what `claim` answers has the value of its entry: a large one is to be asked for apart."""
+    """Return whether a row of `claim` contains the value of its entry. A large value must be read separately."""
     return row[1] is None or row[8] is not None
 
 
 def reply_of(row: Row, ticket: Ticket | None) -> Reply:
-    """What `claim` answers."""
+    """Return the reply in a row of `claim`."""
     answer, id, *_ = row
     entry = None if id is None else entry_of(row[1:9])
     token, lease, verdict, rest = row[9:13]
@@ -110,7 +110,7 @@ def reply_of(row: Row, ticket: Ticket | None) -> Reply:
 
 
 def verdict_string(verdict: Verdict) -> str:
-    """A verdict as a string."""
+    """Return a verdict as a string."""
     return json.dumps([verdict.kind, verdict.type_name[:_MESSAGE], verdict.message[:_MESSAGE]])
 
 
@@ -122,11 +122,11 @@ def _verdict_of(string: str) -> Verdict:
     return Verdict(str(kind), str(type_name), str(message))
 
 
-# -- news ---------------------------------------------------------------------------------------------------------
+# -- notifications ------------------------------------------------------------------------------------------------
 
 
 def message_of(entry: Entry[Any] | None) -> bytes:
-    """What is told to those who wait for a fill: the entry, if it is small."""
+    """Return the message for waiters of a fill: the entry if it is small, otherwise nothing."""
     if entry is None or len(entry.value) > SMALL:
         return b""
     its = entry
@@ -135,8 +135,11 @@ def message_of(entry: Entry[Any] | None) -> bytes:
 
 
 def news_of(message: bytes, token: bytes) -> Entry[Any] | None:
-    """The entry that a fill has sent along, if it was computed under the lease of this token: an older one's may be
-    late, and anybody can send one. So the entry's own id has to be that token, which its codec signs."""
+    """Return the entry in a message of `message_of`, if it was computed under the lease with this token, else None.
+
+    A message of an older lease may be late, and any client can send one. So the id of the entry must be the token: the
+    id is part of what the codec signs.
+    """
     try:
         id, fresh, keep, cost, margin, ttl, raised = _ALONG.unpack_from(message)
     except error:
