@@ -1,4 +1,4 @@
-"""How a call ends, and what its caller is given."""
+"""The result of a call, and the value or error that its caller gets."""
 
 from __future__ import annotations
 
@@ -28,62 +28,65 @@ __all__ = [
 ]
 
 
-# Not frozen, for the same reason as an entry; nobody writes to one.
+# Not frozen, for the same reason as an entry. Still, no code writes to an instance that is shared.
 @dataclass(slots=True)
 class Result:
-    """How a call ends: an entry or an error, and who else may have it: whoever began before `as_of`."""
+    """The end of a call, an entry or an error, which is also valid for other callers that began before `as_of`."""
 
     entry: Entry[Any] | None = None
     error: BaseException | None = None
-    ticket: Ticket | None = None  # the entry was read from the engine under this proof
-    stored: bool = False  # computed here, and the engine has it
+    ticket: Ticket | None = None  # the proof under which the entry was read from the engine
+    stored: bool = False  # computed here, and the engine has stored it
     at: float = 0.0  # the moment from which the entry's durations count
-    until: float | None = None  # nobody needs to ask again before so many seconds have passed
-    meanwhile: bool = False  # it is served while somebody computes
-    as_of: float = -inf  # the moment before the engine was asked for this: who began later must ask it anew
+    until: float | None = None  # seconds before which no caller needs to ask again
+    meanwhile: bool = False  # it is served while another caller computes
+    as_of: float = -inf  # the moment before the engine was asked: a caller that began later must ask again
 
     @property
     def is_stale(self) -> bool:
-        """What was kept is served in place of something fresh."""
+        """Whether a stale entry is served instead of a fresh one."""
         return self.until is not None and self.entry is not None and self.entry.fresh <= 0
 
     @property
     def is_nothing(self) -> bool:
-        """The function of many keys has left this one out, now or when it was asked last."""
+        """Whether the function of many keys has left this key out, now or when it was last called."""
         return isinstance(self.error, LeftOut) or (
             self.entry is not None and self.entry.raised and self.entry.value[0] == _NOTHING
         )
 
     @property
     def is_interruption(self) -> bool:
-        """It is its caller's own, like Ctrl-C, and no failure."""
+        """Whether the error concerns only its caller, like Ctrl-C, and is no failure of the computation."""
         return self.error is not None and not isinstance(self.error, Exception)
 
     def for_followers(self) -> Result:
-        """The same end, to be kept for others: the caller takes its error out of its own."""
+        """Return a result to store for other callers, because `value_of` takes the error out of the caller's own."""
         return self if self.error is None else replace(self)
 
     def for_follower(self) -> Result:
-        """The same end for another caller: errors are copied, so that tracebacks don't grow together."""
+        """Return a result for another caller. An error is copied, so that each caller has its own traceback."""
         return self if self.error is None else replace(self, error=own_copy(self.error))
 
 
 class MayCompute(Result):
-    """No end yet: leave to compute, to one who asks for other keys before he does; with what is kept meanwhile."""
+    """The right to compute, for a caller that asks for its other keys first. `entry` is what is stored meanwhile."""
 
     __slots__ = ()
 
 
 class LeftOut(Exception):
-    """The function of many keys has no value for one that it was asked for. Only the batch that asked hears of it."""
+    """A function of many keys returned no value for this key. Only the batch that asked for it sees this error."""
 
 
 class Nothing(LeftOut):
-    """The same where all callers have one function: an answer for everybody, and `Absent` to who asked for one."""
+    """A key was left out by the one function that all callers use, so all of them get that answer.
+
+    A caller that asked for this key alone gets `Absent`.
+    """
 
 
 _NOTHING = "stampede.outcome.Nothing"
-"""The name of `Nothing` in stored entries. It stays the same wherever the class is."""
+"""The name of `Nothing` in stored entries. It never changes, even if the class moves."""
 
 
 def _name_of(kind: type[BaseException]) -> str:
@@ -91,10 +94,10 @@ def _name_of(kind: type[BaseException]) -> str:
 
 
 def value_of(result: Result, policy: Policy) -> Any:
-    """The value of a landing, or its error raised."""
+    """Return the value of a result, or raise its error."""
     entry = result.entry
     if result.error is not None:
-        error, result.error = result.error, None  # it refers to our caller's frame, which may refer to the landing
+        error, result.error = result.error, None  # it refers to our caller's frame, which may refer to the result
         if isinstance(error, Nothing):
             error = Absent(*error.args)
         try:
@@ -108,7 +111,7 @@ def value_of(result: Result, policy: Policy) -> Any:
 
 
 def values_of(results: Mapping[str, Result], policy: Policy) -> dict[str, Any]:
-    """The values of many landings; or an error raised, which may be that of many keys: none of them keeps it."""
+    """Return the values of many results, or raise an error. Then all errors are removed from the results."""
     try:
         return {key: value_of(result, policy) for key, result in results.items()}
     except StopIteration as end:  # a function's own
@@ -120,20 +123,20 @@ def values_of(results: Mapping[str, Result], policy: Policy) -> dict[str, Any]:
 
 
 def empty(results: Mapping[str, Result]) -> None:
-    """Let go of the errors that nobody is to be given: they refer to frames that refer to these landings."""
+    """Remove the errors that no caller will get: they refer to frames that refer to these results."""
     for result in results.values():
         result.error = None
 
 
 def parts_of(error: BaseException) -> tuple[Any, ...]:
-    """What an entry of `raises` holds: the name of its class, its arguments, and its attributes, if it has any."""
+    """Return the value of an entry for an exception of `raises`: its class's name, arguments, and attributes if any."""
     kind, (arguments, state) = type(error), _recipe(error)
     name = _name_of(kind)
     return (name, arguments, {"state": state}) if state else (name, arguments)
 
 
 def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseException], ...]) -> bool:
-    """Whether an entry of `raises` gives the very exception: of its class, with its arguments and attributes."""
+    """Return whether an entry of `raises` would give an equal exception: the same class, arguments and attributes."""
     try:
         return _is_same(_revived(entry, raises), error)
     except Exception:  # the class's own code
@@ -141,7 +144,7 @@ def comes_back(entry: Entry[Any], error: BaseException, raises: tuple[type[BaseE
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """The same error with a traceback of its own; the very same one where it can't be copied."""
+    """Return a copy of an error with its own traceback, or the error itself if it can't be copied."""
     try:
         twin = _made(type(error), *_recipe(error))
         if not _is_same(twin, error):
@@ -154,14 +157,14 @@ def own_copy(error: BaseException) -> BaseException:
 
 
 def _recipe(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments and attributes of which it is made again, as Python's own class below it would pickle it."""
+    """Return the arguments and attributes that make an equal error, as its builtin base class would pickle it."""
     builtin: Any = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
     _, arguments, *state = builtin.__reduce__(error)
     return arguments, _with_own_notes(state[0] if state else {})
 
 
 def _with_own_notes(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of these attributes. Notes may be added to, and are each error's own."""
+    """Return a copy of these attributes, with its own list of notes, because notes can be added later."""
     notes = state.get("__notes__")
     return {**state, "__notes__": [*notes]} if isinstance(notes, list) else {**state}
 
@@ -171,14 +174,14 @@ def _is_same(twin: BaseException, error: BaseException) -> bool:
 
 
 def _slots(error: BaseException) -> dict[str, Any]:
-    """What it has in `__slots__`, which no recipe holds: of OSError and others, this is made of the arguments."""
+    """Return the values in `__slots__`, which `_recipe` leaves out. OSError and others make them from the arguments."""
     kind: Any = type(error)
     names = slots_of(kind) - slots_of(BaseException)
     return {name: getattr(error, name) for name in names if hasattr(error, name)}
 
 
 def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> BaseException:
-    """The exception that an entry of `raises` stands for: of a declared class, or one below it."""
+    """Return the exception that an entry of `raises` stands for, of a declared class or a subclass of one."""
     name, arguments, *facts = entry.value
     state = facts[0].get("state", {}) if facts else {}
     known = list(raises)
@@ -190,7 +193,7 @@ def _revived(entry: Entry[Any], raises: tuple[type[BaseException], ...]) -> Base
 
 
 def _made(kind: type[BaseException], arguments: tuple[Any, ...], state: Mapping[str, Any]) -> BaseException:
-    """An error with these arguments and attributes, also where its __init__ takes others than it hands on."""
+    """Return an error with these arguments and attributes, even if its __init__ takes other arguments."""
     try:
         error = kind(*arguments)
         as_given = _recipe(error)[0] == arguments

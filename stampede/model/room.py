@@ -1,17 +1,17 @@
-"""Who is inside a lock, who waits for it, and what each question changes about that: pure, the time is an argument.
+"""The holders of a lock, its queue of waiters, and how each question changes them. Pure: the time is an argument.
 
-Each caller names a number, its room: how many may be inside together as far as that caller is concerned, itself
-included. It is 1 for an exclusive lock, `inf` for a shared one, n for a place of a bulkhead. A caller may enter if all
-that are inside then are no more than the least of their numbers, and if nobody waits who came before it. So readers do
-not pass a writer that waits. A caller that does not wait has no place in the queue, and passes nobody in it.
+Each caller names a number, its room: how many holders it allows inside together, itself included. The room is 1 for an
+exclusive lock, `inf` for a shared one, n for a place of a bulkhead. A caller may enter if the number of holders does
+not exceed the smallest of their rooms then, and if no waiter came before it. So readers do not pass a writer that
+waits. A caller that does not wait has no place in the queue, and never passes a waiter.
 
-When a place comes free, the first waiters are called, as many as may be inside together. For each of them the place is
-kept for `TURN` seconds. A waiter that does not come by then is passed over. So is a first waiter that has to wait for
-those inside, has not been heard of lately and does not answer when it is called. A waiter that is passed over keeps its
-place in the queue: as soon as it asks again, those that came later are behind it.
+When a place becomes free, the first waiters are called, as many as may be inside together. The place of each is
+reserved for `TURN` seconds. A waiter that does not ask again in this time is passed over. The same happens to a first
+waiter that has to wait for the holders, has not asked lately, and does not answer when it is called. A waiter that is
+passed over keeps its place in the queue: as soon as it asks again, later ones are behind it.
 
-A transition returns the state afterwards, the answer, and whose waiters are to be woken. An engine stores the state and
-wakes the waiters. Postgres decides by the same rules in its own functions, and a test compares the two.
+A transition returns the next state, the answer, and the waiters to wake. An engine stores the state, and wakes them.
+Postgres applies the same rules in its own functions, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -48,37 +48,37 @@ __all__ = [
 T = TypeVar("T")
 
 TURN = 1.0
-"""Seconds for which a place is kept for a waiter that was called: its event loop may be busy just now."""
+"""Seconds for which a place is reserved for a waiter that was called: its event loop may be busy at the moment."""
 
 SILENCE = 2.0
-"""Seconds after which a first waiter that has not been heard of is called, to say that it lives. Otherwise a dead
-waiter would keep out all that may enter beside those inside."""
+"""Seconds after which a first waiter that has not asked is called, to see if it is alive. Otherwise a dead waiter would
+keep out all callers that could join the holders."""
 
 FORGOTTEN = 4 * FARTHEST
-"""Seconds after which a waiter that has not been heard of loses its place."""
+"""Seconds after which a waiter that has not asked loses its place in the queue."""
 
 
 SAFETY = 1.0
-"""Seconds between two looks of a waiter that is not woken. Waiters behind it look more rarely."""
+"""Seconds between two looks of the first waiter, if it is not woken. Waiters behind it look more rarely."""
 
 AFTER = 0.1
-"""Seconds between the looks of the first waiter, the second and so on, after a lease that has ended by itself."""
+"""Seconds between the looks of the first waiter, the second and so on, after a lease has ended without a release."""
 
 
 @dataclass(slots=True)
 class Queued(Busy):
-    """Busy, and the caller has a place in the queue."""
+    """The answer Busy to a caller that has a place in the queue."""
 
-    own: bytes = field(default=b"", kw_only=True)  # its token
+    own: bytes = field(default=b"", kw_only=True)  # the caller's token
 
 
 @dataclass(slots=True)
 class Inside:
-    """A holder, by its token."""
+    """One holder of the lock."""
 
     token: bytes
     end: float  # of its lease
-    lease: float  # the seconds for which it was granted or renewed the last time
+    lease: float  # the seconds for which the lease was last granted or renewed
     room: float
     fence: int
     holder: str = ""
@@ -86,29 +86,29 @@ class Inside:
 
 @dataclass(slots=True)
 class Waiting:
-    """A waiter, by its token."""
+    """One waiter in the queue."""
 
     token: bytes
     room: float
-    heard: float  # when it asked last
-    turn: float | None = None  # it was called, and its place is kept until then
-    due: float = inf  # it was called, and is passed over from then on
+    heard: float  # when it last asked
+    turn: float | None = None  # if it was called to enter: the moment until which its place is reserved
+    due: float = inf  # if it was called to answer: the moment from which it is passed over
 
 
 @dataclass(slots=True)
 class Room:
-    """All that is known of one lock. Its holders and its queue are never changed in place."""
+    """The state of one lock. Its holders and its queue are never changed in place."""
 
     inside: Sequence[Inside] = ()
     queue: Mapping[bytes, Waiting] = field(default_factory=dict)  # by token, in the order of arrival
-    fence: int = 0  # the last one
-    # Time changes nothing between these two moments: a queue of a thousand is not read at each question.
+    fence: int = 0  # the last one that was granted
+    # Between these two moments time alone changes nothing. So a question need not read a queue of a thousand.
     looked: float = field(default=inf, compare=False)
     until: float = field(default=-inf, compare=False)
 
     @property
     def end(self) -> float:
-        """The moment from which only the fence matters."""
+        """The moment from which the lock has no holders and no waiters, so that only the fence has to be stored."""
         return max(
             [-inf, *(each.end for each in self.inside), *(each.heard + FORGOTTEN for each in self.queue.values())]
         )
@@ -122,10 +122,10 @@ EMPTY = Room()
 
 
 class Wakeups(NamedTuple):
-    """Whose waiters are to be woken, by tokens."""
+    """The tokens whose waiters an engine has to wake."""
 
-    called: Sequence[bytes] = ()  # waiters whose turn has come, or that are to say that they live
-    left: Sequence[bytes] = ()  # those that are inside no more, or have missed their turn
+    called: Sequence[bytes] = ()  # waiters whose turn has come, or that have to answer
+    left: Sequence[bytes] = ()  # holders that have left, and waiters that missed their turn
 
 
 NOBODY = Wakeups()
@@ -134,13 +134,13 @@ Change: TypeAlias = tuple[Room, T, Wakeups]
 
 
 def fits(room: float, rooms: Iterable[float]) -> bool:
-    """Return whether a caller with this room may join those with these."""
+    """Return whether a caller with this room may join holders with these rooms."""
     there = [room, *rooms]
     return len(there) <= min(there)
 
 
 def admitted(rooms: Iterable[float]) -> int:
-    """Return how many of a queue may be inside together, where each has a room, and none passes another."""
+    """Return how many from the front of a queue may be inside together. `rooms` has the room of each."""
     least, count = inf, 0
     for room in rooms:
         least = min(least, room)
@@ -159,7 +159,7 @@ def find(those: Iterable[Inside], token: bytes) -> Inside | None:
 
 
 def acquire(
-    was: Room,
+    before: Room,
     token: bytes,
     lease: float,
     room: float,
@@ -169,109 +169,121 @@ def acquire(
     least: int = 0,
     holder: str = "",
 ) -> Change[Granted | Busy]:
-    """Enter, or learn who is inside. `least`: a new fence is no less than this."""
-    it, told = _passed(was, now)
-    queue = it.queue
-    if it.inside or queue:  # else nobody has to be looked for
-        mine, own = find(it.inside, token), queue.get(token)
+    """Enter, or learn which holder keeps the caller out. A new fence is at least `least`."""
+    state, wakeups = _passed(before, now)
+    queue = state.queue
+    if state.inside or queue:
+        mine, own = find(state.inside, token), queue.get(token)
         if mine is not None:  # the reply to an earlier question was lost
-            return _renewed(it, mine, lease, now, holder), Granted(fence=mine.fence), told
+            return _renewed(state, mine, lease, now, holder), Granted(fence=mine.fence), wakeups
         if own is None:
-            enters = all(each.due <= now for each in queue.values()) and fits(room, [each.room for each in it.inside])
+            enters = all(each.due <= now for each in queue.values()) and fits(
+                room, [each.room for each in state.inside]
+            )
         else:
-            if own.turn is None:  # it may have been passed over, and be the first again
-                it = _with_queue(it, {**queue, token: Waiting(token, own.room, now)}, now)
+            if own.turn is None:  # it may have been passed over, and become the first again now
+                state = _with_queue(state, {**queue, token: Waiting(token, own.room, now)}, now)
                 if own.due < inf:
-                    it, called = _called(it, now)
-                    told = Wakeups([*told.called, *called], told.left)
-                own = it.queue[token]
+                    state, called = _called(state, now)
+                    wakeups = Wakeups([*wakeups.called, *called], wakeups.left)
+                own = state.queue[token]
             enters, room = own.turn is not None, own.room
         if not enters:
-            busy = _busy(it, now)
+            busy = _busy(state, now)
             if own is None and not waits:
-                return it, busy, told
+                return state, busy, wakeups
             if own is None:
-                it = _with_queue(it, {**queue, token: Waiting(token, room, now)}, now)
-                it.until = min(it.until, now + SILENCE)
-            return it, Queued(busy.token, busy.lease, own=token), told
+                state = _with_queue(state, {**queue, token: Waiting(token, room, now)}, now)
+                state.until = min(state.until, now + SILENCE)
+            return state, Queued(busy.token, busy.lease, own=token), wakeups
         if own is not None:
-            queue = _without(it.queue, token)
-    fence = max(it.fence + 1, least)
-    inside = [*it.inside, Inside(token, now + lease, lease, room, fence, holder)]
-    return Room(inside, queue, fence, now, min(it.until, now + lease)), Granted(fence=fence), told
+            queue = _without(state.queue, token)
+    fence = max(state.fence + 1, least)
+    inside = [*state.inside, Inside(token, now + lease, lease, room, fence, holder)]
+    return Room(inside, queue, fence, now, min(state.until, now + lease)), Granted(fence=fence), wakeups
 
 
-def renew(was: Room, token: bytes, lease: float, now: float, *, holder: str | None = None) -> Change[bool]:
-    """Let the lease last for so long from now. `holder`: whose it is from now on. False: it is lost."""
-    it, told = _passed(was, now)
-    mine = find(it.inside, token)
+def renew(before: Room, token: bytes, lease: float, now: float, *, holder: str | None = None) -> Change[bool]:
+    """Extend the lease to so many seconds from now. The answer is False if it is lost.
+
+    `holder` is the new holder's name. None: it stays the same.
+    """
+    state, wakeups = _passed(before, now)
+    mine = find(state.inside, token)
     if mine is None:
-        return it, False, told
-    return _renewed(it, mine, lease, now, mine.holder if holder is None else holder), True, told
+        return state, False, wakeups
+    return _renewed(state, mine, lease, now, mine.holder if holder is None else holder), True, wakeups
 
 
-def release(was: Room, token: bytes, now: float) -> Change[bool]:
-    """Leave, or give up the place in the queue. False: it was not inside."""
-    it, told = _passed(was, now)
-    mine = find(it.inside, token)
+def release(before: Room, token: bytes, now: float) -> Change[bool]:
+    """Leave the lock, or the queue. The answer is False if this token was not inside."""
+    state, wakeups = _passed(before, now)
+    mine = find(state.inside, token)
     if mine is not None:
-        it = Room([each for each in it.inside if each is not mine], it.queue, it.fence, now, it.until)
-    elif token in it.queue:
-        it = _with_queue(it, _without(it.queue, token), now)
+        state = Room([each for each in state.inside if each is not mine], state.queue, state.fence, now, state.until)
+    elif token in state.queue:
+        state = _with_queue(state, _without(state.queue, token), now)
     else:
-        return it, False, told
+        return state, False, wakeups
     called = list[bytes]()
-    if it.queue:
-        it, called = _called(it, now)
-    return it, mine is not None, Wakeups([*told.called, *called], [*told.left, token])
+    if state.queue:
+        state, called = _called(state, now)
+    return state, mine is not None, Wakeups([*wakeups.called, *called], [*wakeups.left, token])
 
 
-def awaited(it: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
-    """Return what a caller that was refused waits for: to be woken by this token, or so many seconds. None: it may ask
-    again at once, since something has happened."""
+def awaited(state: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
+    """Return what a refused caller waits for: a wake-up of this token, at most for so many seconds.
+
+    None means that the caller may ask again at once, because something has changed.
+    """
     if not isinstance(busy, Queued):
-        mine, own = find(it.inside, busy.token), it.queue.get(busy.token)
+        mine, own = find(state.inside, busy.token), state.queue.get(busy.token)
         stands = mine.end > now if mine is not None else own is not None and own.turn is not None
         return (busy.token, min(max(busy.lease, 0.0), SAFETY)) if stands else None
-    own = it.queue.get(busy.own)
+    own = state.queue.get(busy.own)
     if own is None or own.turn is not None or own.due < inf:
         return None
-    ends = [each.end for each in it.inside] + [each.turn for each in it.queue.values() if each.turn]
+    ends = [each.end for each in state.inside] + [each.turn for each in state.queue.values() if each.turn]
     left = max(min(ends, default=now) - now, 0.0)
-    return busy.own, look_again(list(it.queue).index(busy.own), left, AFTER, SAFETY)
+    return busy.own, look_again(list(state.queue).index(busy.own), left, AFTER, SAFETY)
 
 
-# -- what time does -----------------------------------------------------------------------------------------------
+# -- what changes as time passes ----------------------------------------------------------------------------------
 
 
-def _passed(was: Room, now: float) -> tuple[Room, Wakeups]:
-    """Drop those whose time is over, and call the next. A clock that was set back lengthens no lease or turn."""
-    if was.looked <= now < was.until:
-        return was, NOBODY
-    it, left, queue = was, list[bytes](), was.queue.values()
-    if not all(now < each.end <= now + each.lease for each in was.inside):
-        inside = [replace(each, end=min(each.end, now + each.lease)) for each in was.inside if each.end > now]
-        left = [each.token for each in was.inside if each.end <= now]
-        it = Room(inside, was.queue, was.fence)
+def _passed(before: Room, now: float) -> tuple[Room, Wakeups]:
+    """Drop holders and waiters whose time is over, and call the next.
+
+    If the clock was set back, no lease or turn becomes longer than it was granted.
+    """
+    if before.looked <= now < before.until:
+        return before, NOBODY
+    state, left, queue = before, list[bytes](), before.queue.values()
+    if not all(now < each.end <= now + each.lease for each in before.inside):
+        inside = [replace(each, end=min(each.end, now + each.lease)) for each in before.inside if each.end > now]
+        left = [each.token for each in before.inside if each.end <= now]
+        state = Room(inside, before.queue, before.fence)
     soon, forgotten = now + TURN, now - FORGOTTEN
     for each in queue:
         turn, due = each.turn, each.due
         if not forgotten < each.heard <= now or (not now < turn <= soon if turn is not None else soon < due < inf):
             left += [each.token for each in queue if each.heard <= forgotten or _is_late(each, now)]
-            it = Room(
-                it.inside, {each.token: _in_time(each, now) for each in queue if each.heard > forgotten}, was.fence
+            state = Room(
+                state.inside,
+                {each.token: _in_time(each, now) for each in queue if each.heard > forgotten},
+                before.fence,
             )
             break
-    it.looked, it.until = (
+    state.looked, state.until = (
         now,
-        min([inf, *(each.end for each in it.inside), *(_next(each, now) for each in it.queue.values())]),
+        min([inf, *(each.end for each in state.inside), *(_next(each, now) for each in state.queue.values())]),
     )
-    it, called = _called(it, now)
-    return it, Wakeups(called, left) if called or left else NOBODY
+    state, called = _called(state, now)
+    return state, Wakeups(called, left) if called or left else NOBODY
 
 
 def _next(each: Waiting, now: float) -> float:
-    """Return when time changes something for this waiter, whoever is before it."""
+    """Return the next moment that changes something for this waiter, regardless of the waiters before it."""
     soonest = min(each.heard + FORGOTTEN, inf if each.turn is None else each.turn)
     return min(soonest, each.due) if each.due > now else soonest
 
@@ -281,7 +293,7 @@ def _is_late(each: Waiting, now: float) -> bool:
 
 
 def _in_time(each: Waiting, now: float) -> Waiting:
-    """Return the waiter as it is by now. One that did not come in its turn is passed over since."""
+    """Return the waiter's state at `now`. If it missed its turn, it is passed over from the end of the turn."""
     heard, soon = min(each.heard, now), now + TURN
     if each.turn is None:
         return Waiting(each.token, each.room, heard, None, each.due if each.due == inf else min(each.due, soon))
@@ -290,13 +302,15 @@ def _in_time(each: Waiting, now: float) -> Waiting:
     return Waiting(each.token, each.room, heard, min(each.turn, soon))
 
 
-def _called(it: Room, now: float) -> tuple[Room, list[bytes]]:
-    """Call the first waiters, as many as may be inside together with those inside and those called before. If the first
-    of the others has not been heard of lately, call it, too, to learn whether it lives."""
-    new, called, until = dict[bytes, Waiting](), list[bytes](), it.until
-    rooms = [each.room for each in it.inside]
-    rooms += [each.room for each in it.queue.values() if each.turn is not None]
-    for each in it.queue.values():
+def _called(state: Room, now: float) -> tuple[Room, list[bytes]]:
+    """Call the first waiters, as many as may be inside with the holders and with waiters that were called before.
+
+    If the next waiter has not asked lately, call it, too, to see if it is alive.
+    """
+    new, called, until = dict[bytes, Waiting](), list[bytes](), state.until
+    rooms = [each.room for each in state.inside]
+    rooms += [each.room for each in state.queue.values() if each.turn is not None]
+    for each in state.queue.values():
         if each.turn is not None or each.due <= now:
             continue
         fit = not rooms or fits(each.room, rooms)
@@ -312,16 +326,16 @@ def _called(it: Room, now: float) -> tuple[Room, list[bytes]]:
         rooms.append(each.room)
         if not fit:
             break
-    it = _with_queue(it, {**it.queue, **new}, now) if new else it
-    it.until = until
-    return it, called
+    state = _with_queue(state, {**state.queue, **new}, now) if new else state
+    state.until = until
+    return state, called
 
 
-def _busy(it: Room, now: float) -> Busy:
-    """One that keeps the caller out: the first of those inside to end, or else the first that was called."""
-    ends = [(each.end, each.token) for each in it.inside]
-    ends = ends or [(each.turn, each.token) for each in it.queue.values() if each.turn is not None][:1]
-    end, token = min(ends)  # if there were none, the caller would have been let in
+def _busy(state: Room, now: float) -> Busy:
+    """Return what keeps the caller out: the holder whose lease ends first, or else the first waiter that was called."""
+    ends = [(each.end, each.token) for each in state.inside]
+    ends = ends or [(each.turn, each.token) for each in state.queue.values() if each.turn is not None][:1]
+    end, token = min(ends)  # never empty: without holders and called waiters the caller would have entered
     return Busy(token, end - now)
 
 
@@ -331,14 +345,14 @@ def _without(queue: Mapping[bytes, Waiting], token: bytes) -> Mapping[bytes, Wai
     return rest
 
 
-def _with_queue(it: Room, queue: Mapping[bytes, Waiting], now: float) -> Room:
-    return Room(it.inside, queue, it.fence, now, it.until)
+def _with_queue(state: Room, queue: Mapping[bytes, Waiting], now: float) -> Room:
+    return Room(state.inside, queue, state.fence, now, state.until)
 
 
-def _renewed(it: Room, mine: Inside, lease: float, now: float, holder: str) -> Room:
+def _renewed(state: Room, mine: Inside, lease: float, now: float, holder: str) -> Room:
     again = replace(mine, end=now + lease, lease=lease, holder=holder)
-    inside = [again if each is mine else each for each in it.inside]
-    return Room(inside, it.queue, it.fence, now, min(it.until, again.end))
+    inside = [again if each is mine else each for each in state.inside]
+    return Room(inside, state.queue, state.fence, now, min(state.until, again.end))
 
 
 # -- as bytes -----------------------------------------------------------------------------------------------------
@@ -361,7 +375,7 @@ def dump(room: Room) -> bytes:
 
 
 def load(raw: bytes) -> Room:
-    """Return the state that these bytes hold. ValueError: they are not from `dump`."""
+    """Return the state that these bytes hold. Raise ValueError if they are not from `dump`."""
     data = BytesIO(raw)
 
     def part(length: int) -> bytes:
@@ -384,9 +398,9 @@ def load(raw: bytes) -> Room:
             raise ValueError(f"their version is {version}")
         holding = [inside() for _ in range(holders)]
         queue = [waiting() for _ in range(waiters)]
-        it = Room(holding, {each.token: each for each in queue}, fence)
+        state = Room(holding, {each.token: each for each in queue}, fence)
     except (StructError, ValueError) as error:
         raise ValueError(f"these {len(raw)} bytes are not the state of a lock: {error}") from error
     if data.read(1):
         raise ValueError(f"these {len(raw)} bytes are more than the state of a lock")
-    return it
+    return state

@@ -1,14 +1,15 @@
-"""How many starts a limit allows in any window of time. Pure: it takes the time, in whole microseconds, as an argument.
+"""The starts that a rate limit allows in any window of time. Pure: the time, in whole microseconds, is an argument.
 
-A sliding window, exact: a start is booked at the first moment at which no window of `per` that it lies in has more
-than `most`. A booking is a plan: when its moment comes, its caller asks again (`take` with `was`), and starts if those
-before it leave room; plans behind it give way. So a late start shifts the plans that it has to shift, and no more.
+This is an exact sliding window. A start is booked at the first moment at which no window of `per` that contains it has
+more than `most`. A booking is a plan. When its moment comes, its caller asks again (`take` with `was`), and starts if
+earlier starts leave room; later plans give way. So a late start shifts only the plans that it has to shift.
 
-Starts that lie within a 128th of `per` are one pair, as wide as they lie apart: it is taken for all that
-it may be, so that there is never more than `most`, and the state stays small, for at most one hundredth less.
+Starts within a 128th of `per` are stored as one pair, a first and a last moment. Its whole cost counts wherever one of
+its starts may lie. So there are never more than `most`, the state stays small, and at most one hundredth of the limit
+is lost.
 
-Whole microseconds, as the engines that decide in their servers write this a second time, in numbers of their own, and
-are held to it.
+Times are whole microseconds, because engines that decide in their servers implement these rules in their own number
+types, and tests compare the results.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ __all__ = [
 SECOND = 1_000_000
 WIDTH = 128
 PAIRS = 512
-"""As many are remembered; who would be one more is told to come again nearer to its time."""
+"""The most pairs that are stored. A caller whose start would need another one has to ask again nearer to its time."""
 
 LONGEST = 2 * 10**15
-"""Some sixty years: twice as many microseconds behind today are still a whole number in every server's own numbers."""
+"""The longest time, some sixty years. Now plus twice this is still exact in the number type of every server."""
 
 
 class Booking(NamedTuple):
-    """Starts of so much cost in all, each of which lies between these moments."""
+    """Starts between two moments, with their cost in total."""
 
     first: int
     last: int
@@ -41,40 +42,40 @@ class Booking(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What is known of one limit."""
+    """The state of one limit."""
 
-    most: int = 0  # as last asked, for people
+    most: int = 0  # as it was last asked for, to show to people
     per: int = 0
-    long: int = 0  # how long a start is remembered: for the longest `per` that is in use,
-    until: int = 0  # as it is until then
-    rest: int = 0  # nothing starts before
-    seen: int = 0  # the last time that it was asked: clocks may step back
-    booked: tuple[Booking, ...] = ()  # in order, and none reaches into the next
+    long: int = 0  # how long a start is stored: for the longest `per` in use
+    until: int = 0  # the moment until which `long` is valid
+    rest: int = 0  # nothing starts before this moment
+    seen: int = 0  # the time of the last question, because clocks may step back
+    booked: tuple[Booking, ...] = ()  # in order, without overlaps
 
 
 NOTHING = Window()
 
 
 class Starts(NamedTuple):
-    """What is used of a limit."""
+    """How much of a limit is used."""
 
     now: int  # in the window that ends now
     ahead: int  # booked for later
-    rest: int  # microseconds for which it is penalized
+    rest: int  # microseconds that a penalty still lasts
 
 
 def micros(seconds: float) -> int:
-    """The same in whole microseconds, of sixty years at most."""
+    """Return the seconds as whole microseconds, at most `LONGEST`."""
     return LONGEST if seconds == inf else min(round(seconds * SECOND), LONGEST)
 
 
 def slack(per: int) -> int:
-    """How late a start may be without shifting what is planned behind it: its window is longer by so much."""
+    """Return how late a start may be without shifting later plans. Windows are longer than `per` by this."""
     return min(max(per // 50, 2_000), 100_000)
 
 
 def checked(cost: int, most: int) -> None:
-    """ValueError if a start of this cost could never be made."""
+    """Raise ValueError if a start of this cost could never be made."""
     if not 0 < cost <= most:
         raise ValueError(f"a start of cost {cost} can never be made: at most {most} are allowed at once")
 
@@ -82,28 +83,28 @@ def checked(cost: int, most: int) -> None:
 def take(
     window: Window, now: int, most: int, per: int, cost: int, ahead: int, was: int = 0
 ) -> tuple[Window, int, int | None]:
-    """Return the microseconds until a start of this cost may be made (0: it is made now), and its moment if booked.
+    """Return the new state, the microseconds until a start of this cost (0: it is made now), and its moment if booked.
 
-    It is booked if that is at most `ahead` from now. `was` is the moment that an earlier answer has booked for this
-    start (0: none). It is kept if it lies ahead and no earlier moment is free, exchanged for the new one otherwise, and
-    given back if the start is too far away.
+    The start is booked if it is at most `ahead` from now. `was` is the moment that an earlier answer has booked for it,
+    or 0. That booking remains if it lies in the future and no earlier moment is free. Otherwise the new one replaces
+    it. It is given back if the start is too far away.
     """
     checked(cost, most)
     span = per + slack(per)
     today = _today(window, now, span)
     others = give_back(today, was, cost) if was else today
-    # A start whose moment has come counts as late as the slack allows, so that it shifts the others least; and plans
-    # that lie ahead shut nothing to it, as they ask again themselves.
+    # A start whose moment has come counts from that moment, or as early as the slack allows, so that it shifts the
+    # others least. Plans in the future do not keep it out, because their callers ask again.
     due = 0 < was <= today.seen
     earliest = max(was, today.seen - slack(per)) if due else today.seen
     earliest = today.rest if today.rest > today.seen else earliest
     at = _first_free(others, most, span, cost, earliest, today.seen if due else LONGEST)
-    # Starts that came near to it since may have made a wide pair of its own, in which there is no room to be had again.
+    # Later starts may have widened the pair of this booking. Once given back, there would be no room for it.
     kept = today.seen < was <= at and today.rest <= was and others is not today
     at = was if kept else at
     delay = max(at - today.seen, 0)
     if delay > ahead:
-        # A step of the clock is kept: else each who is refused would see it anew, and no time would ever have passed.
+        # A step of the clock is stored. Otherwise each refused caller would see it again, and time would never advance.
         return others if was or window.seen - now > SECOND else window, delay, None
     booked = today.booked if kept else _with(others, at, cost, per // WIDTH, span)
     if booked is None:
@@ -112,7 +113,7 @@ def take(
 
 
 def note(window: Window, now: int, most: int, per: int, cost: int, at: int) -> Window:
-    """The same with a start that somebody else has allowed, whatever we would have said."""
+    """Return the state with a start that another server has allowed, even if these rules would not allow it."""
     span = per + slack(per)
     today = _today(window, now, span)
     booked = _with(today, max(at, today.seen - span), cost, per // WIDTH, span)
@@ -120,7 +121,7 @@ def note(window: Window, now: int, most: int, per: int, cost: int, at: int) -> W
 
 
 def give_back(window: Window, at: int, cost: int) -> Window:
-    """The same without a start that was booked, and isn't made."""
+    """Return the state without a start that was booked for `at`, and is not made."""
     for number, each in enumerate(window.booked):
         if each.first <= at <= each.last and each.cost >= cost:
             left = (each._replace(cost=each.cost - cost),) if each.cost > cost else ()
@@ -129,13 +130,13 @@ def give_back(window: Window, at: int, cost: int) -> Window:
 
 
 def penalize(window: Window, now: int, most: int, per: int, seconds: int) -> Window:
-    """No start before so many microseconds have passed; what was booked before stays."""
+    """Return the state with no start before so many microseconds have passed. Existing bookings remain."""
     today = _today(window, now, per + slack(per))
     return today._replace(most=most, per=per, rest=max(today.rest, today.seen + seconds))
 
 
 def used(window: Window, now: int) -> Starts:
-    """What lies in the window that ends now, what is to come, and how long it is penalized."""
+    """Return the cost of starts in the window that ends now, of later bookings, and the rest of the penalty."""
     today = _today(window, now, window.long)
     made = sum(each.cost for each in today.booked if today.seen - window.per < each.last <= today.seen)
     ahead = sum(each.cost for each in today.booked if each.last > today.seen)
@@ -143,17 +144,20 @@ def used(window: Window, now: int) -> Starts:
 
 
 def ends(window: Window) -> int:
-    """Microseconds, from when it was last asked, until nothing of it matters any more."""
+    """Return the microseconds from the last question until the state may be dropped."""
     last = window.booked[-1].last if window.booked else window.seen
     return max(last, window.rest, window.seen) + window.long - window.seen
 
 
-# -- how ----------------------------------------------------------------------------------------------------------
+# -- implementation -----------------------------------------------------------------------------------------------
 
 
 def _today(window: Window, now: int, span: int) -> Window:
-    """Return the same without what nobody asks for any more. Where a clock has stepped back a little, time stands
-    still; where it has by more than a second, everything is moved along, as if no time had passed."""
+    """Return the state at `now`, without bookings that are too old to matter.
+
+    If the clock has stepped back by up to a second, time stands still. If it has stepped back further, all moments are
+    moved by the step, as if no time had passed.
+    """
     back = window.seen - now
     if back > SECOND:
         moved = tuple(Booking(each.first - back, each.last - back, each.cost) for each in window.booked)
@@ -170,9 +174,12 @@ def _today(window: Window, now: int, span: int) -> Window:
 
 
 def _first_free(window: Window, most: int, span: int, cost: int, at: int, until: int) -> int:
-    """The first moment from `at` on with room for it. Each pair with enough others less than a `span` before it shuts
-    an interval: from one `span` before it to one behind the last of those others. They come in order, and so do both
-    their ends. What begins behind both `until` and that moment shuts nothing."""
+    """Return the first moment from `at` with room for a start of this cost.
+
+    If a pair and those less than a `span` before it leave no room for this cost, it closes the interval from a `span`
+    before itself to a `span` after the last of them that has to leave the window. The intervals are in order of both
+    their ends. Pairs that begin after `until` and after `at` close nothing.
+    """
     booked, low, total = window.booked, 0, 0
     for high in booked:
         if high.first > max(at, until):
@@ -187,7 +194,10 @@ def _first_free(window: Window, most: int, span: int, cost: int, at: int, until:
 
 
 def _with(window: Window, at: int, cost: int, width: int, span: int) -> tuple[Booking, ...] | None:
-    """The bookings and this one: in the pair in which it lies, or near to whose beginning or end, or else its own."""
+    """Return the bookings with a new one, in a pair that contains it or is near enough, or else in a pair of its own.
+
+    None means that there are too many pairs.
+    """
     booked = window.booked
     place = len(booked)
     while place and booked[place - 1].first > at:
@@ -204,7 +214,7 @@ def _with(window: Window, at: int, cost: int, width: int, span: int) -> tuple[Bo
     if len(booked) >= PAIRS:
         if not place or booked[1].last + span > window.seen:
             return None
-        # The two that are the oldest are one from now on: they matter to those only who asked for a longer `per`.
+        # Join the two oldest pairs: only callers with a longer `per` still count them.
         oldest = Booking(booked[0].first, booked[1].last, booked[0].cost + booked[1].cost)
         booked, place = (oldest, *booked[2:]), place - 1
     return (*booked[:place], Booking(at, at, cost), *booked[place:])
@@ -214,8 +224,11 @@ def _with(window: Window, at: int, cost: int, width: int, span: int) -> tuple[Bo
 
 
 def bytes_of(window: Window) -> bytes:
-    """Decimals, which every server's own language reads: `1 most per long until rest seen`, and three of each pair:
-    from the beginning of the one before (from `seen`) to its own, from there to its end, and its cost."""
+    """Return the state as decimal numbers, which the language of every server can read.
+
+    They are `1 most per long until rest seen`, and three numbers for each pair: the distance from the beginning of the
+    previous pair (or from `seen`) to its own, the distance from there to its end, and its cost.
+    """
     seen = window.seen
     head = 1, window.most, window.per, window.long, max(window.until - seen, 0), max(window.rest - seen, 0), seen
     numbers, before = [*head], seen
@@ -226,7 +239,7 @@ def bytes_of(window: Window) -> bytes:
 
 
 def window_of(data: bytes | None) -> Window:
-    """What is in these bytes; of what is none of ours, nothing."""
+    """Return the state in these bytes, or `NOTHING` if they are not from `bytes_of`."""
     try:
         numbers = [int(each) for each in (data or b"").split()]
     except ValueError:
