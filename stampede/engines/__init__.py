@@ -1,7 +1,8 @@
-"""Engines: what stores entries and grants leases, by the scheme of their URL, each imported when it is first used.
+"""Engines store entries and grant leases. A URL's scheme selects the engine; its module is imported on first use.
 
-A file or a folder for each engine; `kit` has what several of them are made of. What a claim or a lock decides is said
-in `model`, and done here. Begin with `cells/protocol.py`, the shortest way to an engine, then `memory/__init__.py`.
+Each engine is a file or a folder; `kit` has the parts that several of them share. `model` defines what a claim or a
+lock decides; the engines carry it out. Begin with `cells/protocol.py`, the shortest way to an engine, then
+`memory/__init__.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_url", "engine_of", "open_engine", "safe_url", "schemes"]
 
-# scheme: (module, extra of the package); the module has `from_url(url, **options) -> Engine | Cell`
+# scheme: (module, extra of the package). The module defines `from_url(url, **options) -> Engine | Cell`.
 _KNOWN = {
     "memory": ("stampede.engines.memory", "memory"),
     "disk": ("stampede.engines.disk", "disk"),
@@ -46,18 +47,18 @@ _KNOWN = {
     "zmq": ("stampede.engines.zmq", "zmq"),
 }
 
-# package of a client object's class, or of one above it: scheme, whose module has `of_client(client) -> Engine | Cell`
+# package of a client's class or of a base class: scheme. Its module defines `of_client(client) -> Engine | Cell`.
 _CLIENTS = {"redis": "redis", "sqlalchemy": "sql", "psycopg_pool": "postgres"}
 
 Opener = Callable[..., object]
 
 
 def open_engine(url: str, **options: Any) -> Engine:
-    """The engine of a URL. Options may stand in its query or be given here, where they win.
+    """Return the engine of a URL. Options may be given in its query or as arguments; arguments take precedence.
 
-    Packages may bring engines of their own: an entry point of the group `stampede.engines`, named as the scheme,
-    that leads to a function `from_url(url, **options)`, which gives an Engine, or the Cell of which one is made.
-    It is asked for `scheme+anything://`, too.
+    Other packages can add engines. They declare an entry point of the group `stampede.engines`, named as the scheme,
+    which refers to a function `from_url(url, **options)`. It returns an Engine, or a Cell from which an engine is made.
+    It is also called for `scheme+anything://`.
     """
     scheme = _scheme(url)
     try:
@@ -75,8 +76,10 @@ def open_engine(url: str, **options: Any) -> Engine:
 
 
 def check_url(url: str) -> None:
-    """OptionError for a URL that no engine can be opened by. Nothing is connected, or made; what is not to be known
-    yet, such as a package that is missing, is told by `open_engine`."""
+    """Raise OptionError if no engine can be opened for this URL. Open no connection, and create nothing.
+
+    What cannot be known yet, such as a missing package, is reported by `open_engine`.
+    """
     scheme = _scheme(url)
     if scheme in _KNOWN:
         with suppress(ModuleNotFoundError):
@@ -84,7 +87,7 @@ def check_url(url: str) -> None:
 
 
 def engine_of(client: object) -> Engine:
-    """The engine to which a client object of some library leads: connections are made as its own are."""
+    """Return an engine for a client object of another library. It connects in the way in which the client connects."""
     packages = [kind.__module__.partition(".")[0] for kind in type(client).__mro__]
     scheme = next((_CLIENTS[each] for each in packages if each in _CLIENTS), "cell")
     given = client if scheme == "cell" else import_module(_KNOWN[scheme][0]).of_client(client)
@@ -97,17 +100,17 @@ def engine_of(client: object) -> Engine:
 
 
 def schemes() -> list[str]:
-    """Every scheme that can be asked for, installed or not."""
+    """Return every scheme that can be used, even if its package is not installed."""
     return sorted({*_KNOWN, *_foreign()})
 
 
 def _scheme(url: str) -> str:
-    """The one that has an engine: all of it, or what stands before its first `+`."""
+    """Return the scheme under which the engine is known: the URL's whole scheme, or the part before its first `+`."""
     scheme = scheme_of(url)
     family, _, _ = scheme.partition("+")
     if scheme in _KNOWN:
         return scheme
-    if family == "sql":  # SQLAlchemy knows what follows the `+`
+    if family == "sql":  # the part after the `+` is for SQLAlchemy
         return family
     for name in (scheme, family):
         if name in _foreign():
@@ -121,14 +124,14 @@ def _opener(scheme: str) -> Opener:
 
 
 def _engine_of(given: object, scheme: str) -> Engine | None:
-    """An engine, or what is made of a cell. None: it is neither."""
-    cells = modules.get("stampede.engines.cells")  # who has one has imported them
+    """Return `given` if it is an engine, or an engine made from it if it is a cell, or None."""
+    cells = modules.get("stampede.engines.cells")  # not imported yet: then `given` cannot be a cell
     if cells is not None and isinstance(given, cells.Cell):
         given = cells.CellEngine(given, scheme)
     return given if isinstance(given, Engine) else None
 
 
 def _foreign() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # a tenth of what it takes to import us, and few have another's engine
+    from importlib.metadata import entry_points  # late: a tenth of our import time, and few programs need it
 
     return {point.name: point for point in entry_points(group="stampede.engines")}

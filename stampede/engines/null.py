@@ -1,4 +1,4 @@
-"""The null engine: keeps nothing and excludes nobody, for tests and for switching caching off."""
+"""The null engine: stores nothing and excludes no caller. For tests, and for switching caching off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["NullEngine", "from_url"]
 
 
 class NullEngine(Engine):
-    """Grants every claim and every lock, and forgets what it is given: each flight computes."""
+    """An engine that grants every claim and every lock, and stores no value. So each flight computes."""
 
     scheme = "null"
     rooms = True
@@ -32,17 +32,18 @@ class NullEngine(Engine):
 
 
 def from_url(url: str, **options: Any) -> NullEngine:
-    """`null://`"""
+    """Return the engine of `null://`."""
     options_of(url, options, {})
     return NullEngine()
 
 
 def check_url(url: str) -> None:
+    """Raise OptionError if `from_url` would refuse this URL."""
     options_of(url, {}, {})
 
 
-def _says(answer: object) -> Any:
-    """A verb that has but one answer."""
+def _always(answer: object) -> Any:
+    """Return a verb that always gives this answer."""
 
     async def asked(*asked: object, **terms: object) -> object:
         return answer
@@ -51,15 +52,15 @@ def _says(answer: object) -> Any:
 
 
 class _Nothing:
-    """Claims and Store of nothing, in both colours: no verb suspends."""
+    """Claims and Store without entries. One object serves both colours, because no verb suspends."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         return Granted()
 
-    fill, abandon, renew, replace = _says(True), _says(True), _says(True), _says(True)
-    wait, set, bump = _says(None), _says(None), _says(None)
-    expire, invalidate = _says(False), _says(False)
-    generation, generations = _says(""), _says(("",))
+    fill, abandon, renew, replace = _always(True), _always(True), _always(True), _always(True)
+    wait, set, bump = _always(None), _always(None), _always(None)
+    expire, invalidate = _always(False), _always(False)
+    generation, generations = _always(""), _always(("",))
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         return [], None
@@ -69,7 +70,7 @@ class _Nothing:
 
 
 class _NoLock:
-    """Locks that lock nothing; their fences grow all the same."""
+    """Locks that exclude no caller. Their fences grow nevertheless."""
 
     def __init__(self) -> None:
         self._fences = count(1)
@@ -79,8 +80,8 @@ class _NoLock:
     ) -> Granted | Busy:
         return Granted(fence=next(self._fences))
 
-    renew, release, wait = _says(True), _says(True), _says(None)
-    hand_over = _says(True)
+    renew, release, wait = _always(True), _always(True), _always(None)
+    hand_over = _always(True)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
         return []
@@ -90,11 +91,11 @@ class _NoLock:
 
 
 class _NoLimit:
-    """Everything may start at once."""
+    """Limits that let everything start at once."""
 
-    take = _says(Booked(0.0, True))
-    give_back = penalize = _says(None)
-    used = _says(Usage(None))
+    take = _always(Booked(0.0, True))
+    give_back = penalize = _always(None)
+    used = _always(Usage(None))
 
     async def listed(self) -> list[tuple[str, Usage]]:
         return []

@@ -1,8 +1,8 @@
-"""Claims out of any store and any lock: get, acquire, get again, compute, put, release.
+"""Claims made from any store and any lock: get, acquire, get again, compute, put, release.
 
-What makes that safe is the version, which is the id of the entry kept: a put replaces only what its claim has seen
-under the lock. Whoever must refuse a computation under way changes the version: `set` does, and `invalidate`
-leaves a tombstone.
+The version makes this safe. It is the id of the stored entry, and a put replaces only the version that its claim saw
+under the lock. A verb that must stop the computation under way from being stored changes the version: `set` stores a
+new entry, and `invalidate` leaves a tombstone.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from stampede.runtime import forks
 __all__ = ["Paired"]
 
 MOMENT = 10.0
-"""Seconds for which a lock is held for a verb's own sake, and no computation's."""
+"""Seconds of the lease when a verb holds the lock for a moment, rather than for a computation."""
 
-BUSY, PAST = "computing\x00", "\x00past\x00"  # before a key: its lock's name, and where its failures are told
+BUSY, PAST = "computing\x00", "\x00past\x00"  # prefixes of a key, for its lock and for the entry of its failures
 
 
 class Paired(Engine):
-    """One engine's values under another engine's locks.
+    """An engine that stores values in one engine and takes its locks from another.
 
-    `max_hold` is the longest that any computation is let to take: a fill that comes later is refused, and for so long
-    an invalidation is remembered.
+    `max_hold` is the longest time in seconds that a computation may take: a later fill is refused. An invalidation is
+    remembered for the same time.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Paired(Engine):
         values, avalues = _store(store, store.blocking.store), _store(store, store.suspending.store)
         named, anamed = locks.blocking.locks, locks.suspending.locks
         if named is None or anamed is None:
-            raise OptionError(f"{locks.scheme}:// has no locks: it can't be the lock of a pair")
+            raise OptionError(f"{locks.scheme}:// has no locks, so it can't be the lock of a pair")
         self.scheme = f"{store.scheme}+{locks.scheme}"
         self.shared = store.shared
         self.pushes = locks.pushes
@@ -55,7 +55,7 @@ class Paired(Engine):
         counts = store if store.blocking.limits else locks
         keys = _Verbs(values, named, self._computations)
         akeys = _Verbs(avalues, anamed, self._computations)
-        # Generations are the store's, and so is `softens`.
+        # Generations belong to the store, and so does `softens`.
         self.blocking = Side(keys, keys, named, counts.blocking.limits, softens=store.blocking.softens)
         self.suspending = Side(akeys, akeys, anamed, counts.suspending.limits, softens=store.suspending.softens)
         self._engines = store, locks
@@ -81,7 +81,7 @@ class Paired(Engine):
 
 def _store(engine: Engine, store: Store | None) -> Store:
     if store is None:
-        raise OptionError(f"{engine.scheme}:// keeps no values: it can't be the store of a pair")
+        raise OptionError(f"{engine.scheme}:// stores no values, so it can't be the store of a pair")
     return store
 
 
@@ -90,7 +90,7 @@ def _store(engine: Engine, store: Store | None) -> Store:
 
 @dataclass(slots=True)
 class _Computation:
-    """One of ours: the version that its claim saw, and until when it may be stored."""
+    """A computation of this process: the version that its claim saw, and the time until which it may be stored."""
 
     seen: bytes | None
     failed_before: bool
@@ -98,7 +98,7 @@ class _Computation:
 
 
 class _Computations(Ending[tuple[str, bytes], _Computation]):
-    """Those of this process by key and token, for both colours."""
+    """The computations of this process, by key and token. Both colours share them."""
 
     def __init__(self, max_hold: float, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -123,12 +123,12 @@ class _Verbs:
             return answer
         reply, stolen = await self._acquire(key, token, ask)
         if isinstance(reply, Busy):
-            if ask.awaited is None:  # the key may rest all the same, where somebody forces his way
+            if ask.awaited is None:  # after a forced claim, the key may rest while it is computed
                 _, past = await self._look(key, past=True)
                 answer = _answer(there, past, token, ask)
             return Busy(reply.token, reply.lease, answer.entry) if isinstance(answer, Granted) else answer
         try:
-            # Again: between our look and our lock somebody may have filled, or failed.
+            # Look again: between our look and our lock, another process may have filled, or failed.
             there, past = await self._look(key, past=True)
             if stolen:
                 there = await self._changed(key, there)
@@ -140,23 +140,23 @@ class _Verbs:
             await self._locks.release(BUSY + key, token)
             return answer
         began = self._computations.clock()
-        own = _Computation(_version(there), past is not None, began + self._computations.max_hold)
-        self._computations.put((key, token), own, began)
+        computation = _Computation(_version(there), past is not None, began + self._computations.max_hold)
+        self._computations.put((key, token), computation, began)
         return Granted(answer.entry, reply.fence)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
-        own = self._taken(key, token)
+        computation = self._take_back(key, token)
         if not await self._locks.renew(BUSY + key, token, MOMENT):
             (there,) = await self._store.get([key])
-            return there is not None and there.id == entry.id  # it was sent again
-        stored = own is not None and await self._put(key, own.seen, _with_grace(entry))
-        if stored and own is not None and own.failed_before:
+            return there is not None and there.id == entry.id  # stored already: this fill was sent twice
+        stored = computation is not None and await self._put(key, computation.seen, _with_grace(entry))
+        if stored and computation is not None and computation.failed_before:
             await self._store.invalidate(PAST + key)
         await self._locks.release(BUSY + key, token)
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        self._taken(key, token)
+        self._take_back(key, token)
         if (verdict is not None or rest > 0) and await self._locks.renew(BUSY + key, token, MOMENT):
             (past,) = await self._store.get([PAST + key])
             failed = (_past(past) or Past()).with_failure(token, verdict, rest, 0.0)
@@ -168,18 +168,18 @@ class _Verbs:
         return None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        own = self._computations.living((key, token), self._computations.clock())
-        if own is None or not await self._locks.renew(BUSY + key, token, lease):
+        computation = self._computations.living((key, token), self._computations.clock())
+        if computation is None or not await self._locks.renew(BUSY + key, token, lease):
             return False
         (there,) = await self._store.get([key])
-        if there is None or there.id == own.seen:
+        if there is None or there.id == computation.seen:
             return True
-        # Overruled, by somebody who can't unlock what we hold (a kernel's lock): who waits needn't wait for us.
+        # Overruled by a process that can't release our lock (a kernel's lock): waiters need not wait for us any longer.
         await self._locks.release(BUSY + key, token)
         return False
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return [_kept(there) for there in await self._store.get(keys)]
+        return [_served(there) for there in await self._store.get(keys)]
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         _, past = await self._look(key, past=True)
@@ -187,14 +187,14 @@ class _Verbs:
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         there, past = await self._look(key, past=True)
-        if _version(_kept(there)) != seen or not await self._store.replace(key, _version(there), _with_grace(entry)):
+        if _version(_served(there)) != seen or not await self._store.replace(key, _version(there), _with_grace(entry)):
             return False
         await self._end(key, past)
         return True
 
     async def expire(self, key: str) -> bool:
         (there,) = await self._store.get([key])
-        if there is None or _is_tombstone(there):  # for the sake of a computation under way
+        if there is None or _is_tombstone(there):  # a computation under way must not be stored
             await self._overrule(key, _tombstone(self._computations.max_hold), None)
             return False
         stale = replace(there, id=new_id(), fresh=min(there.fresh, 0.0))  # a new version: fills under way are refused
@@ -205,7 +205,7 @@ class _Verbs:
     async def invalidate(self, key: str) -> bool:
         there, past = await self._look(key, past=True)
         await self._overrule(key, _tombstone(self._computations.max_hold), past)
-        return _kept(there) is not None
+        return _served(there) is not None
 
     async def generation(self, scope: str) -> str:
         return await self._store.generation(scope)
@@ -216,30 +216,30 @@ class _Verbs:
     async def bump(self, scope: str) -> None:
         await self._store.bump(scope)
 
-    # -- their steps
+    # -- steps of the verbs
 
     async def _look(self, key: str, *, past: bool) -> tuple[Entry[Any] | None, Entry[Any] | None]:
-        """What the store has of a key, tombstones and grace included, and of its failures."""
+        """Return the stored entry of a key (perhaps a tombstone, or in its grace), and the entry of its failures."""
         there, *more = await self._store.get([key, PAST + key] if past else [key])
         return there, more[0] if more else None
 
     async def _acquire(self, key: str, token: bytes, ask: Ask) -> tuple[Granted | Busy, bool]:
-        """The lock, and whether it was taken from somebody who computes."""
+        """Return the reply of the lock, and whether the lock was taken from a computation under way."""
         reply = await self._locks.acquire(BUSY + key, token, ask.lease)
         stolen = False
-        for _ in range(3 if ask.force else 0):  # others may force their way at the same time
+        for _ in range(3 if ask.force else 0):  # other callers may force a claim at the same time
             if isinstance(reply, Granted):
                 break
             stolen |= await self._locks.release(BUSY + key, reply.token)
             reply = await self._locks.acquire(BUSY + key, token, ask.lease)
         return reply, stolen
 
-    def _taken(self, key: str, token: bytes) -> _Computation | None:
-        own = self._computations.pop((key, token), None)
-        return own if own is not None and own.end > self._computations.clock() else None
+    def _take_back(self, key: str, token: bytes) -> _Computation | None:
+        computation = self._computations.pop((key, token), None)
+        return computation if computation is not None and computation.end > self._computations.clock() else None
 
     async def _changed(self, key: str, there: Entry[Any] | None) -> Entry[Any] | None:
-        """Change the version alone, so that the computation from which the lock was taken can't be stored."""
+        """Change only the version, so that the computation that lost its lock can't be stored."""
         for _ in range(3):
             other = _tombstone(self._computations.max_hold) if there is None else replace(there, id=new_id())
             if await self._store.replace(key, _version(there), other):
@@ -250,16 +250,17 @@ class _Verbs:
     async def _put(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         if await self._store.replace(key, seen, entry):
             return True
-        # What was stale may have come to its end meanwhile. Whoever overrules us leaves something in its place.
+        # The stale entry may have expired meanwhile. A verb that overrules us always leaves an entry in its place, so
+        # if there is none, we may store.
         return seen is not None and await self._store.replace(key, None, entry)
 
     async def _overrule(self, key: str, entry: Entry[Any], past: Entry[Any] | None) -> None:
-        """Store whatever is there, and end the computation under way: its put would be refused in any case."""
+        """Store `entry` whatever is there, and end the computation under way, whose put would be refused anyway."""
         await self._store.set(key, entry)
         await self._end(key, past)
 
     async def _end(self, key: str, past: Entry[Any] | None = None) -> None:
-        """End the computation under way, if there is one, and forget those that failed."""
+        """End the computation under way, if there is one, and forget past failures."""
         if past is not None:
             await self._store.invalidate(PAST + key)
         token = new_id()
@@ -267,12 +268,12 @@ class _Verbs:
         await self._locks.release(BUSY + key, token if isinstance(reply, Granted) else reply.token)
 
     async def _give_up(self, key: str, token: bytes) -> None:
-        with suppress(EngineError):  # it ends by itself
+        with suppress(EngineError):  # the lock ends by itself
             await self._locks.release(BUSY + key, token)
 
 
 def _answer(there: Entry[Any] | None, past: Entry[Any] | None, token: bytes, ask: Ask) -> Reply:
-    """What needs no lock, or that it takes one: whoever computes."""
+    """Return the answer to a claim if it needs no lock. Granted means that the caller must take the lock to compute."""
     entry = _graced(there)
     kept = None if entry is None else Kept(entry, entry.fresh, entry.keep)
     return record.claim(Record(kept, None, _past(past)), token, ask, 0.0)[1]
@@ -286,23 +287,26 @@ def _version(there: Entry[Any] | None) -> bytes | None:
 
 
 def _with_grace(entry: Entry[Any]) -> Entry[Any]:
-    """A store's `get` knows no grace: what it is to keep for waiters is kept, and told apart by its own end."""
+    """Return the entry to store: it is kept for GRACE longer, for waiters, because a store's `get` knows no grace.
+
+    `_graced` and `_served` subtract it again.
+    """
     return replace(entry, keep=entry.keep + GRACE)
 
 
 def _graced(there: Entry[Any] | None) -> Entry[Any] | None:
-    """It, also where it is there for waiters only."""
+    """Return the entry without its grace, also if it is there for waiters only; None if there is no value."""
     return None if there is None or _is_tombstone(there) else replace(there, keep=there.keep - GRACE)
 
 
-def _kept(there: Entry[Any] | None) -> Entry[Any] | None:
-    """What may be served of it."""
+def _served(there: Entry[Any] | None) -> Entry[Any] | None:
+    """Return the entry if it may be served: it is a value, and not in its grace."""
     entry = _graced(there)
     return entry if entry is not None and entry.keep > 0 else None
 
 
 def _tombstone(seconds: float) -> Entry[bytes]:
-    """Nothing, in a new version. No computation takes less than no time."""
+    """Return an entry that only marks a new version. Its negative cost tells it from every real entry."""
     return Entry(b"", new_id(), cost=-1.0, ttl=0.0, fresh=0.0, keep=seconds)
 
 
@@ -311,14 +315,14 @@ def _is_tombstone(there: Entry[Any]) -> bool:
 
 
 def _as_entry(past: Past) -> Entry[bytes]:
-    """What failures have left, counted from the entry's end."""
+    """Return an entry that holds failures. Their times are counted from its end."""
     return Entry(
         encode_past(past, 0.0, past.end, 2000, record.MOST), new_id(), ttl=past.end, fresh=past.end, keep=past.end
     )
 
 
 def _past(entry: Entry[Any] | None) -> Past | None:
-    """The same, as it is now; None if something else is there."""
+    """Return the failures that an entry holds, with the times as they are now; None if it holds none."""
     try:
         return None if entry is None else decode_past(entry.value, entry.keep)
     except (ValueError, TypeError):
