@@ -87,7 +87,7 @@ class Clients:
             each.linger = 0
             each.connect(f"tcp://127.0.0.1:{broker.port}")
             self.poller.register(each, zmq.POLLIN)
-            each.send(wire.VERSION + wire.record(Word.HELLO, 1, wire.hello(0, "bench:1")))
+            each.send(wire.VERSION + wire.record(Word.HELLO, 1, wire.pack_hello(0, "bench:1")))
         for each in self.dealers:
             each.recv()
 
@@ -106,7 +106,7 @@ class Clients:
 def pairs(broker: Broker, seconds: float) -> tuple[float, float]:
     """How many a second, and microseconds of the broker's CPU for each."""
     clients = Clients(broker, CLIENTS)
-    names = [wire.asking(b"lock %d" % which, b"token%d" % which, 10.0) for which in range(CLIENTS)]
+    names = [wire.pack_lock(b"lock %d" % which, b"token%d" % which, 10.0) for which in range(CLIENTS)]
     places = {each: which for which, each in enumerate(clients.dealers)}
     holds = [False] * CLIENTS
     done, began, spent, beat = 0, time.perf_counter(), broker.spent(), 0.0
@@ -135,7 +135,9 @@ def hold(clients: Clients, first: int, number: int) -> None:
     for start in range(first, first + number, 250):
         some = range(start, min(start + 250, first + number))
         said = [
-            wire.record(Word.ACQUIRE, clients.numbers[0] + at, wire.asking(b"held %d" % each, b"%08d" % each, 3600.0))
+            wire.record(
+                Word.ACQUIRE, clients.numbers[0] + at, wire.pack_lock(b"held %d" % each, b"%08d" % each, 3600.0)
+            )
             for at, each in enumerate(some)
         ]
         clients.numbers[0] += len(some)

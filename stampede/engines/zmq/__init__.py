@@ -1,9 +1,10 @@
-"""The ZeroMQ engine: locks on brokers of our own, `stampede serve`, for who wants no other server.
+"""The ZeroMQ engine: locks and limits on our own broker, `stampede serve`, which needs no other server.
 
-machine.py   what a broker decides of locks, and limits.py of limits;  server.py   how it talks to its clients
-wire.py      what both say
-client.py    a process' connection to a broker;  locks.py   the ports over it
-curve.py     keys;  peers.py   other brokers
+machine.py   what a broker decides about locks; limits.py, about limits
+server.py    the broker: how it talks to its clients;  peers.py   how it talks to other brokers
+wire.py      the messages between client and broker
+client.py    a process' connection to a broker;  locks.py   the engine's ports over it
+curve.py     keys, and sockets
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ OPTIONS: dict[str, Kind] = {"timeout": duration, "keys": text}
 
 
 class ZmqEngine(Engine):
-    """Locks on one broker, or on several, among which names are spread.
+    """An engine of locks and limits on one broker, or on several brokers, among which the names are distributed.
 
-    `timeout`: the seconds for which an answer is waited for. `keys`: the directory with `server.key` and
-    `client.key_secret`, for brokers that are not on loopback. A process has one connection to each broker, and one
-    thread for it, for all its threads and event loops.
+    `timeout` is the number of seconds to wait for an answer. `keys` is the directory with `server.key` and
+    `client.key_secret`; brokers that are not on loopback require it. A process has one connection to each broker, and
+    one thread for that connection. All its threads and event loops share it.
     """
 
     scheme = "zmq"
@@ -57,17 +58,17 @@ class ZmqEngine(Engine):
         return time.perf_counter() - start
 
     def grace(self) -> Mapping[str, float]:
-        told = {link.name: self._stats(link)["quiet"] for link in self._links.links}
-        return {name: left for name, left in told.items() if left > 0}
+        seconds = {link.name: self._stats(link)["quiet"] for link in self._links.links}
+        return {name: left for name, left in seconds.items() if left > 0}
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        said: dict[str, Mapping[str, Any]] = {}
+        found: dict[str, Mapping[str, Any]] = {}
         for link in self._links.links:
             try:
-                said[link.name] = self._stats(link)
+                found[link.name] = self._stats(link)
             except EngineError as error:
-                said[link.name] = {"down": str(error)}
-        return said
+                found[link.name] = {"down": str(error)}
+        return found
 
     def _stats(self, link: BrokerLink) -> Any:
         return json.loads(run_blocking(link.ask(BLOCKING, Word.STATS))[1])
@@ -87,12 +88,12 @@ def _parsed(url: str, **options: Any) -> tuple[list[Address], dict[str, Any]]:
         raise OptionError(f"{safe_url(url)!r} has a user or a path: give a URL such as 'zmq://localhost:{PORT}'")
     places = addresses_of(url, PORT)
     if len(set(places)) < len(places):
-        raise OptionError(f"{safe_url(url)!r} names a broker twice")
+        raise OptionError(f"{safe_url(url)!r} names a broker twice: name each one once")
     return places, options_of(url, options, OPTIONS)
 
 
 def from_url(url: str, **options: Any) -> ZmqEngine:
-    """`zmq://host:port`, or `zmq://host:port,host:port`, with `?keys=DIR` where it isn't loopback."""
+    """Return the engine of `zmq://host:port` or `zmq://host:port,host:port`, with `?keys=DIR` beyond loopback."""
     places, found = _parsed(url, **options)
     return ZmqEngine(*places, **found)
 

@@ -1,4 +1,4 @@
-"""Key pairs of CURVE, in files, the sockets of clients, and who is let in."""
+"""CURVE: key pairs in files, the sockets of clients, and the check of a client's key."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from stampede.errors import OptionError
 __all__ = ["AGAIN", "ClientKeys", "Doorman", "Pair", "client_keys", "client_socket", "make_keys", "pair_of"]
 
 AGAIN = 50
-"""Milliseconds between two tries to connect, twice as many after each, up to ten times as many."""
+"""Milliseconds between the first two attempts to connect. The pause doubles each time, up to ten times as long."""
 
 ANSWER = 1 << 24
-"""Bytes of what a broker says, at most."""
+"""Longest message from a broker, in bytes."""
 
 SERVER, CLIENT, CLIENTS = "server", "client", "clients"
 
 
 class Pair(NamedTuple):
-    """Both halves of one side's key."""
+    """The public and the secret key of one side."""
 
     public: bytes
     secret: bytes
 
 
 class ClientKeys(NamedTuple):
-    """What a client needs: its own, and the broker's public one."""
+    """The keys that a client needs: its own pair, and the broker's public key."""
 
     own: Pair
     server: bytes
 
 
 def make_keys(directory: Path) -> list[Path]:
-    """New keys of a broker, and of its clients, in files: none that is there is overwritten. Secret ones can be read by
-    this user alone."""
+    """Write new keys for a broker and for its clients, and return their files. Raise OptionError if a file exists.
+
+    Only this user can read the files of secret keys.
+    """
     made = []
     for name, public in ((SERVER, directory), (CLIENT, directory / CLIENTS)):
         pair = Pair(*zmq.curve_keypair())
@@ -48,7 +50,7 @@ def make_keys(directory: Path) -> list[Path]:
         secret_file, public_file = directory / f"{name}.key_secret", public / f"{name}.key"
         for path in (secret_file, public_file):
             if path.exists():
-                raise OptionError(f"{path} is there already: give a new directory, or remove it")
+                raise OptionError(f"{path} is there already: give a new directory, or remove the file")
         secret = f'    secret-key = "{pair.secret.decode()}"\n'
         _write(secret_file, _ZPL.format(pair.public.decode()) + secret, 0o600)
         _write(public_file, _ZPL.format(pair.public.decode()), 0o644)
@@ -65,19 +67,19 @@ def _write(path: Path, content: str, mode: int) -> None:
 
 
 def pair_of(directory: Path) -> Pair:
-    """A broker's own."""
+    """Return the broker's own key pair from its directory."""
     return _pair(directory / f"{SERVER}.key_secret")
 
 
 def client_keys(directory: Path) -> ClientKeys:
-    """Of a directory with `server.key` and `client.key_secret` in it."""
+    """Return a client's keys from a directory with `server.key` and `client.key_secret`."""
     return ClientKeys(_pair(directory / f"{CLIENT}.key_secret"), _loaded(directory / f"{SERVER}.key")[0])
 
 
 def _pair(path: Path) -> Pair:
     public, secret = _loaded(path)
     if secret is None:
-        raise OptionError(f"{path} has no secret key in it")
+        raise OptionError(f"{path} has no secret key in it: use the file that stampede serve --make-keys made")
     return Pair(public, secret)
 
 
@@ -87,16 +89,16 @@ def _loaded(path: Path) -> tuple[bytes, bytes | None]:
         return public, secret
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"{path} is no key that can be read: {error}: stampede serve --make-keys makes some"
+            f"the key in {path} can't be read: {error}: stampede serve --make-keys makes new keys"
         ) from error
 
 
 def client_socket(context: zmq.Context[Any], id: bytes, keys: ClientKeys | None) -> zmq.Socket[Any]:
-    """A socket for a connection to one broker."""
+    """Return a new socket for a connection to one broker."""
     made: zmq.Socket[Any] = context.socket(zmq.DEALER)
     made.linger = 0
     made.routing_id = id
-    made.immediate = True  # what can't be said now is said later by us, who know what is still wanted
+    made.immediate = True  # without a connection, don't queue: we send later, and only what is still wanted
     made.reconnect_ivl, made.reconnect_ivl_max = AGAIN, 10 * AGAIN
     made.ipv6 = True
     made.maxmsgsize = ANSWER
@@ -107,7 +109,7 @@ def client_socket(context: zmq.Context[Any], id: bytes, keys: ClientKeys | None)
 
 
 class Doorman:
-    """Says who may connect: whose public key lies in the directory of clients. It looks there anew for each."""
+    """Lets a client connect if its public key is in the directory of clients, which is read again each time."""
 
     def __init__(self, context: zmq.Context[Any], directory: Path) -> None:
         self.clients = directory / CLIENTS
@@ -115,18 +117,18 @@ class Doorman:
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
         if not self._allowed():
-            raise OptionError(f"{self.clients} has no client's key in it: stampede serve --make-keys makes one")
+            raise OptionError(f"{self.clients} has no client key in it: stampede serve --make-keys makes one")
 
     def answer(self) -> None:
-        """All who stand at the door."""
+        """Answer all clients that ask to connect."""
         with suppress(zmq.Again):
             while True:
-                asked = self.socket.recv_multipart(zmq.NOBLOCK)
-                number = asked[1] if len(asked) > 1 else b""
-                key = asked[6] if len(asked) > 6 and asked[5] == b"CURVE" and len(asked[6]) == 32 else None
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
+                number = request[1] if len(request) > 1 else b""
+                key = request[6] if len(request) > 6 and request[5] == b"CURVE" and len(request[6]) == 32 else None
                 allowed = key is not None and z85.encode(key) in self._allowed()
-                said = [b"200", b"OK"] if allowed else [b"400", b"this key is not among those of the clients"]
-                self.socket.send_multipart([b"1.0", number, *said, b"", b""])
+                status = [b"200", b"OK"] if allowed else [b"400", b"this key is not among those of the clients"]
+                self.socket.send_multipart([b"1.0", number, *status, b"", b""])
 
     def _allowed(self) -> set[bytes]:
         found = set()

@@ -1,6 +1,6 @@
-"""Locks and limits of brokers, a port of each for each colour.
+"""The ports of locks and limits over brokers, one of each per colour.
 
-Who waits for a lock has a place there, and is told when its turn has come.
+A waiter has a place in the queue of its broker, which notifies it when its turn has come.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from stampede.runtime.colour import Bell, Colour
 __all__ = ["Links", "ZmqLimits", "ZmqLocks"]
 
 SAFETY = 10.0
-"""Seconds after which who waits asks once more, though nobody has told it anything."""
+"""Seconds after which a waiter asks again without a notice, in case that one was lost."""
 
 
 @dataclass(slots=True)
 class _Queued(Busy):
-    """Busy, and one has a place: what rings when its turn has come."""
+    """A Busy reply to a waiter that has a place in the queue. `turn` rings when its turn has come."""
 
     turn: Bell | None = None
 
 
 @dataclass(slots=True)
-class _Own:
-    """A lock that this process has, as it tells a broker that has lost its memory."""
+class _OwnedLock:
+    """What this process tells a broker that was restarted about a lock that it holds."""
 
     fence: int
     room: float
@@ -45,18 +45,18 @@ class _Own:
 
 
 class Links:
-    """All brokers of one URL. Each name has one of them: the one that draws the highest number for it."""
+    """The links to all brokers of one URL. Each name belongs to one broker: the one with the highest hash for it."""
 
     def __init__(self, links: Sequence[BrokerLink]) -> None:
         self.links = tuple(links)
-        self._draws = [blake2b(str(link.place).encode(), digest_size=16).digest() for link in links]
-        self.owned: Ending[tuple[bytes, bytes], _Own] = Ending()
+        self._seeds = [blake2b(str(link.place).encode(), digest_size=16).digest() for link in links]
+        self.owned: Ending[tuple[bytes, bytes], _OwnedLock] = Ending()
 
     def of(self, name: bytes) -> BrokerLink:
         if len(self.links) == 1:
             return self.links[0]
-        drawn = [blake2b(name, digest_size=8, key=draw).digest() for draw in self._draws]
-        return self.links[drawn.index(max(drawn))]
+        scores = [blake2b(name, digest_size=8, key=seed).digest() for seed in self._seeds]
+        return self.links[scores.index(max(scores))]
 
     def start_again(self) -> None:
         self.owned.clear()
@@ -69,7 +69,7 @@ class Links:
 
 
 class ZmqLocks:
-    """Locks of one colour."""
+    """The Locks port of one colour."""
 
     def __init__(self, links: Links, colour: Colour) -> None:
         self._links = links
@@ -80,43 +80,43 @@ class ZmqLocks:
     ) -> Granted | Busy:
         raw = wire.name_of(name)
         link = self._links.of(raw)
-        turn = link.queued(token) if waits else None
+        turn = link.turn_bell(token) if waits else None
         asked = monotonic()
-        kind, payload = await link.ask(self._colour, Word.ACQUIRE, wire.asking(raw, token, lease, room, waits=waits))
+        kind, payload = await link.ask(self._colour, Word.ACQUIRE, wire.pack_lock(raw, token, lease, room, waits=waits))
         if kind == Word.GRANTED:
             (fence,) = wire.GRANTED.unpack(payload)
-            link.left(token)
+            link.forget_turn(token)
             link.fence = max(link.fence, fence)
-            self._has(link, raw, token, _Own(fence, room, asked + lease))
+            self._note_owned(link, raw, token, _OwnedLock(fence, room, asked + lease))
             return Granted(fence=fence)
-        left, holder = wire.heard_busy(payload)
+        left, holder = wire.unpack_busy(payload)
         grace = not holder
         return Busy(holder, left, grace=grace) if turn is None else _Queued(holder, left, turn=turn, grace=grace)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         raw = wire.name_of(name)
-        link, own, asked = self._links.of(raw), self._links.owned.get((raw, token)), monotonic()
-        fence, room = (0, 1.0) if own is None else (own.fence, own.room)
-        kind, _ = await link.ask(self._colour, Word.RENEW, wire.asking(raw, token, lease, room, fence))
+        link, owned, asked = self._links.of(raw), self._links.owned.get((raw, token)), monotonic()
+        fence, room = (0, 1.0) if owned is None else (owned.fence, owned.room)
+        kind, _ = await link.ask(self._colour, Word.RENEW, wire.pack_lock(raw, token, lease, room, fence))
         if kind == Word.YES:
-            if own is not None:
-                own.end = asked + lease
+            if owned is not None:
+                owned.end = asked + lease
             return True
-        self._has_not(link, raw, token)
+        self._forget_owned(link, raw, token)
         return False
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
         raw = wire.name_of(name)
         link = self._links.of(raw)
-        kind, _ = await link.ask(self._colour, Word.HAND_OVER, wire.asking(raw, token, lease))
-        self._has_not(link, raw, token)
+        kind, _ = await link.ask(self._colour, Word.HAND_OVER, wire.pack_lock(raw, token, lease))
+        self._forget_owned(link, raw, token)
         return kind == Word.YES
 
     async def release(self, name: str, token: bytes) -> bool:
         raw = wire.name_of(name)
         link = self._links.of(raw)
-        self._has_not(link, raw, token)
-        kind, _ = await link.ask(self._colour, Word.RELEASE, wire.asking(raw, token))
+        self._forget_owned(link, raw, token)
+        kind, _ = await link.ask(self._colour, Word.RELEASE, wire.pack_lock(raw, token))
         return kind == Word.YES
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
@@ -128,17 +128,17 @@ class ZmqLocks:
             return
         with link.listen(raw) as bell:
             if timeout > 0:
-                kind, _ = await link.ask(self._colour, Word.WATCH, wire.asking(raw, busy.token))
+                kind, _ = await link.ask(self._colour, Word.WATCH, wire.pack_lock(raw, busy.token))
                 if kind == Word.YES:
                     await self._colour.park(bell, min(max(end - monotonic(), 0.0), SAFETY))
 
-    def _has(self, link: BrokerLink, name: bytes, token: bytes, own: _Own) -> None:
+    def _note_owned(self, link: BrokerLink, name: bytes, token: bytes, owned: _OwnedLock) -> None:
         if self._links.owned.get((name, token)) is None:
             link.held += 1
-        self._links.owned.put((name, token), own, monotonic())
+        self._links.owned.put((name, token), owned, monotonic())
 
-    def _has_not(self, link: BrokerLink, name: bytes, token: bytes) -> None:
-        link.left(token)
+    def _forget_owned(self, link: BrokerLink, name: bytes, token: bytes) -> None:
+        link.forget_turn(token)
         if self._links.owned.pop((name, token), None) is not None:
             link.held -= 1
 
@@ -161,7 +161,7 @@ def _held(name: str, token: str, holder: str, fence: int, held: float, left: flo
 
 
 class ZmqLimits:
-    """Limits of one colour."""
+    """The Limits port of one colour."""
 
     def __init__(self, links: Links, colour: Colour) -> None:
         self._links = links
@@ -185,15 +185,15 @@ class ZmqLimits:
     async def listed(self) -> list[tuple[str, Usage]]:
         found = []
         for link in self._links.links:
-            for name, *told in await link.listed(self._colour, Word.LIMITS):
-                found.append((shown(bytes.fromhex(name)), _usage(*told)))
+            for name, *row in await link.listed(self._colour, Word.LIMITS):
+                found.append((shown(bytes.fromhex(name)), _usage(*row)))
         return sorted(found)
 
     async def _ask(
         self, kind: int, name: str, rate: Rate, cost: int = 0, seconds: float = 0.0, at: int = 0
     ) -> tuple[int, bytes]:
         raw = wire.name_of(name)
-        payload = wire.counting(raw, rate.most, rate.per, cost, seconds, at)
+        payload = wire.pack_limit(raw, rate.most, rate.per, cost, seconds, at)
         return await self._links.of(raw).ask(self._colour, kind, payload)
 
 

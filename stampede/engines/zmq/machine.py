@@ -1,12 +1,12 @@
-"""What a broker decides, as a machine that takes the time as an argument: nothing in here sends, sleeps or has a clock.
+"""What a broker decides about locks. The time is an argument: this module does no I/O, never sleeps, reads no clock.
 
-A lock is who is inside, and who waits, in the order of arrival. Who asks may enter if all who are inside then, itself
-included, are no more than the room of each of them; and if nobody waits who came before it. Who misses its turn, or is
-not heard of, is passed over, and is behind all others when it asks again. Each question
-costs the same however many locks there are, and however many wait. Leaving a bulkhead looks at all who are inside.
+A lock has holders, and waiters in the order of arrival. A caller may enter if no earlier waiter remains, and if the
+number of holders, itself included, is at most the room of each of them. A waiter that misses its turn, or is silent, is
+passed over; when it asks again, it goes to the end of the queue. The cost of a question depends neither on the number
+of locks nor on the number of waiters. Leaving a bulkhead scans all its holders.
 
-What belongs to a client is bound to its session, and ends with that. `Machine.told` collects what others are to be told
-of: whose turn has come, and what has come free.
+Locks and places in queues belong to a client's session, and end with it. `Machine.notices` collects what other sessions
+must be notified of: a turn that has come, or a lock that came free.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["LIMITS", "TURN", "BrokerReply", "Capacity", "ClientSession", "Machine", "Notice", "Refused"]
 
 TURN = 1.0
-"""Seconds for which a lock that came free is kept for the one whose turn it is, and who has been told so."""
+"""Seconds for which a lock that came free is reserved for the next waiter, after that was notified."""
 
 _COMPACT = 1024
 
 
 class Refused(Exception):
-    """More than there may be. The text is for people."""
+    """A request that the broker refuses, such as one beyond its capacity. The text is for people."""
 
 
 class Capacity(NamedTuple):
-    """What one broker bears."""
+    """The limits on what clients may ask of one broker."""
 
-    longest: float = 30.0  # seconds of a lease
+    longest: float = 30.0  # the longest lease, in seconds
     clients: int = 10_000
-    locks: int = 1_000_000  # in which somebody is, or for which somebody waits
-    queue: int = 10_000  # who wait for one lock
-    limits: int = 10_000  # that are in use
+    locks: int = 1_000_000  # with holders or waiters; also the limit of leases
+    queue: int = 10_000  # waiters for one lock, or of one client
+    limits: int = 10_000  # rate limits in use
 
 
 LIMITS = Capacity()
 
 
 class BrokerReply(NamedTuple):
-    """Granted, with a fence; or refused, with the token of one who is inside, and the seconds that one has left."""
+    """The answer to `acquire`: granted, with a fence; or refused, with a holder's token and the seconds left to it."""
 
     granted: bool
     fence: int
@@ -54,23 +54,23 @@ class BrokerReply(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What a session is told without having asked: of its token, whose turn has come; or of a name that came free."""
+    """A message that a session did not ask for. `what` is its token whose turn has come, or a name that came free."""
 
     session: ClientSession
-    turn: bool
+    turn: bool  # false: `what` is a name
     what: bytes
 
 
 class ClientSession:
-    """A client's process."""
+    """A connected client process, with its leases and its places in queues."""
 
-    __slots__ = ("gone", "heard", "holder", "holds", "id", "over", "waits")
+    __slots__ = ("gone", "holder", "holds", "id", "last_heard", "over", "waits")
 
     def __init__(self, id: bytes, holder: str, now: float) -> None:
         self.id = id
         self.holder = holder  # `host:pid`
-        self.heard = now
-        self.gone = inf  # when its connection was found closed
+        self.last_heard = now
+        self.gone = inf  # the time when its connection was found closed
         self.over = False
         self.holds: set[_Lease] = set()
         self.waits: dict[_Waiter, _Lock] = {}
@@ -82,14 +82,14 @@ class ClientSession:
 
 @dataclass(slots=True, eq=False)
 class _Lease:
-    lock: _Lock | None  # None: it has ended
+    lock: _Lock | None  # None after its end
     token: bytes
     session: ClientSession
     room: float
     fence: int
     since: float
     ends: float
-    taken: bool = False  # its holder knows of it
+    taken: bool = False  # the holder knows that it has the lock
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +108,7 @@ class _Lock:
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.inside: dict[bytes, _Lease] = {}
-        self.least = inf  # the least room of those inside
+        self.least = inf  # the smallest room of all holders
         self.queue: OrderedDict[bytes, _Waiter] | None = None
         self.watchers: dict[ClientSession, None] | None = None
 
@@ -121,7 +121,7 @@ class _Lock:
 
     def leave(self, lease: _Lease) -> None:
         del self.inside[lease.token]
-        if lease.room == self.least < inf:  # readers set no limit, and may be many
+        if lease.room == self.least < inf:  # readers have infinite room, and there may be many: no scan for them
             self.least = min((each.room for each in self.inside.values()), default=inf)
 
     @property
@@ -130,37 +130,40 @@ class _Lock:
 
 
 class Machine:
-    """All locks of one broker. Until `quiet`, its predecessor's may stand: nothing is granted, but what a holder renews
-    is its own again. `fence`: all that are granted are above it."""
+    """All locks of one broker.
+
+    The first `quiet` seconds are its grace period: leases of an earlier broker may still be valid. Nothing is granted
+    then, but a holder that renews its lease has it again. All fences that it grants are above `fence`.
+    """
 
     def __init__(self, now: float, *, quiet: float, fence: int, limits: Capacity = LIMITS) -> None:
         self.limits = limits
-        self.told: list[Notice] = []
+        self.notices: list[Notice] = []
         self.sessions: dict[bytes, ClientSession] = {}
         self.fence = fence
         self.quiet = now + quiet
         self.leases = 0
-        self.granted = 0  # since it began, for people
+        self.granted = 0  # since the start, for statistics
         self._locks: dict[bytes, _Lock] = {}
         self._due: list[_Due] = []
         self._number = 0
-        self._hushed = quiet > 0
+        self._in_grace = quiet > 0
 
     # -- clients --------------------------------------------------------------------------------------------------
 
     def hello(self, id: bytes, holder: str, now: float) -> tuple[ClientSession, bool]:
-        """The session of a client, and whether it was known: if not, nothing is its own here."""
+        """Return the session of a client, and whether it was known. A client that was not known holds nothing here."""
         session = self.sessions.get(id)
         if session is not None:
-            session.heard, session.gone = now, inf
+            session.last_heard, session.gone = now, inf
             return session, True
         if len(self.sessions) >= self.limits.clients:
-            raise Refused(f"it has {len(self.sessions)} clients, and may have no more: see --max-clients")
+            raise Refused(f"it has {len(self.sessions)} clients already, its maximum: see --max-clients")
         session = self.sessions[id] = ClientSession(id, holder, now)
         return session, False
 
     def end(self, session: ClientSession, now: float) -> None:
-        """Its process is no more: all that it had is free."""
+        """End a session whose process has died: free its locks and its places in queues."""
         self.sessions.pop(session.id, None)
         session.over = True
         self.give_up(session, now)
@@ -169,12 +172,12 @@ class Machine:
                 self._free(lease.lock, lease, now)
 
     def give_up(self, session: ClientSession, now: float) -> None:
-        """Nothing is heard of it: nobody waits behind it."""
+        """Drop a silent session's places in queues, so that no waiter is stuck behind it."""
         waits, session.waits = session.waits, {}
         for waiter, lock in waits.items():
             if lock.queue is not None and lock.queue.get(waiter.token) is waiter:
                 del lock.queue[waiter.token]
-        for lock in dict.fromkeys(waits.values()):  # not before: its own next one would be called
+        for lock in dict.fromkeys(waits.values()):  # only now: before, a turn could go to another place of this session
             self._advance(lock, now)
             self._drop_if_idle(lock)
 
@@ -188,16 +191,16 @@ class Machine:
         lock = self._locks.get(name)
         own = None if lock is None else lock.inside.get(token)
         if own is None and max(len(self._locks), self.leases) >= self.limits.locks:
-            raise Refused(f"it has {self.leases} leases, and may have no more: see --max-locks")
+            raise Refused(f"it has {self.leases} leases already, its maximum: see --max-locks")
         if lock is None:
             lock = self._locks[name] = _Lock(name)
         if own is None and not lock.queue and now >= self.quiet and lock.fits(room):
-            own = self._entered(lock, token, session, room, now)
+            own = self._let_in(lock, token, session, room, now)
         elif own is None and waits:
             self._queue(lock, token, session, room)
         if own is not None:
-            self._take(own, session)
-            self._last(own, now + lease)
+            self._confirm(own, session)
+            self._set_end(own, now + lease)
             return BrokerReply(True, own.fence)
         reply = self._busy(lock, now)
         self._drop_if_idle(lock)
@@ -211,24 +214,24 @@ class Machine:
         lock = self._locks.get(name)
         own = None if lock is None else lock.inside.get(token)
         if own is None and now < self.quiet and fence > 0:
-            own = self._again(session, name, token, room, fence, now)
+            own = self._restore(session, name, token, room, fence, now)
         if own is None:
             return False
-        self._take(own, session)
-        self._last(own, now + lease)
+        self._confirm(own, session)
+        self._set_end(own, now + lease)
         return True
 
     def hand_over(self, name: bytes, token: bytes, lease: float, now: float) -> bool:
-        """It stands without a client, for whoever has its token."""
+        """Detach a lease from its session: it stays valid, and any client that presents the token takes it over."""
         self._check(lease, 1.0)
         self.pass_time(now)
         lock = self._locks.get(name)
         own = None if lock is None else lock.inside.get(token)
         if own is None:
             return False
-        self._take(own, own.session)
+        self._confirm(own, own.session)
         own.session.holds.discard(own)
-        self._last(own, now + lease)
+        self._set_end(own, now + lease)
         return True
 
     def release(self, session: ClientSession, name: bytes, token: bytes, now: float) -> bool:
@@ -250,7 +253,7 @@ class Machine:
         return False
 
     def watch(self, session: ClientSession, name: bytes, token: bytes, now: float) -> bool:
-        """Have it told when somebody leaves. False: this token isn't inside, by now."""
+        """Notify this session when a holder leaves. Return false if `token` has left already: ask again at once."""
         self.pass_time(now)
         lock = self._locks.get(name)
         if lock is None or (token not in lock.inside and not (token == b"" and now < self.quiet)):
@@ -263,7 +266,7 @@ class Machine:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now: float) -> None:
-        """What is over is over."""
+        """Free all leases that have ended by `now`, and end the grace period if it is over."""
         due = self._due
         while due and due[0][0] <= now:
             _, _, lease = heapq.heappop(due)
@@ -273,22 +276,22 @@ class Machine:
                 self._push(lease)
             else:
                 self._free(lease.lock, lease, now)
-        if self._hushed and now >= self.quiet:
-            self._hushed = False
+        if self._in_grace and now >= self.quiet:
+            self._in_grace = False
             for lock in list(self._locks.values()):
                 self._advance(lock, now)
-                self._tell_watchers(lock)
+                self._notify_watchers(lock)
                 self._drop_if_idle(lock)
 
     def next_due(self) -> float:
-        """When to pass time, at the latest."""
+        """Return the time at which `pass_time` must be called again, at the latest."""
         due = self._due[0][0] if self._due else inf
-        return min(due, self.quiet) if self._hushed else due
+        return min(due, self.quiet) if self._in_grace else due
 
     # -- for people -----------------------------------------------------------------------------------------------
 
     def inside(self, name: bytes, now: float) -> list[tuple[bytes, float]]:
-        """Tokens, and when they end; at first, until it is known of all, one without a token."""
+        """Return the holders' tokens and ends. In the grace period, an empty token stands for holders still unknown."""
         lock = self._locks.get(name)
         unknown = [(b"", self.quiet)] if now < self.quiet else []
         return unknown if lock is None else unknown + [(lease.token, lease.ends) for lease in lock.inside.values()]
@@ -297,23 +300,23 @@ class Machine:
         return list(islice(self._locks, start, end))
 
     def rows(self, name: bytes, now: float) -> Iterator[tuple[bytes, str, int, float, float, int]]:
-        """Of each who is inside: the token, the holder, the fence, seconds held and left, and how many wait."""
+        """Return a row per holder: token, `host:pid`, fence, seconds held, seconds left, and the number of waiters."""
         lock = self._locks.get(name)
         if lock is not None:
             waiting = 0 if lock.queue is None else len(lock.queue)
             for each in lock.inside.values():
                 yield each.token, each.session.holder, each.fence, now - each.since, each.ends - now, waiting
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------------------------------------
 
     def _check(self, lease: float, room: float) -> None:
         if not 0 < lease <= self.limits.longest:
             more = f": start it with stampede serve --longest {lease:g}s" if lease > 0 else ""
             raise Refused(f"a lease of {lease:g} s: it grants {self.limits.longest:g} s at most{more}")
         if not room >= 1:
-            raise Refused(f"a room of {room}")
+            raise Refused(f"a room of {room}: it must be at least 1")
 
-    def _entered(self, lock: _Lock, token: bytes, session: ClientSession, room: float, now: float) -> _Lease:
+    def _let_in(self, lock: _Lock, token: bytes, session: ClientSession, room: float, now: float) -> _Lease:
         self.fence += 1
         lease = _Lease(lock, token, session, room, self.fence, now, now)
         self._enter(lock, lease)
@@ -325,11 +328,13 @@ class Machine:
         self.leases += 1
         self.granted += 1
 
-    def _again(
+    def _restore(
         self, session: ClientSession, name: bytes, token: bytes, room: float, fence: int, now: float
     ) -> _Lease | None:
-        """What a predecessor has granted, if its holder says so in time. Of two who can't both be right it is the one
-        who came later: the other's lease had ended, or it would not have come in."""
+        """Restore a lease that an earlier broker granted, because its holder renews it in the grace period.
+
+        If two holders exclude each other, the higher fence wins: the other lease must have ended before that grant.
+        """
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = _Lock(name)
@@ -345,29 +350,29 @@ class Machine:
         self.fence = max(self.fence, fence)
         return lease
 
-    def _take(self, lease: _Lease, session: ClientSession) -> None:
-        """It is heard of."""
+    def _confirm(self, lease: _Lease, session: ClientSession) -> None:
+        """Note that the holder knows of its lease, and bind it to its session."""
         lease.taken = True
-        if lease.session is not session:  # its token was handed over
+        if lease.session is not session:  # another process presents the token: it was handed over
             lease.session.holds.discard(lease)
             lease.session = session
             session.holds.add(lease)
 
-    def _last(self, lease: _Lease, ends: float) -> None:
+    def _set_end(self, lease: _Lease, ends: float) -> None:
         before, lease.ends = lease.ends, ends
-        if ends < before or before == lease.since:  # else it is in the queue, and is looked at in time
+        if ends < before or before == lease.since:  # otherwise it is in the heap already, at an earlier time
             self._push(lease)
 
     def _push(self, lease: _Lease) -> None:
         self._number += 1
         heapq.heappush(self._due, (lease.ends, self._number, lease))
-        if len(self._due) > 2 * self.leases + _COMPACT:  # what was given back would stay until its time
+        if len(self._due) > 2 * self.leases + _COMPACT:  # released leases would stay in the heap until their ends
             latest = {id(each[2]): each for each in self._due if each[2].lock is not None and each[0] <= each[2].ends}
             self._due = list(latest.values())
             heapq.heapify(self._due)
 
     def _queue(self, lock: _Lock, token: bytes, session: ClientSession, room: float) -> None:
-        """Give it its place."""
+        """Give this token a place in the queue, unless it has one."""
         queue = lock.queue
         if queue is None:
             queue = lock.queue = OrderedDict()
@@ -375,10 +380,10 @@ class Machine:
         if waiter is not None and waiter.session is session:
             return
         if waiter is None and len(queue) >= self.limits.queue:
-            raise Refused(f"{len(queue)} wait for this lock, and no more may: see --max-queue")
+            raise Refused(f"{len(queue)} wait for this lock already, the maximum: see --max-queue")
         if len(session.waits) >= self.limits.queue:
-            raise Refused(f"this process waits for {len(session.waits)} locks, and for no more it may: see --max-queue")
-        if waiter is not None:  # another process goes on waiting in this place
+            raise Refused(f"this process waits for {len(session.waits)} locks already, the maximum: see --max-queue")
+        if waiter is not None:  # another process takes over this place
             waiter.session.waits.pop(waiter, None)
         waiter = queue[token] = _Waiter(token, session, room)
         session.waits[waiter] = lock
@@ -397,7 +402,7 @@ class Machine:
         if lock.queue:
             self._advance(lock, now)
         if lock.watchers:
-            self._tell_watchers(lock)
+            self._notify_watchers(lock)
         self._drop_if_idle(lock)
 
     def _remove(self, lock: _Lock, lease: _Lease) -> None:
@@ -407,7 +412,7 @@ class Machine:
         self.leases -= 1
 
     def _advance(self, lock: _Lock, now: float) -> None:
-        """Let in those whose turn it is, and tell them. They have a moment to say that they heard."""
+        """Let in the waiters whose turn it is, and notify them. They have TURN seconds to confirm."""
         queue = lock.queue
         while queue and now >= self.quiet:
             first = next(iter(queue.values()))
@@ -415,14 +420,14 @@ class Machine:
                 return
             del queue[first.token]
             first.session.waits.pop(first, None)
-            lease = self._entered(lock, first.token, first.session, first.room, now)
-            self._last(lease, now + TURN)
-            self.told.append(Notice(first.session, True, first.token))
+            lease = self._let_in(lock, first.token, first.session, first.room, now)
+            self._set_end(lease, now + TURN)
+            self.notices.append(Notice(first.session, True, first.token))
 
-    def _tell_watchers(self, lock: _Lock) -> None:
+    def _notify_watchers(self, lock: _Lock) -> None:
         watchers, lock.watchers = lock.watchers, None
         for session in watchers or ():
-            self.told.append(Notice(session, False, lock.name))
+            self.notices.append(Notice(session, False, lock.name))
 
     def _drop_if_idle(self, lock: _Lock) -> None:
         if lock.idle and self._locks.get(lock.name) is lock:

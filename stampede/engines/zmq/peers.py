@@ -1,4 +1,4 @@
-"""Other brokers, which are told of every start that this one has granted: each counts those of all."""
+"""Links to other brokers, which share limits with this one: each tells the others of every start that it grants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Peers"]
 
 
 class Peers:
-    """A connection to each. One that is away misses what is granted meanwhile."""
+    """The connections to all peers. A peer that can't be reached misses what is note meanwhile."""
 
     def __init__(self, context: zmq.Context[Any], addresses: Sequence[str], keys: Path | None) -> None:
         known = None if keys is None or not addresses else client_keys(keys)
@@ -29,25 +29,25 @@ class Peers:
             self.sockets.append(client_socket(context, os.urandom(16), known))
             self.sockets[-1].connect(f"tcp://{address}")
 
-    def granted(self, name: bytes, rate: Rate, cost: int, delay: float) -> None:
-        """A start is made in so many seconds; or, of cost 0, none is before."""
+    def note(self, name: bytes, rate: Rate, cost: int, delay: float) -> None:
+        """Note a start in `delay` seconds, for the next `send`. A cost of 0 means a penalty: no start before then."""
         if self.sockets:
-            self._granted.append(wire.record(Word.NOTE, 0, wire.counting(name, rate.most, rate.per, cost, delay, 0)))
+            self._granted.append(wire.record(Word.NOTE, 0, wire.pack_limit(name, rate.most, rate.per, cost, delay, 0)))
 
-    def tell(self) -> None:
-        """All that has been granted since. Who we are goes before it, as each may be a new one by now."""
+    def send(self) -> None:
+        """Send what was note since the last call. A greeting precedes it, because a peer may have been restarted."""
         if not self._granted:
             return
-        greeting = wire.record(Word.HELLO, 0, wire.hello(0, "broker"))
+        greeting = wire.record(Word.HELLO, 0, wire.pack_hello(0, "broker"))
         messages = list(wire.messages([greeting, *self._granted]))
         self._granted = []
         for each in self.sockets:
-            with suppress(zmq.Again):  # it is away, or doesn't read
+            with suppress(zmq.Again):  # the peer can't be reached, or doesn't read
                 for message in messages:
                     each.send(message, zmq.NOBLOCK)
 
-    def hear(self) -> None:
-        """That they have heard."""
+    def drain(self) -> None:
+        """Read and discard the answers of all peers."""
         for each in self.sockets:
             with suppress(zmq.Again):
                 while True:

@@ -1,8 +1,8 @@
 """The broker: one thread, one socket, and the machine that decides.
 
-Of a client's death the kernel tells, which closes its connection: it is free of locks as soon as it has been away for a
-moment, since who lives comes back at once. Of one that is silent, and whose connection stands, nobody can say whether
-it is dead, frozen or cut off: its locks stand for their leases, and only its places in queues are given up.
+When a client dies, the kernel closes its connection. Its locks are freed if it stays away for a moment: a living client
+reconnects at once. A client that is silent on an open connection may be dead, frozen or cut off. Its locks remain until
+their leases end, and only its places in queues are given up.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ _log = logging.getLogger("stampede")
 PORT = 7867
 
 TICK = 0.1
-"""Seconds between two looks at who is still there."""
+"""Seconds between two checks of all clients."""
 
 QUIET = 0.35
-"""Seconds without a word after which a client is sent one: that fails if its connection has been closed."""
+"""Seconds of silence after which a client is sent a message, which fails if its connection was closed."""
 
 GONE = 1.0
-"""Seconds for which a closed connection may be made again, before its client is taken for dead."""
+"""Seconds within which a client may reconnect before it is considered dead."""
 
 SILENT = 1.0
-"""Seconds without a word after which nobody waits behind a client."""
+"""Seconds of silence after which a client loses its places in queues."""
 
 FORGOTTEN = 60.0
-"""The same after which one that has nothing is forgotten."""
+"""Seconds of silence after which a client without locks and places is forgotten."""
 
 BATCH = 256
-"""Messages that are read before answers go out."""
+"""Number of messages that are read before answers are sent."""
 
 PAGE = 100
-"""Rows of a list that are told at once, of so many locks or limits at most."""
+"""Rows in one page of a list: about so many, because the rows of one lock are not split."""
 
 SCANNED = 1000
-"""Names that are looked at for one page."""
+"""Names that are scanned for one page."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
 class Memory:
-    """A file that says how long a lease may stand that its last broker has granted. None was, if it isn't there."""
+    """A file that stores the longest lease that an earlier broker may have granted. No file: it granted none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,11 +75,11 @@ class Memory:
         except FileNotFoundError:
             self.longest = 0.0
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise OptionError(f"{path} is no memory of a broker: {error!r}: remove it, and give --grace") from error
-        self.note(self.longest)  # or it is found out with the first lock that nothing can be written there
+            raise OptionError(f"{path} is not a memory file: {error!r}: remove it, and give --grace") from error
+        self.note(self.longest)  # fail now, not with the first lock, if the file can't be written
 
     def note(self, longest: float) -> None:
-        """Before anything so long is granted: a broker may end in the next moment."""
+        """Store the longest lease. Call this before it is granted, because the broker may end at any moment."""
         new = self._path.with_name(self._path.name + ".new")
         try:
             with new.open("w") as file:
@@ -93,11 +93,12 @@ class Memory:
 
 
 class Broker:
-    """Serves locks until it is told to stop.
+    """A server of locks and limits. It runs until it is stopped.
 
-    `quiet`: seconds for which nothing is granted, but what clients held before: as long as the longest lease that a
-    broker of this address may have granted; which `memory`, a file, knows. `keys`: the directory of CURVE keys, without
-    which it listens on loopback only. `peers`: other brokers, which share its limits, and its keys.
+    `quiet` is its grace period: the seconds in which it grants nothing, and clients only renew what they held before.
+    It must be as long as the longest lease that an earlier broker at this address may have granted; the file `memory`
+    stores that. `keys` is the directory of CURVE keys; without it, the broker listens on loopback only. `peers` are
+    other brokers, which share its limits and its keys.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class Broker:
         for address in bind:
             if keys is None and address.rpartition(":")[0] not in _LOOPBACK:
                 raise OptionError(
-                    f"{address} is not loopback: give --keys DIR, or whoever gets there has all locks. "
-                    "--make-keys DIR makes them"
+                    f"{address} is not loopback: give --keys DIR, or anyone who can reach it controls all locks. "
+                    "--make-keys DIR makes the keys"
                 )
         self._clock = clock
         self.started = now = clock()
@@ -126,7 +127,7 @@ class Broker:
         self.machine = Machine(now, quiet=quiet, fence=int(time.time() * 1e6), limits=limits)
         self.counts = Counts(now, quiet=quiet, most=limits.limits)
         self._out: dict[bytes, list[bytes]] = {}
-        self._closed_some = False  # connections, whose they were nobody says
+        self._some_closed = False  # connections were closed; libzmq does not say which
         self._malformed = 0
         self._tick = now
         self._poke = socket.socketpair()
@@ -163,7 +164,7 @@ class Broker:
             raise EngineError(f"can't listen on {address}: {error}") from error
 
     def run(self) -> None:
-        """Until `stop`. Then it is closed."""
+        """Serve until `stop` is called, then close."""
         router, monitor, doorman = self._router, self._monitor, self._doorman
         poller = zmq.Poller()
         for each in (router, monitor, self._poke[0], *(() if doorman is None else (doorman.socket,))):
@@ -179,23 +180,23 @@ class Broker:
                     break
                 if doorman is not None and doorman.socket in ready:
                     doorman.answer()
-                self._peers.hear()
+                self._peers.drain()
                 if monitor in ready:
-                    self._hear_of_ends()
+                    self._read_monitor()
                 self._read()
                 now = self._clock()
                 self.machine.pass_time(now)
                 if now >= self._tick + TICK:
-                    self._look(now)
+                    self._check_clients(now)
                 self._send(now)
-                self._peers.tell()
+                self._peers.send()
             if self._memory is not None and not self.machine.leases:
                 self._memory.note(0.0)
         finally:
             self.close()
 
     def stop(self) -> None:
-        """From any thread, or a signal's handler."""
+        """End `run`. This may be called from any thread, or from a signal handler."""
         with suppress(OSError):
             self._poke[1].send(b"!")
 
@@ -213,10 +214,10 @@ class Broker:
                 parts = recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._hear(parts, now)
+            self._receive(parts, now)
 
-    def _hear(self, parts: list[bytes], now: float) -> None:
-        """Whatever it is: the worst that comes of it is that who sent it has no answer."""
+    def _receive(self, parts: list[bytes], now: float) -> None:
+        """Handle one message, whatever is in it. At worst, its sender gets no answer."""
         client = None
         try:
             if len(parts) != 2:
@@ -227,52 +228,52 @@ class Broker:
                 if kind == Word.HELLO:
                     client = self._greet(id, number, payload, now)
                 elif client is None:
-                    self._say(id, wire.record(Word.WHO, 0))
+                    self._queue(id, wire.record(Word.WHO, 0))
                     return
                 elif kind != Word.BEAT:
-                    self._say(id, self._answer(client, kind, number, payload, now))
+                    self._queue(id, self._answer(client, kind, number, payload, now))
         except wire.Malformed as error:
             self._malformed += 1
-            _log.debug("a broker's client says what is none of ours: %s", error)
+            _log.debug("the broker ignores a malformed message of a client: %s", error)
         except Exception:  # our own bug: the broker's other clients go on
             self._malformed += 1
-            _log.exception("a broker could not make anything of what a client said, and goes on")
+            _log.exception("the broker failed to handle a message of a client, and goes on")
         if client is not None:
-            client.heard = now
+            client.last_heard = now
 
     def _greet(self, id: bytes, number: int, payload: bytes, now: float) -> ClientSession | None:
-        fence, holder = wire.heard_hello(payload)
+        fence, holder = wire.unpack_hello(payload)
         try:
             session, known = self.machine.hello(id, holder, now)
         except Refused as refused:
-            self._say(id, wire.record(Word.TROUBLE, 0, str(refused).encode()))
+            self._queue(id, wire.record(Word.TROUBLE, 0, str(refused).encode()))
             return None
-        if fence < time.time() * 1e6 + _AHEAD:  # what it was given by a predecessor whose clock was ahead
+        if fence < time.time() * 1e6 + _AHEAD:  # granted by an earlier broker whose clock was ahead
             self.machine.fence = max(self.machine.fence, fence)
-        self._say(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(known)))
+        self._queue(id, wire.record(Word.WELCOME, number, wire.WELCOME.pack(known)))
         return session
 
     def _answer(self, session: ClientSession, kind: int, number: int, payload: bytes, now: float) -> bytes:
         machine = self.machine
         try:
             if kind in (Word.ACQUIRE, Word.RENEW, Word.RELEASE, Word.WATCH, Word.HAND_OVER):
-                lease, room, fence, waits, token, name = wire.asked(payload)
+                lease, room, fence, waits, token, name = wire.unpack_lock(payload)
                 if self._memory is not None and self._memory.longest < lease <= machine.limits.longest:
                     self._memory.note(min(1.5 * lease, machine.limits.longest))
                 if kind == Word.ACQUIRE:
                     reply = machine.acquire(session, name, token, lease, room, waits, now)
                     if reply.granted:
                         return wire.record(Word.GRANTED, number, wire.GRANTED.pack(reply.fence))
-                    return wire.record(Word.BUSY, number, wire.busy(reply.left, reply.token))
+                    return wire.record(Word.BUSY, number, wire.pack_busy(reply.left, reply.token))
                 if kind == Word.RENEW:
-                    stands = machine.renew(session, name, token, lease, room, fence, now)
+                    done = machine.renew(session, name, token, lease, room, fence, now)
                 elif kind == Word.HAND_OVER:
-                    stands = machine.hand_over(name, token, lease, now)
+                    done = machine.hand_over(name, token, lease, now)
                 elif kind == Word.RELEASE:
-                    stands = machine.release(session, name, token, now)
+                    done = machine.release(session, name, token, now)
                 else:
-                    stands = machine.watch(session, name, token, now)
-                return wire.record(Word.YES if stands else Word.NO, number)
+                    done = machine.watch(session, name, token, now)
+                return wire.record(Word.YES if done else Word.NO, number)
             if kind in (Word.HELD, Word.LIMITS):
                 return wire.record(Word.ROWS, number, json.dumps(self._page(kind, payload, now)).encode())
             if Word.TAKE <= kind <= Word.NOTE:
@@ -285,26 +286,26 @@ class Broker:
                 return wire.record(Word.ROWS, number, json.dumps(rows).encode())
             if kind == Word.STATS:
                 return wire.record(Word.ROWS, number, json.dumps(self._stats(now)).encode())
-        except (Refused, ValueError, OverflowError) as refused:  # or a number that is none
+        except (Refused, ValueError, OverflowError) as refused:  # or a number out of range
             return wire.record(Word.TROUBLE, number, str(refused).encode())
-        return wire.record(Word.TROUBLE, number, b"it knows no such question: it is older than its client, perhaps")
+        return wire.record(Word.TROUBLE, number, b"unknown question: the broker may be older than its client")
 
     def _count(self, kind: int, number: int, payload: bytes, now: float) -> bytes:
         counts = self.counts
         if kind == Word.USED:
-            return wire.record(Word.ROWS, number, json.dumps(_told(counts.used(payload, now))).encode())
-        most, per, cost, seconds, at, name = wire.counted(payload)
+            return wire.record(Word.ROWS, number, json.dumps(_usage_row(counts.used(payload, now))).encode())
+        most, per, cost, seconds, at, name = wire.unpack_limit(payload)
         rate = Rate(most, per)
         if kind == Word.TAKE:
             answer = counts.take(name, rate, cost, seconds, now, at)
             if answer.booked and not at:
-                self._peers.granted(name, rate, cost, answer.delay)
+                self._peers.note(name, rate, cost, answer.delay)
             return wire.record(Word.BOOKED, number, wire.BOOKED.pack(*answer))
         if kind == Word.GIVE_BACK:
             counts.give_back(name, cost, at, now)
         elif kind == Word.PENALIZE:
             counts.penalize(name, rate, seconds, now)
-            self._peers.granted(name, rate, 0, seconds)
+            self._peers.note(name, rate, 0, seconds)
         elif cost:
             counts.note(name, rate, cost, now + max(seconds, 0.0), now)
         else:
@@ -314,9 +315,11 @@ class Broker:
     # -- lists ----------------------------------------------------------------------------------------------------
 
     def _page(self, kind: int, payload: bytes, now: float) -> list[Any]:
-        """Where the next page begins (0: there is none), and the rows of this one. Each page counts the names anew: a
-        lock may be missing if an older one was dropped between two pages."""
-        start, prefix = wire.heard_page(payload)
+        """Return where the next page begins (0: there is none), and the rows of this page.
+
+        Each page counts the names again: a lock may be missing if an older one was dropped between two pages.
+        """
+        start, prefix = wire.unpack_page(payload)
         names = (self.machine if kind == Word.HELD else self.counts).names(start, start + SCANNED)
         rows = list[Any]()
         for at, name in enumerate(names, start + 1):
@@ -329,7 +332,7 @@ class Broker:
     def _rows(self, kind: int, name: bytes, now: float) -> list[list[Any]]:
         if kind == Word.LIMITS:
             usage = self.counts.used(name, now)
-            return [] if usage.rate is None else [[name.hex(), *_told(usage)]]
+            return [] if usage.rate is None else [[name.hex(), *_usage_row(usage)]]
         return [[name.hex(), token.hex(), *row] for token, *row in islice(self.machine.rows(name, now), PAGE)]
 
     def _stats(self, now: float) -> dict[str, Any]:
@@ -339,20 +342,20 @@ class Broker:
             "leases": machine.leases, "granted": machine.granted, "malformed": self._malformed,
         }  # fmt: skip
 
-    # -- who is still there ---------------------------------------------------------------------------------------
+    # -- clients that are gone ---------------------------------------------------------------------------------------
 
-    def _hear_of_ends(self) -> None:
+    def _read_monitor(self) -> None:
         with suppress(zmq.Again):
             while True:
                 recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                self._closed_some = True
+                self._some_closed = True
 
-    def _look(self, now: float) -> None:
+    def _check_clients(self, now: float) -> None:
         self._tick = now
-        some, self._closed_some = self._closed_some, False
+        some, self._some_closed = self._some_closed, False
         probe = wire.record(Word.BEAT, 0)
         for id, session in list(self.machine.sessions.items()):
-            silence = now - session.heard
+            silence = now - session.last_heard
             if session.gone < inf:
                 if now - session.gone >= GONE:
                     self.machine.end(session, now)
@@ -360,13 +363,13 @@ class Broker:
                 if silence > FORGOTTEN:
                     self.machine.end(session, now)
             elif some or silence > QUIET:
-                self._say(id, probe)
+                self._queue(id, probe)
                 if silence > SILENT and session.waits:
                     self.machine.give_up(session, now)
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def _say(self, id: bytes, said: bytes) -> None:
+    def _queue(self, id: bytes, said: bytes) -> None:
         out = self._out.get(id)
         if out is None:
             self._out[id] = [said]
@@ -374,12 +377,12 @@ class Broker:
             out.append(said)
 
     def _send(self, now: float) -> None:
-        told = self.machine.told
-        if told:
-            for session, turn, what in told:
+        notices = self.machine.notices
+        if notices:
+            for session, turn, what in notices:
                 if not session.over:
-                    self._say(session.id, wire.record(Word.TURN if turn else Word.FREED, 0, what))
-            told.clear()
+                    self._queue(session.id, wire.record(Word.TURN if turn else Word.FREED, 0, what))
+            notices.clear()
         if not self._out:
             return
         out, self._out = self._out, {}
@@ -390,24 +393,24 @@ class Broker:
                     send(id, _MORE)
                     send(message, zmq.NOBLOCK)
             except zmq.Again:
-                continue  # it doesn't read what it is told, and will ask again
+                continue  # this client doesn't read; it will ask again
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
-                    _log.warning("a broker can't answer a client: %s", error)
+                    _log.warning("the broker can't send an answer to a client: %s", error)
                 client = self.machine.sessions.get(id)
                 if client is not None:
                     client.gone = min(client.gone, now)
 
 
-def _told(usage: Usage) -> list[float]:
+def _usage_row(usage: Usage) -> list[float]:
     rate = usage.rate or Rate(0, 0.0)
     return [rate.most, rate.per, usage.used, usage.ahead, usage.penalized]
 
 
 _AHEAD = 3600e6
-"""Microseconds by which a fence may be ahead of our clock."""
+"""Microseconds by which a client's fence may be ahead of our clock; one that is more ahead is ignored."""
 
 _MORE = zmq.SNDMORE | zmq.NOBLOCK
 
 _MOST_INSIDE = 500
-"""Of one lock, that are told."""
+"""Most holders of one lock that are listed."""

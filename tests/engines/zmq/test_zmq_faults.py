@@ -330,7 +330,7 @@ def test_who_has_no_answer_is_told_what_is_known(open_: Open, listens: bool) -> 
         if listens:  # and says nothing
             door.listen()
         place = f"zmq://127.0.0.1:{door.getsockname()[1]}"
-        known = "is it running?" if listens else "nobody listens there"
+        known = "is it running?" if listens else "nothing listens there"
         with pytest.raises(EngineError) as error, try_lock("l", on=open_(place, timeout=0.3)):
             pass
         assert str(error.value).endswith(f"no answer from {place} within 0.3 s: {known}")
@@ -409,7 +409,7 @@ def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> N
     engine = open_(broker.url)
     assert len(run(engine.blocking.limits.listed())) == 2500
     assert len(run(engine.blocking.holds.held("1:"))) == PAGE
-    _, payload = run(engine._links.links[0].ask(BLOCKING, Word.LIMITS, wire.page(0, b"")))
+    _, payload = run(engine._links.links[0].ask(BLOCKING, Word.LIMITS, wire.pack_page(0, b"")))
     at, rows = json.loads(payload)
     assert at == len(rows) == PAGE, "others are answered between two pages"
 
@@ -423,16 +423,16 @@ def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> Non
         for each in senders:
             each.linger = 0
             each.connect(f"tcp://{broker.place}")
-        senders[0].send(wire.VERSION + wire.record(Word.HELLO, 1, wire.hello(0, "h:1")))
+        senders[0].send(wire.VERSION + wire.record(Word.HELLO, 1, wire.pack_hello(0, "h:1")))
         assert senders[0].poll(5000)
         kinds = [*range(20), 65, 73, 255]
         for number in range(2, 3000):
             payload = random.choice(
                 [
                     random.randbytes(random.randrange(80)),
-                    wire.asking(random.randbytes(5), random.randbytes(3), random.choice([1.0, -1.0, float("nan")])),
+                    wire.pack_lock(random.randbytes(5), random.randbytes(3), random.choice([1.0, -1.0, float("nan")])),
                     struct.pack(">ddQBB", random.random(), random.random(), 1 << 63, 1, 200) + b"x" * 20,
-                    wire.page(1 << 63, b"zz"), wire.page(random.randrange(9), b""),
+                    wire.pack_page(1 << 63, b"zz"), wire.pack_page(random.randrange(9), b""),
                 ]
             )  # fmt: skip
             said = wire.VERSION + wire.record(random.choice(kinds), random.choice([number, 0, 1 << 63]), payload)
@@ -467,9 +467,9 @@ def test_what_is_asked_twice_is_done_in_its_order(broker: BrokerThread) -> None:
                 heard += [(kind, number) for kind, number, _ in wire.records(dealer.recv())]
             return heard
 
-        greeting = wire.record(Word.HELLO, 1, wire.hello(0, "h:1"))
-        acquire = wire.record(Word.ACQUIRE, 1, wire.asking(b"l", b"t", 5.0))
-        release = wire.record(Word.RELEASE, 2, wire.asking(b"l", b"t"))
+        greeting = wire.record(Word.HELLO, 1, wire.pack_hello(0, "h:1"))
+        acquire = wire.record(Word.ACQUIRE, 1, wire.pack_lock(b"l", b"t", 5.0))
+        release = wire.record(Word.RELEASE, 2, wire.pack_lock(b"l", b"t"))
         assert say(wire.record(Word.PING, 1)) == [(Word.WHO, 0)]
         assert say(greeting) == [(Word.WELCOME, 1)]
         assert say(acquire, release) == [(Word.GRANTED, 1), (Word.YES, 2)]

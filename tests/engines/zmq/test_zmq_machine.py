@@ -154,7 +154,7 @@ def test_it_decides_as_the_rule_says(history: list[tuple]) -> None:
                 each.lose(client, now, holds=verb == "dies")
         for name, each in plain.items():
             assert {token for token, _ in machine.inside(name, now)} == {one.token for one in each.inside}
-        machine.told.clear()
+        machine.notices.clear()
     for session in sessions:
         machine.end(session, now)
     machine.pass_time(now + 100)
@@ -175,11 +175,11 @@ def test_who_waits_is_told_when_its_turn_has_come_and_has_a_moment_to_hear() -> 
     for token in (b"2", b"3"):
         assert not machine.acquire(b, b"l", token, 10, 1, True, 0.0).granted
     assert machine.release(a, b"l", b"1", 1.0)
-    assert [(told.session, told.turn, told.what) for told in machine.told] == [(b, True, b"2")]
+    assert [(notice.session, notice.turn, notice.what) for notice in machine.notices] == [(b, True, b"2")]
     assert machine.acquire(a, b"l", b"4", 10, 1, False, 1.0).token == b"2"
-    machine.told.clear()
+    machine.notices.clear()
     machine.pass_time(1.0 + TURN)
-    assert [told.what for told in machine.told] == [b"3"]
+    assert [notice.what for notice in machine.notices] == [b"3"]
 
 
 def test_who_missed_its_turn_waits_behind_the_others() -> None:
@@ -193,7 +193,7 @@ def test_who_missed_its_turn_waits_behind_the_others() -> None:
     assert not machine.acquire(b, b"l", b"2", 10, 1, True, 2.0).granted
     assert machine.acquire(b, b"l", b"3", 10, 1, True, 2.0).granted
     assert machine.release(b, b"l", b"3", 2.0)
-    assert machine.told[-1].what == b"2"
+    assert machine.notices[-1].what == b"2"
 
 
 def test_who_only_watches_is_told_that_somebody_left() -> None:
@@ -203,7 +203,7 @@ def test_who_only_watches_is_told_that_somebody_left() -> None:
     assert machine.watch(b, b"l", b"1", 0.0)
     assert not machine.watch(b, b"l", b"2", 0.0)
     machine.pass_time(10.0)
-    assert [(told.session, told.turn, told.what) for told in machine.told] == [(b, False, b"l")]
+    assert [(notice.session, notice.turn, notice.what) for notice in machine.notices] == [(b, False, b"l")]
     assert not machine.watch(b, b"l", b"1", 10.0)
 
 
@@ -220,7 +220,7 @@ def test_after_a_restart_only_holders_have_what_they_had() -> None:
     assert not machine.acquire(a, b"l", b"4", 10, 1, False, 31.0).granted
     assert not machine.renew(a, b"m", b"5", 10, 1, 71, 31.0)
     machine.pass_time(40.0)
-    assert [told.what for told in machine.told] == [b"2"]
+    assert [notice.what for notice in machine.notices] == [b"2"]
     fence = machine.acquire(b, b"l", b"2", 10, 1, True, 40.0).fence
     assert fence > 100
 
@@ -280,7 +280,7 @@ def test_a_writer_is_not_passed_by_readers() -> None:
     assert not machine.acquire(a, b"l", b"3", 10, inf, False, 0.0).granted
     assert not machine.acquire(a, b"l", b"4", 10, inf, True, 0.0).granted
     assert machine.release(a, b"l", b"1", 1.0)
-    assert [told.what for told in machine.told] == [b"2"]
+    assert [notice.what for notice in machine.notices] == [b"2"]
     assert machine.acquire(b, b"l", b"2", 10, 1, True, 1.0).granted
     machine.give_up(a, 2.0)  # the reader that waits is silent
     assert machine.release(b, b"l", b"2", 2.0)
