@@ -20,7 +20,7 @@ from stampede.model.entry import Entry
 from stampede.outages.keeper import Hold
 from stampede.runtime.colour import ended
 
-__all__ = ["abandon", "capped", "had", "vacate"]
+__all__ = ["compute_at_origin", "drop_place", "leave_origin", "load_at_origin"]
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class _Stay:
 _inside: ContextVar[tuple[_Stay, ...]] = ContextVar("stampede_origins", default=())
 
 
-async def had(
+async def compute_at_origin(
     call: Call, kept: Entry[Any] | None, hold: Hold, flight: Flight, longest: float
 ) -> tuple[Any, BaseException | None, float]:
     """The value or the error, and the seconds that it has taken. The place is the call's until it has landed."""
@@ -50,10 +50,12 @@ async def had(
     hold.bound(longest)  # also of who needs no place
     flight.computes(call.label, call.policy.lease, longest)
     began, work = call.now, call.resources.colour.call(call.origin)
-    return *await ended(work if call.place is None else placed(call, call.place, work)), call.now - began
+    return *await ended(work if call.place is None else run_in_place(call, call.place, work)), call.now - began
 
 
-async def capped(call: Call, kept: Entry[Any] | None, begin: Callable[[], object], work: Coroutine[Any, Any, T]) -> T:
+async def load_at_origin(
+    call: Call, kept: Entry[Any] | None, begin: Callable[[], object], work: Coroutine[Any, Any, T]
+) -> T:
     """What a batch's work gives, likewise. OriginFull: it has not begun."""
     gate = gate_of(call)
     try:
@@ -63,21 +65,21 @@ async def capped(call: Call, kept: Entry[Any] | None, begin: Callable[[], object
         work.close()
         raise
     begin()
-    return await (work if call.place is None else placed(call, call.place, work))
+    return await (work if call.place is None else run_in_place(call, call.place, work))
 
 
 async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float) -> None:
     """Take a place at the origin for this call. OriginFull: there was none in time."""
     began, outcome, origin = call.now, "full", call.policy.origin or ""
     try:
-        call.place = await gate.enter(call.resources.colour, patience(call, kept, gate), call.policy.lease, longest)
+        call.place = await gate.enter(call.resources.colour, place_wait(call, kept, gate), call.policy.lease, longest)
         outcome = "entered"
         add(PLACES, origin)
     finally:
         histogram(ORIGIN, origin, outcome).observe(call.now - began)
 
 
-async def placed(call: Call, place: OriginPlace, work: Coroutine[Any, Any, T]) -> T:
+async def run_in_place(call: Call, place: OriginPlace, work: Coroutine[Any, Any, T]) -> T:
     """What it gives. What it calls meanwhile needs no other place there."""
     began, before, stay, failed = call.now, _inside.get(), _Stay(place.origin), False
     _inside.set((*before, stay))
@@ -92,7 +94,7 @@ async def placed(call: Call, place: OriginPlace, work: Coroutine[Any, Any, T]) -
         place.ended(call.resources.scope, call.now - began, failed=failed)
 
 
-async def vacate(call: Call) -> None:
+async def leave_origin(call: Call) -> None:
     """Let the next one in."""
     place, call.place = call.place, None
     if place is not None:
@@ -100,7 +102,7 @@ async def vacate(call: Call) -> None:
         await call.resources.colour.shielded(place.leave())
 
 
-def abandon(call: Call) -> None:
+def drop_place(call: Call) -> None:
     """The same where nothing can be awaited any more."""
     place, call.place = call.place, None
     if place is not None:
@@ -116,7 +118,7 @@ def gate_of(call: Call) -> Gate | None:
     return None if call.resources.gates is None else call.resources.gates.gate_of(origin)
 
 
-def patience(call: Call, kept: Entry[Any] | None, gate: Gate) -> float:
+def place_wait(call: Call, kept: Entry[Any] | None, gate: Gate) -> float:
     """Seconds that it waits for a place: none, where what is kept does as well. An early refresh gives way."""
     spared = kept is not None and not call.force and (kept.fresh > 0 or gate.when_full == "stale")
     if spared or gate.when_full == "raise":

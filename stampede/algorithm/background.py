@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from stampede.algorithm.flight import outside
+from stampede.algorithm.flight import leave_computations
 from stampede.model.policy import Policy
 from stampede.runtime import forks
 from stampede.runtime.colour import Bell, Colour, hold_task, run_blocking, soon
@@ -98,7 +98,7 @@ class BackgroundPlace:
         """
         context = copy_context()
         if not waits:
-            context.run(outside)
+            context.run(leave_computations)
         if self._colour.suspending:
             loop = asyncio.get_running_loop()
             task = hold_task(loop.create_task(work, context=context))

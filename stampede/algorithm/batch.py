@@ -16,14 +16,14 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 from weakref import ref
 
-from stampede.algorithm.admission import abandon, vacate
+from stampede.algorithm.admission import drop_place, leave_origin
 from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.call import Once
 from stampede.algorithm.fill import fill
 from stampede.algorithm.finish import finish, quietly, served
 from stampede.algorithm.flight import Computing, nested
 from stampede.algorithm.loaders import BatchFunction, Computed, WantedKey
-from stampede.algorithm.patience import End, overdue
+from stampede.algorithm.patience import Delivery, deadline_error
 from stampede.algorithm.scope import ScopeSide, later
 from stampede.errors import WaitTimeout
 from stampede.model.entry import Entry
@@ -67,7 +67,7 @@ async def _fetch(
         return {}
     results: dict[str, Result] = {}
     others: Iterable[str] = keys
-    start, waited, singly = monotonic(), 0.0, 1
+    start, waited, one_by_one = monotonic(), 0.0, 1
     while True:
         batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of, seen)
         results |= await batch.claim(others)
@@ -77,13 +77,13 @@ async def _fetch(
         # Who computes one of them computes more of them, mostly: when that one is there, the others are, too, or are to
         # be had by all at once. After twice as many each time, or a thousand others that end one by one would have
         # all that are left be asked for a thousand times.
-        for key in batch.others[:singly]:
+        for key in batch.others[:one_by_one]:
             began = monotonic()
             left = _with(policy.after(waited, began - start), ttl_of(key))
             results[key] = await scope.fetch(key, loader.origin(key), left, once=once)
             if not results[key].stored:  # or it was computed here after all
                 waited += monotonic() - began
-        others, singly = batch.others[singly:], 2 * singly
+        others, one_by_one = batch.others[one_by_one:], 2 * one_by_one
         if not others:
             break
     return {key: result for key, result in results.items() if not result.is_nothing}
@@ -131,8 +131,8 @@ class _Batch:
                 place.reserve()
             there, granted = await self._ask(keys, place)
             results |= there
-            if place is not None and any(each.allowance < inf for each in granted) and place.reserve():
-                results |= await self._beside(place, granted)
+            if place is not None and any(each.own_wait_left < inf for each in granted) and place.reserve():
+                results |= await self._compute_in_background(place, granted)
             else:
                 results |= await self._compute(granted)
         finally:
@@ -162,14 +162,14 @@ class _Batch:
                 call = led.call
                 if call.seen is not None and place is not None and not place.reserve():
                     results[key] = later(call.seen)
-                    call.owes = False
+                    call.may_hold_lease = False
                     call.resources.flights.end(led.flight, None)
             asking = [led for key, led in self._led.items() if key not in results]
             answers = deque(await self._at_once([fill(each.call) for each in asking]))
         except GeneratorExit:
             raise  # nothing can be awaited: what they may owe is given back with their flights
         except BaseException:  # some may have been granted by now
-            await self._let_go(self._led.values())
+            await self._release(self._led.values())
             raise
         answer: Result | BaseException | None = None
         for each in asking:
@@ -186,7 +186,7 @@ class _Batch:
         del answer
         if trouble is not None:
             try:
-                await self._let_go(granted)
+                await self._release(granted)
                 raise trouble
             finally:
                 del trouble
@@ -215,70 +215,75 @@ class _Batch:
             flight.leave(call)
             self.others.append(key)
 
-    async def _let_go(self, held: Iterable[WantedKey]) -> None:
+    async def _release(self, held: Iterable[WantedKey]) -> None:
         """Give leases back without a word: who waited for one tries by itself."""
-        await self._colour.shielded(self._gone(list(held)))
+        await self._colour.shielded(self._release_all(list(held)))
 
-    async def _gone(self, held: Sequence[WantedKey]) -> None:
+    async def _release_all(self, held: Sequence[WantedKey]) -> None:
         try:
             calls = [each.call for each in held]
             abandoned = [quietly(call.resources.port.abandon, call.key, call.token) for call in calls]
             await self._at_once(abandoned)
             for call in calls:
-                call.owes = False
+                call.may_hold_lease = False
         finally:
             for each in held:
                 each.call.resources.flights.end(each.flight, None)
 
     # -- the computations -----------------------------------------------------------------------------------------
 
-    async def _beside(self, place: BackgroundPlace, granted: list[WantedKey]) -> dict[str, Result]:
+    async def _compute_in_background(self, place: BackgroundPlace, granted: list[WantedKey]) -> dict[str, Result]:
         """Have all computed in that place, as long as their caller waits for the most patient of them."""
-        end: End[dict[str, Result] | BaseException] = End()
-        waits = any(each.allowance > 0 or each.kept is None for each in granted)
+        delivery: Delivery[dict[str, Result] | BaseException] = Delivery()
+        waits = any(each.own_wait_left > 0 or each.kept is None for each in granted)
         longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in granted)
-        await self._let_go(granted)  # who computes there claims them for himself
-        work = self._refresh({each.key: each.kept for each in granted}, end)
-        cancel = place.begin(work, end.bell, longest, waits=waits)
-        seconds = max(each.allowance for each in granted)
+        await self._release(granted)  # who computes there claims them for himself
+        work = self._refresh({each.key: each.kept for each in granted}, delivery)
+        cancel = place.begin(work, delivery.bell, longest, waits=waits)
+        seconds = max(each.own_wait_left for each in granted)
         if seconds > 0:
-            await self._wait(end, None if seconds == inf else seconds, cancel)
-        given = end.taken() if waits else None
+            await self._wait(delivery, None if seconds == inf else seconds, cancel)
+        given = delivery.take() if waits else None
         if isinstance(given, BaseException):
             try:
                 raise given
             finally:
                 del given
-        return given if given is not None else {each.key: _served_late(each) for each in granted}
+        return given if given is not None else {each.key: _serve_late(each) for each in granted}
 
     async def _wait(
-        self, end: End[dict[str, Result] | BaseException], seconds: float | None, cancel: Callable[[], object] | None
+        self,
+        delivery: Delivery[dict[str, Result] | BaseException],
+        seconds: float | None,
+        cancel: Callable[[], object] | None,
     ) -> None:
         try:
-            await self._colour.park(end.bell, seconds)
+            await self._colour.park(delivery.bell, seconds)
         except GeneratorExit:
             raise
         except BaseException:
             if cancel is not None:
                 cancel()
-                await self._colour.shielded(self._colour.park(end.bell, None))
+                await self._colour.shielded(self._colour.park(delivery.bell, None))
             raise
 
-    async def _refresh(self, kept: dict[str, Entry[Any] | None], end: End[dict[str, Result] | BaseException]) -> None:
+    async def _refresh(
+        self, kept: dict[str, Entry[Any] | None], delivery: Delivery[dict[str, Result] | BaseException]
+    ) -> None:
         """A batch of its own, whose caller waits for it."""
         results: dict[str, Result] = {}
         policy = self._policy.with_options(background=False, patience=None, deadline=None)
         seen = {key: entry for key, entry in kept.items() if entry is not None and entry.fresh > 0}
         try:
             results = await _fetch(self._scope, kept, self._loader, policy, self._once, self._ttl_of, seen)
-            end.give({key: result.for_followers() for key, result in results.items()})
+            delivery.put({key: result.for_followers() for key, result in results.items()})
         except GeneratorExit:
             raise
         except BaseException as error:  # its caller hears of it, or nobody
-            end.give(error)
+            delivery.put(error)
         finally:
             empty(results)
-            end.bell.ring()
+            delivery.bell.ring()
 
     async def _compute(self, granted: list[WantedKey]) -> dict[str, Result]:
         """Load under all the leases; then each key lands by itself."""
@@ -294,7 +299,7 @@ class _Batch:
                         held = each.call.resources.hold(each.call, inf if capped else longest)
                         hold[each.key] = stack.enter_context(held)
                         if capped:
-                            each.begin, each.call.nested = partial(_begun, each, hold[each.key], longest), nested()
+                            each.begin, each.call.nested = partial(_begin, each, hold[each.key], longest), nested()
                         else:
                             each.flight.computes(each.call.label, each.call.policy.lease, longest)
                 stack.enter_context(Computing(*[each.flight for each in granted]))
@@ -307,15 +312,15 @@ class _Batch:
                             raise result
                         results[each.key] = result
                         failed = failed or (result.error is not None and not result.is_nothing)
-                    await self._vacate(part)
+                    await self._leave_origins(part)
                     for each in part:  # who waits for these needn't wait for the other parts
                         each.call.resources.flights.end(each.flight, results[each.key])
                     if failed:
                         break
-                await self._let_go([each for each in granted if each.key not in results])
+                await self._release([each for each in granted if each.key not in results])
         except BaseException:
             for each in granted:
-                abandon(each.call)
+                drop_place(each.call)
             raise
         finally:
             for each in granted:
@@ -323,19 +328,19 @@ class _Batch:
             del answers, result  # their errors refer to this frame
         return results  # those in here are let go of by whoever raises one
 
-    async def _vacate(self, part: list[WantedKey]) -> None:
+    async def _leave_origins(self, part: list[WantedKey]) -> None:
         for each in part:
             if each.call.place is not None:
-                await vacate(each.call)
+                await leave_origin(each.call)
 
 
-def _begun(wanted: WantedKey, hold: Hold, longest: float) -> None:
+def _begin(wanted: WantedKey, hold: Hold, longest: float) -> None:
     hold.bound(longest)
     wanted.flight.computes(wanted.call.label, wanted.call.policy.lease, longest)
 
 
-def _served_late(wanted: WantedKey) -> Result:
+def _serve_late(wanted: WantedKey) -> Result:
     """What is kept, as nobody waits any longer for what is computed."""
     if wanted.kept is None:
-        raise overdue(wanted.call)
+        raise deadline_error(wanted.call)
     return served(wanted.call, wanted.kept, "computing", until=wanted.call.policy.lease)

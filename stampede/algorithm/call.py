@@ -109,7 +109,7 @@ class Resources:
     give_back: Callable[[str, bytes], object] = lambda key, token: None  # the lease of a token; from a finalizer
     marks: Marks = field(default_factory=Marks)
 
-    def is_over(self, entry: Entry[Any]) -> bool:
+    def predates_mark(self, entry: Entry[Any]) -> bool:
         """Return whether the entry is older than the last `expire_all`: then it is stale, whatever the engine says."""
         return not entry.id.startswith(self.marks.mark)
 
@@ -117,9 +117,9 @@ class Resources:
         """Return a new id as one that was begun after the last `expire_all`."""
         return self.marks.mark + id[len(self.marks.mark) :]
 
-    def told(self, entry: Entry[Any] | None) -> Entry[Any] | None:
+    def softened(self, entry: Entry[Any] | None) -> Entry[Any] | None:
         """Return the entry, made stale if it is older than the last `expire_all`."""
-        if entry is not None and self.marks.mark and self.is_over(entry):
+        if entry is not None and self.marks.mark and self.predates_mark(entry):
             entry.fresh = min(entry.fresh, 0.0)
         return entry
 
@@ -131,11 +131,11 @@ class Call(Leader):
     sample: Ticket | None = None  # of the local tier, before the engine was asked
     ask: Ask | None = None  # its next question's terms
     asked: float = -inf  # the moment before its last claim was sent
-    pace: Backoff | None = None  # of its claims, from the second one on
+    backoff: Backoff | None = None  # of its claims, from the second one on
     place: OriginPlace | None = None  # at its origin
     nested = False  # it computes for another computation, which has a lease, too
-    others = False  # what it got was computed by somebody else while it waited
-    beside: BackgroundPlace | None = None  # a place beside the caller, if it may need one
+    from_others = False  # what it got was computed by somebody else while it waited
+    background: BackgroundPlace | None = None  # a place beside the caller, if it may need one
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Call(Leader):
         *,
         force: bool = False,
         once: Once | None = None,
-        asks_on: bool = False,
+        claims_only: bool = False,
     ) -> None:
         self.key = key  # as the engine knows it
         self.label = label  # as people know it
@@ -162,7 +162,9 @@ class Call(Leader):
         self.seen = seen  # what is due: the local tier's entry, or what a claim has found
         self.force = force  # compute, whatever is there
         self.once = once  # or do so if this says that nobody has
-        self.asks_on = asks_on  # it waits for nobody's computation, and begins none: it has other keys to ask for
+        self.claims_only = (
+            claims_only  # it waits for nobody's computation, and begins none: it has other keys to ask for
+        )
 
     @property
     def now(self) -> float:
@@ -192,6 +194,6 @@ class Call(Leader):
         self.resources.note(event, self.resources.scope, self.label, *what)
 
     def give_back(self) -> None:
-        if self.owes:
+        if self.may_hold_lease:
             self.resources.give_back(self.key, self.token)
-            self.owes = False  # not before: there may be no stack left for the line above
+            self.may_hold_lease = False  # not before: there may be no stack left for the line above

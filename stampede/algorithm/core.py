@@ -53,11 +53,11 @@ class Core:
         self.closed, outage = True, self.outage
         if self.gates is not None:
             self.gates.close()
-        held = keeper.disowned(self)
+        held = keeper.disown(self)
         if outage is None:
             return None
         outage.closed = True
-        held = [hold for hold in held if hold.token not in outage.refugees]
+        held = [hold for hold in held if hold.token not in outage.refuge_leases]
         return partial(self._give_back, held) if held and not outage.down else None
 
     def _give_back(self, held: Sequence[Hold]) -> None:
@@ -83,10 +83,10 @@ class Core:
             self.outage.forget(key)
         self.local_tier.drop(key)
 
-    def bury(self, key: str) -> None:
+    def drop_older(self, key: str) -> None:
         """The same for a key of an older generation: nobody asks for it, but its resident may still be at home."""
         self.forget(key)
-        self.local_tier.bury(key)
+        self.local_tier.drop_older(key)
 
     def forget_all(self, prefix: str = "", scope: str | None = None) -> None:
         """The same for the keys with this prefix, of this scope; or for all."""

@@ -12,7 +12,7 @@ from stampede.errors import CodecError, EngineError
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket
 
-__all__ = ["EncodedClaims", "EncodedStore", "OfOthers"]
+__all__ = ["EncodedClaims", "EncodedStore", "SideKeys"]
 
 BadBytes = Callable[[str, bytes, CodecError], object]
 
@@ -23,9 +23,9 @@ class Coder(Protocol):
 
 
 class _Coded:
-    def __init__(self, codec: Coder, bad: BadBytes) -> None:
+    def __init__(self, codec: Coder, report_bad: BadBytes) -> None:
         self._codec = codec
-        self._bad = bad
+        self._report_bad = report_bad
 
     def encoded(self, key: str, entry: Entry[Any]) -> Entry[Any]:
         return entry.holding(self._codec.encode(key, entry))
@@ -42,7 +42,7 @@ class _Coded:
         except AnotherVersion:
             return None
         except CodecError as error:
-            self._bad(key, sealed.id, error)
+            self._report_bad(key, sealed.id, error)
             return None
         entry.id = sealed.id
         # What the engine says is in nobody's seal, and goes by a clock that may be set back: it can only take away.
@@ -54,7 +54,7 @@ class _Coded:
         return entry
 
 
-OfOthers = dict[tuple[str, bytes], str]
+SideKeys = dict[tuple[str, bytes], str]
 """By key and token: the keys of leases that stand beside another version's entry, of holders here and elsewhere. (A
 token alone may be that of several keys, as memcached's are.)"""
 
@@ -73,12 +73,12 @@ class EncodedClaims(_Coded):
     both.
     """
 
-    def __init__(self, port: Claims, codec: Coder, bad: BadBytes, store: Store, beside: OfOthers) -> None:
-        """`beside` is shared by all ports of a scope."""
-        super().__init__(codec, bad)
+    def __init__(self, port: Claims, codec: Coder, report_bad: BadBytes, store: Store, side_keys: SideKeys) -> None:
+        """`side_keys` is shared by all ports of a scope."""
+        super().__init__(codec, report_bad)
         self._port = port
         self._store = store
-        self._beside = beside
+        self._side_keys = side_keys
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         physical, ticket = key, None
@@ -89,7 +89,7 @@ class EncodedClaims(_Coded):
                 case Found() if entry is not None:
                     return Found(entry, reply.ticket if physical is key else ticket)  # both end with the key's own
                 case Found(sealed) if physical is key and self._is_left_alone(key, sealed):
-                    physical, ticket = _beside(key, sealed.id), reply.ticket
+                    physical, ticket = _side_key(key, sealed.id), reply.ticket
                 case Found(sealed):
                     ask = replace(ask, seen=sealed.id)  # a miss: the right to replace just these bytes
                 case Granted(fence=fence):
@@ -115,27 +115,27 @@ class EncodedClaims(_Coded):
 
     def _note(self, token: bytes, key: str, physical: str) -> None:
         if physical is not key:
-            if len(self._beside) >= MOST_BESIDE:
+            if len(self._side_keys) >= MOST_BESIDE:
                 with suppress(StopIteration, RuntimeError):  # another thread makes room, too
-                    self._beside.pop(next(iter(self._beside)), None)
-            self._beside[key, token] = physical
+                    self._side_keys.pop(next(iter(self._side_keys)), None)
+            self._side_keys[key, token] = physical
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
-        physical = self._beside.get((key, token), key)
+        physical = self._side_keys.get((key, token), key)
         stored = await self._port.fill(physical, token, self.encoded(physical, entry))
-        self._beside.pop((key, token), None)
+        self._side_keys.pop((key, token), None)
         if stored and physical is not key:
             (first,) = await self._store.get([key])
-            return first is not None and _beside(key, first.id) == physical  # or the key was changed meanwhile
+            return first is not None and _side_key(key, first.id) == physical  # or the key was changed meanwhile
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        stood = await self._port.abandon(self._beside.get((key, token), key), token, verdict, rest)
-        self._beside.pop((key, token), None)
+        stood = await self._port.abandon(self._side_keys.get((key, token), key), token, verdict, rest)
+        self._side_keys.pop((key, token), None)
         return stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        key = self._beside.get((key, busy.token), key)
+        key = self._side_keys.get((key, busy.token), key)
         news = await self._port.wait(key, busy, timeout)
         if news is None:
             return None
@@ -144,18 +144,18 @@ class EncodedClaims(_Coded):
         return Found(entry, news.ticket) if entry is not None else None
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        return await self._port.renew(self._beside.get((key, token), key), token, lease)
+        return await self._port.renew(self._side_keys.get((key, token), key), token, lease)
 
 
-def _beside(key: str, id: bytes) -> str:
+def _side_key(key: str, id: bytes) -> str:
     return f"{key}#{id.hex()}"
 
 
 class EncodedStore(_Coded):
     """`Store` of entries over an engine's `Store` of bytes."""
 
-    def __init__(self, port: Store, codec: Coder, bad: BadBytes) -> None:
-        super().__init__(codec, bad)
+    def __init__(self, port: Store, codec: Coder, report_bad: BadBytes) -> None:
+        super().__init__(codec, report_bad)
         self._port = port
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:

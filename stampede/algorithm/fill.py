@@ -10,11 +10,11 @@ from random import random
 from typing import Any
 
 from stampede import events
-from stampede.algorithm.admission import abandon, had, vacate
+from stampede.algorithm.admission import compute_at_origin, drop_place, leave_origin
 from stampede.algorithm.call import Call
 from stampede.algorithm.finish import finish, release, served
 from stampede.algorithm.flight import SAFETY, Computing, Flight, nested
-from stampede.algorithm.patience import allowance, alone, beside, limit, spare
+from stampede.algorithm.patience import compute_alone, compute_in_background, own_wait_left, patience_left, wait_left
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
 from stampede.model import early
 from stampede.model.backoff import Backoff
@@ -51,9 +51,9 @@ async def fill(call: Call) -> Result:
                     answer = await claim(call)
                     # 3. Or another process computes it: take what is kept, or sleep until woken, and claim again.
                     if type(answer) is Busy:
-                        answer = await awaited(call, answer)
+                        answer = await wait_for_other(call, answer)
                     elif type(answer) is Failed:
-                        answer = await failed(call, answer)
+                        answer = await after_failure(call, answer)
             except EngineError as error:
                 answer = Result(error=error, as_of=call.resources.clock())  # of all its callers: one has run into it
             finally:
@@ -61,7 +61,7 @@ async def fill(call: Call) -> Result:
                     flights.end(flight, answer if type(answer) is Result else None)
             # 4. Compute, while the lease is renewed; then 5. fill, and the engine stores it if the lease still stands;
             # or 6. abandon the lease with a verdict. Either wakes the herd.
-            result = answer if isinstance(answer, Result) else await computed(call, flight, answer.entry)
+            result = answer if isinstance(answer, Result) else await start_computation(call, flight, answer.entry)
         return result
     finally:
         del result, answer  # an error in them refers to this frame
@@ -75,14 +75,16 @@ async def follow(call: Call, flight: Flight) -> Result | None:
     flight.latest = max(flight.latest, call.began)
     try:
         if call.loop is None and (flight.waits_in(running_loop()) or flight.led_beside()):
-            return await alone(call)  # our own loop, or thread, must go on for it to land, and we are blocking it
+            return await compute_alone(
+                call
+            )  # our own loop, or thread, must go on for it to land, and we are blocking it
         if call.seen is not None and call.seen.fresh > 0:
             return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
-        verdict_of_waiting = await heard(call, flight)
+        on_timeout = await wait_for_leader(call, flight)
         if call.policy.beside and not flight.detached:
-            flight.goes_on = True  # or we leave as one who was cancelled, and perhaps the last one
-        if verdict_of_waiting is not None:
-            return await verdict_of_waiting(call)
+            flight.continues = True  # or we leave as one who was cancelled, and perhaps the last one
+        if on_timeout is not None:
+            return await on_timeout(call)
         result, offered = flight.result, flight.offered
     finally:
         flight.owner.leave(flight, call)  # with the last one its landing goes
@@ -91,40 +93,40 @@ async def follow(call: Call, flight: Flight) -> Result | None:
     # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
     if result is not None and call.began <= result.as_of:
         if isinstance(result.error, LeftOut) and not isinstance(result.error, Nothing):
-            return await alone(call)
-        if result.meanwhile and patience_with(call, result) > 0:
+            return await compute_alone(call)
+        if result.meanwhile and patience_for(call, result) > 0:
             return None  # who led had less of it
         tell_waited(call, result.entry)
         return result.for_follower()
-    if offered is not None and patience_with(call, offered) <= 0 and call.began <= offered.as_of:
+    if offered is not None and patience_for(call, offered) <= 0 and call.began <= offered.as_of:
         return served(call, offered.entry, "computing", until=call.policy.lease)
     return None
 
 
-async def heard(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Result]] | None:
+async def wait_for_leader(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Result]] | None:
     """Wait until it has, or until what is offered will do; or what becomes of it."""
     while not flight.detached:
         bell, offered = flight.bell, flight.offered  # in this order: an offer comes with another bell
         if bell.rung and bell is flight.bell:
             break
-        patience, verdict_of_waiting = limit(call)
+        patience, on_timeout = wait_left(call)
         if offered is not None:
-            patience = patience_with(call, offered)
+            patience = patience_for(call, offered)
             if patience <= 0:
                 break
         if patience <= 0:
-            return verdict_of_waiting
+            return on_timeout
         pause = patience if flight.watched else min(patience, SAFETY)
         if not await call.resources.colour.park(bell, pause) and not flight.watched:
             flight.look(call.resources.clock())
     return None
 
 
-def patience_with(call: Call, offered: Result) -> float:
+def patience_for(call: Call, offered: Result) -> float:
     """None with what it can't be given: it asks the engine itself."""
     if offered.entry is None or call.began > offered.as_of or (call.policy.refuses_stale and offered.is_stale):
         return 0.0
-    return spare(call, offered.entry)
+    return patience_left(call, offered.entry)
 
 
 # -- 2. the question ----------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ async def look(call: Call) -> Result | None:
     if found is None:
         return None
     entry = found.entry
-    if resources.marks.mark and resources.is_over(entry):
+    if resources.marks.mark and resources.predates_mark(entry):
         ask.seen = entry.id
         return None
     if entry.fresh <= entry.ttl / 2 and early.due(entry, draw(call, ask)):  # never before half of ttl
@@ -175,30 +177,30 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
             draw(call, ask)
     call.asked = at = resources.clock()
     try:
-        call.owes = True
+        call.may_hold_lease = True
         reply = await resources.port.claim(call.key, call.token, ask)
         if first and resources.look is not None:
             resources.hit_likelihood.saw(isinstance(reply, Found))
         if isinstance(reply, Granted):
             if reply.entry is not None:
-                kept(call, reply)
+                drop_refused_stale(call, reply)
                 if reply.entry is not None and not call.force and call.flight is not None:  # its followers may have it
                     offer = Result(reply.entry, until=call.policy.lease, as_of=at)
                     resources.flights.offer(call.flight, offer)
             return reply
-        call.owes = False
+        call.may_hold_lease = False
     except GeneratorExit:
         raise  # nothing can be awaited: what it may owe is given back with its flight
     except BaseException:
         await release(call)
         raise
     if not isinstance(reply, Found):
-        kept(call, reply)
+        drop_refused_stale(call, reply)
         return reply
     entry = reply.entry
-    if resources.marks.mark and resources.is_over(entry):
+    if resources.marks.mark and resources.predates_mark(entry):
         ask.seen = entry.id  # it was made stale with all others
-        await rest(call)  # it is another one each time
+        await back_off(call)  # it is another one each time
     elif ask.draw is not None and call.seen is None and early.due(entry, ask.draw):
         call.seen, ask.seen = entry, entry.id  # is anybody refreshing it already?
     else:
@@ -210,9 +212,9 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
     return None
 
 
-def kept(call: Call, reply: Granted | Busy | Failed) -> None:
+def drop_refused_stale(call: Call, reply: Granted | Busy | Failed) -> None:
     """What of it this call may be served: nothing stale, if it says so; its followers may have said nothing of it."""
-    entry = reply.entry = call.resources.told(reply.entry)
+    entry = reply.entry = call.resources.softened(reply.entry)
     if entry is None or entry.fresh > 0 or not call.policy.refuses_stale:
         return
     reply.entry = None
@@ -220,7 +222,7 @@ def kept(call: Call, reply: Granted | Busy | Failed) -> None:
         call.resources.flights.offer(call.flight, Result(entry, until=call.policy.lease, as_of=call.asked))
 
 
-async def failed(call: Call, reply: Failed) -> Result:
+async def after_failure(call: Call, reply: Failed) -> Result:
     """What came of the computation that this one waited for; or why the key rests."""
     verdict, at, kept = reply.verdict, call.asked, reply.entry or call.seen
     if verdict.kind == "absent":
@@ -228,7 +230,7 @@ async def failed(call: Call, reply: Failed) -> Result:
     if kept is not None:
         return served(call, kept, "resting", until=reply.rest, as_of=at if reply.entry else -inf)
     if verdict.kind == "unkept":
-        return await alone(call)
+        return await compute_alone(call)
     if verdict.kind == "full":
         return Result(error=OriginFull(verdict.message), as_of=at)
     return Result(error=ComputationFailed(call.label, verdict.type_name, verdict.message), as_of=at)
@@ -237,31 +239,31 @@ async def failed(call: Call, reply: Failed) -> Result:
 # -- 3. somebody else computes ------------------------------------------------------------------------------------
 
 
-async def awaited(call: Call, busy: Busy) -> Result | None:
+async def wait_for_other(call: Call, busy: Busy) -> Result | None:
     """What the news bring, or what is kept, to whom has no patience left. None: claim again."""
     resources, at, kept = call.resources, call.asked, busy.entry or call.seen
     as_of = at if busy.entry else -inf
-    if kept is not None and spare(call, kept) <= 0:
+    if kept is not None and patience_left(call, kept) <= 0:
         return served(call, kept, "computing", until=busy.lease, as_of=as_of)
-    patience, verdict_of_waiting = limit(call)
+    patience, on_timeout = wait_left(call)
     if patience <= 0:
-        return await verdict_of_waiting(call)
+        return await on_timeout(call)
     if busy.entry is not None and call.flight is not None and call.flight.offered is None:
         resources.flights.offer(
             call.flight, Result(busy.entry, until=busy.lease, as_of=at)
         )  # each follower waits for it
     if kept is not None:
-        patience = min(patience, spare(call, kept))
+        patience = min(patience, patience_left(call, kept))
     news = await resources.port.wait(call.key, busy, patience)
-    if news is None and kept is not None and spare(call, kept) <= 0:
+    if news is None and kept is not None and patience_left(call, kept) <= 0:
         return served(call, kept, "computing", until=busy.lease, as_of=as_of)
     if news is None:  # whatever woke us, again and again
-        await rest(call, patience)
+        await back_off(call, patience)
     ask = call.ask
     assert ask is not None
     ask.since, ask.awaited = call.waited, busy.token
     ask.draw = None  # what was computed while we waited is good, however short its life
-    if news is None or (resources.marks.mark and resources.is_over(news.entry)):
+    if news is None or (resources.marks.mark and resources.predates_mark(news.entry)):
         return None
     if call.flight is not None and call.flight.latest > at:
         return None  # a claim answers those, too, that came since: each of them would be woken only to ask again
@@ -270,10 +272,10 @@ async def awaited(call: Call, busy: Busy) -> Result | None:
     return Result(news.entry, ticket=news.ticket, at=at, as_of=at)
 
 
-async def rest(call: Call, most: float = inf) -> None:
+async def back_off(call: Call, most: float = inf) -> None:
     """A waiter's questions have a pace, whatever it is told."""
-    call.pace = call.pace or Backoff()
-    seconds = min(call.pace.rest(call.resources.clock()), most)
+    call.backoff = call.backoff or Backoff()
+    seconds = min(call.backoff.rest(call.resources.clock()), most)
     if seconds > 0:
         await call.resources.colour.park(Bell(), seconds)
 
@@ -286,20 +288,22 @@ def tell_found(call: Call, entry: Entry[Any] | None) -> None:
 
 
 def tell_waited(call: Call, entry: Entry[Any] | None) -> None:
-    call.others = True
+    call.from_others = True
     call.tell(events.Waited, call.waited, 0.0 if entry is None else entry.cost)
 
 
 # -- 4. to 6. the computation -------------------------------------------------------------------------------------
 
 
-async def computed(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
+async def start_computation(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
     """Its value, or its error: computed by this caller, or in a place beside him, as long as he can wait for it."""
-    if call.asks_on:
+    if call.claims_only:
         return MayCompute(kept)
-    seconds = allowance(call, kept) if call.beside is not None else inf
-    if call.beside is not None and seconds < inf and call.beside.reserve():
-        return await beside(call, call.beside, flight, lambda: compute(call, flight, kept), kept, seconds)
+    seconds = own_wait_left(call, kept) if call.background is not None else inf
+    if call.background is not None and seconds < inf and call.background.reserve():
+        return await compute_in_background(
+            call, call.background, flight, lambda: compute(call, flight, kept), kept, seconds
+        )
     return await call.resources.colour.aside(compute(call, flight, kept), flight)
 
 
@@ -315,20 +319,20 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result
         with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
             # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
             if call.policy.origin is not None:
-                result = await finish(call, kept, hold, *await had(call, kept, hold, flight, longest))
+                result = await finish(call, kept, hold, *await compute_at_origin(call, kept, hold, flight, longest))
             else:
                 flight.computes(call.label, call.policy.lease, longest)
                 work = ended(resources.colour.call(call.origin))
                 result = await finish(call, kept, hold, *await work, resources.clock() - began)
     except BaseException:
         # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
-        abandon(call)
+        drop_place(call)
         raise
     finally:
         resources.flights.end(flight, result)
     try:
         if call.place is not None:
-            await vacate(call)
+            await leave_origin(call)
         return result
     finally:
         del result  # as above

@@ -16,7 +16,7 @@ from stampede.model.ports import Ticket
 from stampede.model.result import LeftOut, Nothing, Result, comes_back, parts_of
 from stampede.outages.keeper import Hold
 
-__all__ = ["covered", "finish", "quietly", "release", "served"]
+__all__ = ["covers", "finish", "quietly", "release", "served"]
 
 CROWDED = 0.2
 """Seconds for which what is kept is served, when its origin was full."""
@@ -105,7 +105,7 @@ async def unkept(
     call: Call, entry: Entry[Any], error: BaseException | None, why: str, *, strict: bool = False
 ) -> Result:
     """The value goes to this flight; other processes are told not to wait for it."""
-    as_of = await stood(call)
+    as_of = await lease_known_valid_at(call)
     await release(call, Verdict("unkept", message=why))
     call.tell(events.Unkept, why, strict)
     return Result(entry, error, as_of=as_of)
@@ -116,7 +116,7 @@ async def left_out(call: Call, error: LeftOut) -> Result:
 
     Unless it is the same function: then all are told."""
     error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
-    as_of = await stood(call)
+    as_of = await lease_known_valid_at(call)
     if isinstance(error, Nothing):
         await release(call, Verdict("absent", message=str(error)))
     else:
@@ -133,10 +133,10 @@ async def give_up(
     if is_own(error):
         await release(call)
         return Result(error=error)
-    may_serve = covered(call, kept, error)
+    may_serve = covers(call, kept, error)
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
-    as_of = await stood(call)
+    as_of = await lease_known_valid_at(call)
     await release(call, verdict, rest)
     call.tell(events.Failed, why, cost, error)
     if kept and may_serve:
@@ -146,7 +146,7 @@ async def give_up(
 
 async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Result:
     """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
-    as_of = await stood(call)
+    as_of = await lease_known_valid_at(call)
     if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
         await release(call, None, CROWDED)
         return served(call, kept, "full", until=CROWDED, as_of=as_of)
@@ -174,7 +174,7 @@ def is_own(error: BaseException) -> bool:
     )
 
 
-async def stood(call: Call) -> float:
+async def lease_known_valid_at(call: Call) -> float:
     """The moment as of which our lease is known to have stood: what came of it is good for those who began before."""
     if not call.followed:
         return call.asked
@@ -185,7 +185,7 @@ async def stood(call: Call) -> float:
         return call.asked
 
 
-def covered(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
+def covers(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
     """A caller whose computation failed like this is given what is kept."""
     if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
         return False
@@ -210,7 +210,7 @@ def message_of(error: BaseException) -> str:
 async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
     """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
     await call.resources.colour.shielded(quietly(call.resources.port.abandon, call.key, call.token, verdict, rest))
-    call.owes = False
+    call.may_hold_lease = False
 
 
 async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:

@@ -19,7 +19,7 @@ from stampede.runtime import forks, greenlets, process_lock
 from stampede.runtime.colour import Bell, Loop
 from stampede.runtime.watch import watch
 
-__all__ = ["SAFETY", "Computing", "Flight", "Flights", "Leader", "nested", "outside"]
+__all__ = ["SAFETY", "Computing", "Flight", "Flights", "Leader", "leave_computations", "nested"]
 
 _log = logging.getLogger("stampede")
 
@@ -27,14 +27,14 @@ SAFETY = 1.0
 """Seconds between two looks at a flight whose leader may never land: its loop may be closed, or rest, under it."""
 
 
-class _Unheard(Bell):
+class _SilentBell(Bell):
     """The bell of flights that nobody follows."""
 
     def ring(self) -> None:
         return
 
 
-_unheard = _Unheard()
+_silent = _SilentBell()
 
 
 class Leader(ABC):
@@ -45,7 +45,7 @@ class Leader(ABC):
     flight: Flight | None = None  # that it leads
     follows: Flight | None = None  # the flight that counts it among its callers
     work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers it
-    owes = False  # it may have a lease
+    may_hold_lease = False  # it may have a lease
     token = b""  # of that lease, from the first claim on
 
     @abstractmethod
@@ -81,18 +81,18 @@ class Flight:
     result: Result | None = None
     offered: Result | None = None  # to be had without waiting, while the leader computes
     cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
-    goes_on = False  # somebody has left it who had no more time: it is for who comes next, whoever leaves it now
-    forsaken = False  # its leader's caller is gone: `callers` are followers only
+    continues = False  # somebody has left it who had no more time: it is for who comes next, whoever leaves it now
+    caller_left = False  # its leader's caller is gone: `callers` are followers only
     span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
-    followed = inf  # since when
+    followed_since = inf  # since when
     latest = -inf  # when the last of its followers began, as far as the leader needs to know
     watched = False
     since: float | None = None  # when its computation began
-    told = False  # it has been waited for so long that people were told
-    asked: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
+    warned = False  # it has been waited for so long that people were told
+    probed: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
     detached = False
     ended = False
-    bell: Bell = _unheard  # until the first follower comes
+    bell: Bell = _silent  # until the first follower comes
     thread: int | None = None  # of a blocking leader
     greenlet: ref[Any] | None = None  # of that thread
 
@@ -142,8 +142,8 @@ class Flight:
             return soon
         label, lease, until = self.span
         began = self._waited_since
-        if not self.told and self.callers > 1 and now >= began + lease:
-            self.told = True
+        if not self.warned and self.callers > 1 and now >= began + lease:
+            self.warned = True
             _log.warning(
                 "other callers have waited %.3g s for %r, longer than its lease of %.3g s: possibly a deadlock, if it "
                 "asks for its own key in another thread",
@@ -151,12 +151,12 @@ class Flight:
                 label,
                 lease,
             )
-        return min(soon, until, inf if self.told else (began if self.callers > 1 else now) + lease)
+        return min(soon, until, inf if self.warned else (began if self.callers > 1 else now) + lease)
 
     @property
     def _waited_since(self) -> float:
         """Until it computed here, it was somebody else's lease that was waited for."""
-        return self.followed if self.since is None else max(self.followed, self.since)
+        return self.followed_since if self.since is None else max(self.followed_since, self.since)
 
     def _end(self, now: float) -> float:
         """When there is nothing to wait for any more, as far as can be said now."""
@@ -167,9 +167,9 @@ class Flight:
             return self.span[2]
         if loop is None:
             return inf  # in a thread of its own: its engine answers, or doesn't in time
-        if self.asked is not None:
-            return self.asked + SAFETY  # its loop rests, or is blocked, and nothing is computed that could be lost
-        self.asked = now
+        if self.probed is not None:
+            return self.probed + SAFETY  # its loop rests, or is blocked, and nothing is computed that could be lost
+        self.probed = now
         try:
             loop.call_soon_threadsafe(self._answer)
         except RuntimeError:
@@ -177,16 +177,16 @@ class Flight:
         return inf
 
     def _answer(self) -> None:
-        self.asked = None
+        self.probed = None
 
     def leave(self, leader: Leader | None = None) -> bool:
         if leader is None:
-            self.forsaken = True
+            self.caller_left = True
         return self.owner.leave(self, leader)
 
     @property
     def has_followers(self) -> bool:
-        return self.callers > (0 if self.forsaken else 1)
+        return self.callers > (0 if self.caller_left else 1)
 
     def hand_over(self) -> None:
         """The computation goes on in another thread: its caller isn't inside it any more."""
@@ -236,7 +236,7 @@ class Computing:
             if flight.thread == 0:
                 flight.thread, flight.greenlet = get_ident(), greenlets.here()
         self._before = _inside.get()
-        _inside.set(tuple(map(ref, (*_around(), *self._flights) if self._before else self._flights)))
+        _inside.set(tuple(map(ref, (*_current_flights(), *self._flights) if self._before else self._flights)))
 
     def __exit__(self, *exc: object) -> None:
         _inside.set(self._before)
@@ -247,17 +247,17 @@ class Computing:
 _inside: ContextVar[tuple[ref[Flight], ...]] = ContextVar("stampede_inside", default=())
 
 
-def _around() -> list[Flight]:
+def _current_flights() -> list[Flight]:
     """The flights inside whose computations the caller is."""
-    return [flight for refer in _inside.get() if (flight := refer()) is not None and not flight.ended]
+    return [flight for reference in _inside.get() if (flight := reference()) is not None and not flight.ended]
 
 
 def nested() -> bool:
     """Is this call made by a computation, which holds a lease?"""
-    return bool(_around())
+    return bool(_current_flights())
 
 
-def outside() -> None:
+def leave_computations() -> None:
     """This context is no computation's: what runs in it holds no caller up."""
     _inside.set(())
 
@@ -276,7 +276,7 @@ class Flights:
         for flight in self._flights.values():
             flight.ended = True
             if flight.leader is not None:
-                flight.leader.owes = False
+                flight.leader.may_hold_lease = False
         self._flights = {}
 
     def join(
@@ -291,7 +291,7 @@ class Flights:
         with process_lock.lock:
             flight, alone = self._flights.get(key), anew is not None and anew()
             if flight is not None and not alone and flight.is_under_way():
-                if flight.bell is _unheard:
+                if flight.bell is _silent:
                     flight.bell = Bell()
                 if loop is not None and loop is not flight.loop:
                     flight.loops = flight.loops or set()
@@ -314,7 +314,7 @@ class Flights:
 
     def _look_after(self, flight: Flight) -> None:
         """Somebody waits for it."""
-        flight.followed = now = self.clock()
+        flight.followed_since = now = self.clock()
         _, lease, until = flight.span or ("", inf, inf)
         flight.watched = self.watch(flight, min(now + lease, until, now + SAFETY))
 
@@ -330,7 +330,7 @@ class Flights:
         """The flight of this key, inside whose computation the caller itself is."""
         if not _inside.get() and key not in self._flights:
             return None
-        for flight in _around():
+        for flight in _current_flights():
             if flight.key == key and flight.owner is self and flight.is_under_way():
                 return flight
         # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
@@ -348,8 +348,8 @@ class Flights:
                 return False
             if flight.ended and flight.result is not None and not flight.has_followers:
                 flight.result = None  # its error refers to frames that refer to the flight
-            forlorn = flight.callers == 0 and not flight.ended and not flight.goes_on
-            cancel = flight.cancel if forlorn else None
+            abandoned = flight.callers == 0 and not flight.ended and not flight.continues
+            cancel = flight.cancel if abandoned else None
             if cancel is not None:
                 self._forget(flight)
         if cancel is not None:
@@ -366,11 +366,11 @@ class Flights:
             if flight.cancel is not None:
                 flight.cancel = None  # and this to the task, which refers to its error
             bell = flight.bell
-            if bell is not _unheard and result is not None and not flight.detached and flight.has_followers:
+            if bell is not _silent and result is not None and not flight.detached and flight.has_followers:
                 flight.result = result.for_followers()
             if self._flights.get(flight.key) is flight:
                 self._flights.pop(flight.key, None)  # a finalizer may have done so just now
-        if bell is not _unheard:
+        if bell is not _silent:
             bell.ring()
         if leader is not None:
             leader.work = None  # not before: if this is interrupted, the end of its coroutine comes here again
@@ -383,7 +383,7 @@ class Flights:
             bell = flight.bell
             if not flight.detached:
                 flight.offered = result
-                if bell is not _unheard:
+                if bell is not _silent:
                     flight.bell = Bell()
             self._forget(flight)
         bell.ring()

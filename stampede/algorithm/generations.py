@@ -36,7 +36,7 @@ class Generations(Marks):
         self.known = -1, generation(name, self._own, ""), "", ""
         self.older: list[str] = []  # prefixes known before, whose residents may still be at home
         # The engine's of these, as their two generations, and when this process heard of a newer one.
-        self._left: list[tuple[str, str, float]] = []
+        self._recent: list[tuple[str, str, float]] = []
         self.recall()  # and no question: a loop may wait for this, or for who makes it under a lock
 
     @property
@@ -50,7 +50,7 @@ class Generations(Marks):
         if probed is not None and not probed.may_ask():
             return self._unsure()
         # Who probes asks this first, and the engine itself: what is known may have ended during the outage.
-        ask = self._generations if probed is None else self._todays
+        ask = self._generations if probed is None else self._current_generations
         try:
             told = await ask(store)
         except EngineClosed:
@@ -63,7 +63,7 @@ class Generations(Marks):
             probed.answered()
         return self._keep_prefix(epoch, *told)
 
-    async def _todays(self, store: Store) -> tuple[str, str]:
+    async def _current_generations(self, store: Store) -> tuple[str, str]:
         """Those of today, as the engine itself says."""
         own = (await store.generations(self.name))[0]
         return own, (await store.generations(self.namespace))[0] if self._nested else ""
@@ -82,17 +82,17 @@ class Generations(Marks):
         """Ask for today's generation without a doubt. Return the prefix of each key, and those under which other
         processes may look for it for a moment yet."""
         epoch = self.core.epoch
-        return self.told(epoch, [await store.generations(scope) for scope in self.scopes])
+        return self.adopt(epoch, [await store.generations(scope) for scope in self.scopes])
 
-    def told(self, epoch: int, generations: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+    def adopt(self, epoch: int, generations: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
         """What the generations of its scopes, as they were said to be since that epoch, make of a prefix."""
         owns, wholes = (*generations, [""])[:2]
         today = self._keep_prefix(epoch, owns[0], wholes[0])
-        if not self._left and len(owns) == len(wholes) == 1:
+        if not self._recent and len(owns) == len(wholes) == 1:
             return today, []
         # What this process knew a moment ago, too: of what an emptied server can't tell any more. Each process asks for
         # both generations at moments of its own, so it may know of a newer one, and believe in the older other.
-        left = [known for known in self._left.copy() if _clock() - known[2] < HEARD]
+        left = [known for known in self._recent.copy() if _clock() - known[2] < HEARD]
         owns = [*owns, *[own for own, _, _ in left]]
         wholes = [*wholes, *[whole for _, whole, _ in left]]
         prefixes = {self._prefix_of(own, whole) for whole in wholes for own in owns}
@@ -124,8 +124,8 @@ class Generations(Marks):
             self.older.append(known[1])  # before anybody can see the new one
             del self.older[:-8]
             if self.is_of_engine(known):
-                self._left.append((known[2], known[3], _clock()))
-                del self._left[:-8]
+                self._recent.append((known[2], known[3], _clock()))
+                del self._recent[:-8]
         self.known = epoch, prefix, own, whole
         return prefix
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from stampede.algorithm.admission import capped
+from stampede.algorithm.admission import load_at_origin
 from stampede.algorithm.call import Call
 from stampede.algorithm.flight import Flight
-from stampede.algorithm.patience import allowance
+from stampede.algorithm.patience import own_wait_left
 from stampede.model.entry import Entry
 from stampede.model.result import LeftOut
 from stampede.runtime.colour import Colour, ended, lasting, run_blocking
@@ -32,9 +32,9 @@ class WantedKey:
     begin: Callable[[], object] = lambda: None  # its computation does, now
 
     @property
-    def allowance(self) -> float:
+    def own_wait_left(self) -> float:
         """Seconds that its caller waits for it, if it is computed beside him."""
-        return allowance(self.call, self.kept)
+        return own_wait_left(self.call, self.kept)
 
 
 class Computed(NamedTuple):
@@ -80,12 +80,12 @@ class BatchFunction:
         """What came of each."""
         keys = [each.key for each in wanted]
         first = wanted[0]
-        work = capped(first.call, first.kept, lambda: [each.begin() for each in wanted], self._values(keys))
-        answer = await _had(first.call.resources.clock, work)
+        work = load_at_origin(first.call, first.kept, lambda: [each.begin() for each in wanted], self._values(keys))
+        answer = await _timed(first.call.resources.clock, work)
         try:
             if answer.error is not None:
                 return dict.fromkeys(keys, answer)
-            return {key: _answer(partial(self._picked, answer.value, key), answer.cost) for key in keys}
+            return {key: _computed(partial(self._picked, answer.value, key), answer.cost) for key in keys}
         finally:
             del answer  # its error refers to this frame
 
@@ -114,12 +114,12 @@ def mapped(values: Any, asked: Sequence[Any]) -> Mapping[Any, Any]:
     return values
 
 
-async def _had(clock: Callable[[], float], work: Awaitable[Any]) -> Computed:
+async def _timed(clock: Callable[[], float], work: Awaitable[Any]) -> Computed:
     began = clock()
     return Computed(*await ended(work), clock() - began)
 
 
-def _answer(get: Callable[[], Any], cost: float) -> Computed:
+def _computed(get: Callable[[], Any], cost: float) -> Computed:
     """One key's value, or what is wrong with it: its neighbours are kept all the same."""
     try:
         return Computed(get(), None, cost)

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from stampede import events
-from stampede.algorithm.admission import abandon, capped, vacate
+from stampede.algorithm.admission import drop_place, leave_origin, load_at_origin
 from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.call import Call
 from stampede.algorithm.finish import served
@@ -17,7 +17,16 @@ from stampede.model.entry import Entry, new_id
 from stampede.model.result import LeftOut, Result
 from stampede.runtime.colour import Bell
 
-__all__ = ["End", "allowance", "alone", "beside", "limit", "overdue", "spare", "timed_out"]
+__all__ = [
+    "Delivery",
+    "compute_alone",
+    "compute_in_background",
+    "deadline_error",
+    "own_wait_left",
+    "patience_left",
+    "timed_out",
+    "wait_left",
+]
 
 T = TypeVar("T")
 
@@ -25,20 +34,20 @@ T = TypeVar("T")
 # -- for somebody else's computation ------------------------------------------------------------------------------
 
 
-def limit(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
+def wait_left(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
     """Seconds that this caller may still wait for somebody's computation, and what becomes of it then.
 
     One that holds a lease itself waits no longer than a lease: the other may be waiting for it.
     """
     wait = inf if call.policy.limit is None else call.policy.limit
-    if call.asks_on:
+    if call.claims_only:
         wait = 0.0
     if nested() and call.policy.lease < wait:
-        return call.policy.lease - call.waited, alone
+        return call.policy.lease - call.waited, compute_alone
     return wait - call.waited, timed_out
 
 
-def spare(call: Call, kept: Entry[Any]) -> float:
+def patience_left(call: Call, kept: Entry[Any]) -> float:
     """The same of one that has something to be served meanwhile."""
     policy = call.policy
     if policy.patience is None or kept.fresh > 0:
@@ -55,7 +64,7 @@ async def timed_out(call: Call) -> Result:
 # -- for its own --------------------------------------------------------------------------------------------------
 
 
-def allowance(call: Call, kept: Entry[Any] | None) -> float:
+def own_wait_left(call: Call, kept: Entry[Any] | None) -> float:
     """Seconds that it waits for what is computed beside it, in its own name; inf: then there is no need for that."""
     policy = call.policy
     if call.force:
@@ -71,7 +80,7 @@ def allowance(call: Call, kept: Entry[Any] | None) -> float:
     return min(wait, inf if policy.deadline is None else policy.deadline) - call.waited
 
 
-async def beside(
+async def compute_in_background(
     call: Call,
     place: BackgroundPlace,
     flight: Flight,
@@ -80,17 +89,17 @@ async def beside(
     seconds: float,
 ) -> Result:
     """Have it computed in a place beside the caller, who waits for it so long. Then he goes, and it goes on."""
-    end: End[Result] = End()
+    delivery: Delivery[Result] = Delivery()
     flight.hand_over()
-    work = _given(call, end, begin)
+    work = _deliver(call, delivery, begin)
     flight.led_by(work)
     longest = call.policy.hold_of(call.seen.cost if call.seen is not None else 0.0)
-    cancel = place.begin(work, end.bell, longest, waits=seconds > 0)
+    cancel = place.begin(work, delivery.bell, longest, waits=seconds > 0)
     if seconds > 0:
         if not flight.ended:
             flight.cancel = cancel
-        await _wait(call, flight, end.bell, seconds)
-    result = end.taken() if seconds > 0 or kept is None else None
+        await _wait(call, flight, delivery.bell, seconds)
+    result = delivery.take() if seconds > 0 or kept is None else None
     try:
         if result is not None:
             return result
@@ -98,17 +107,17 @@ async def beside(
             return served(call, kept, "computing", until=call.policy.lease)
     finally:
         del result  # its error, if it has one, refers to this frame
-    raise overdue(call)
+    raise deadline_error(call)
 
 
-def overdue(call: Call) -> WaitTimeout:
+def deadline_error(call: Call) -> WaitTimeout:
     return WaitTimeout(
         f"{call.label!r} has been computed for {call.waited:.3g} s, and deadline ran out: the computation goes on, and "
         "is stored for who comes next"
     )
 
 
-class End(Generic[T]):
+class Delivery(Generic[T]):
     """What comes of a computation, for its caller, as long as he waits for it."""
 
     def __init__(self) -> None:
@@ -116,12 +125,12 @@ class End(Generic[T]):
         self._left = False
         self._result: T | None = None
 
-    def give(self, result: T) -> None:
+    def put(self, result: T) -> None:
         if not self._left:  # or nobody would take it, with an error that refers to those who refer to this
             self._result = result
         self.bell.ring()
 
-    def taken(self) -> T | None:
+    def take(self) -> T | None:
         self._left = True
         result, self._result = self._result, None
         try:
@@ -130,7 +139,7 @@ class End(Generic[T]):
             del result  # its error, if it has one, refers to this frame
 
 
-async def _given(call: Call, end: End[Result], begin: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+async def _deliver(call: Call, delivery: Delivery[Result], begin: Callable[[], Coroutine[Any, Any, Result]]) -> None:
     result = None
     try:
         try:
@@ -139,11 +148,11 @@ async def _given(call: Call, end: End[Result], begin: Callable[[], Coroutine[Any
             raise
         except BaseException as error:  # its caller hears of it, or nobody
             result = Result(error=error)
-        end.give(result.for_followers())
+        delivery.put(result.for_followers())
         await call.resources.keep([(call, result)])
     finally:
         del result  # as above
-        end.bell.ring()
+        delivery.bell.ring()
 
 
 async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
@@ -163,25 +172,27 @@ async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
 # -- for nobody's -------------------------------------------------------------------------------------------------
 
 
-async def alone(call: Call) -> Result:
+async def compute_alone(call: Call) -> Result:
     """Compute for this caller only, and store nothing: waiting might never end."""
-    flight, seconds = Flight(call.resources.flights, call.key, call.loop), allowance(call, None)
-    if seconds < inf and call.beside is not None and call.beside.reserve():
-        return await beside(call, call.beside, flight, lambda: _alone(call, flight), None, seconds)
-    return await _alone(call, flight)
+    flight, seconds = Flight(call.resources.flights, call.key, call.loop), own_wait_left(call, None)
+    if seconds < inf and call.background is not None and call.background.reserve():
+        return await compute_in_background(
+            call, call.background, flight, lambda: _compute_alone(call, flight), None, seconds
+        )
+    return await _compute_alone(call, flight)
 
 
-async def _alone(call: Call, flight: Flight) -> Result:
+async def _compute_alone(call: Call, flight: Flight) -> Result:
     began = call.now
     try:
         with Computing(flight):
             try:
-                value = await capped(call, None, lambda: None, call.resources.colour.call(call.origin))
+                value = await load_at_origin(call, None, lambda: None, call.resources.colour.call(call.origin))
             except GeneratorExit:
-                abandon(call)
+                drop_place(call)
                 raise
             finally:
-                await vacate(call)
+                await leave_origin(call)
     except LeftOut as nothing:
         return Result(error=nothing.with_traceback(None))
     finally:

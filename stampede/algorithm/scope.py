@@ -12,7 +12,7 @@ from stampede import events
 from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.call import Call, HitLikelihood, Once, Resources
 from stampede.algorithm.core import Core
-from stampede.algorithm.encoded import Coder, EncodedClaims, EncodedStore, OfOthers
+from stampede.algorithm.encoded import Coder, EncodedClaims, EncodedStore, SideKeys
 from stampede.algorithm.fill import fill, look
 from stampede.algorithm.finish import quietly
 from stampede.algorithm.gather import Gathering, run_together
@@ -40,7 +40,7 @@ Look: TypeAlias = Callable[[str], Awaitable[Found | None]]
 
 _clock = time.monotonic
 
-MOST_TOLD = 1000
+MOST_REPORTED = 1000
 
 
 class Scope:
@@ -65,8 +65,8 @@ class Scope:
         self.codec = codec if engine.shared else None
         self.trial = codec.encode if codec is not None and not engine.shared else None
         self.hit_likelihood = HitLikelihood()
-        self._of_others: OfOthers = {}
-        self._disbelieved: dict[str, bytes] = {}  # by key: of which bytes people were told
+        self._side_keys: SideKeys = {}
+        self._reported_bad: dict[str, bytes] = {}  # by key: of which bytes people were told
         self._blocking = ScopeSide(self, BLOCKING)
         self._suspending = ScopeSide(self, PROMPT if engine.prompt else SUSPENDING)
 
@@ -78,9 +78,9 @@ class Scope:
         """Return an engine's ports of bytes as those of entries, which never fail while there is a refuge."""
         core, codec = self.core, self.codec
         looks = cast("Looks", claims) if core.engine.looks else None
-        decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _as_it_is
+        decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _undecoded
         if codec is not None:
-            claims = EncodedClaims(claims, codec, self._bad, store, self._of_others)
+            claims = EncodedClaims(claims, codec, self._bad, store, self._side_keys)
             store = EncodedStore(store, codec, self._bad)
             decoded = claims.decoded
         refuge = core.outage.refuge.side(colour).claims if core.outage is not None else None
@@ -91,10 +91,10 @@ class Scope:
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
         """One miss looks at the same bytes up to three times: it is told of once."""
-        if self._disbelieved.get(key) != id:
-            if len(self._disbelieved) >= MOST_TOLD:
-                self._disbelieved.clear()
-            self._disbelieved[key] = id
+        if self._reported_bad.get(key) != id:
+            if len(self._reported_bad) >= MOST_REPORTED:
+                self._reported_bad.clear()
+            self._reported_bad[key] = id
             self.core.note(events.BadBytes, self.called, key.removeprefix(self.generations.prefix), str(error))
 
 
@@ -112,13 +112,15 @@ class ScopeSide(Stored):
         assert engine.claims is not None
         assert engine.store is not None
         claims, self.store, look = scope.ports(engine.claims, engine.store, colour)
-        self._kept_by = scope.side(BLOCKING).claims if colour.suspending else claims  # what the keeper's thread asks
+        self._keeper_claims = (
+            scope.side(BLOCKING).claims if colour.suspending else claims
+        )  # what the keeper's thread asks
         self._coded = self.store if isinstance(self.store, EncodedStore) else None
         self.resources = self._resources(scope, claims, look)
-        self._together = self.resources  # of calls for many keys, which block together
+        self._gathered = self.resources  # of calls for many keys, which block together
         if not colour.suspending and core.engine.many is not None:
             claims, _, look = scope.ports(Gathering(), engine.store, colour)
-            self._together = self._resources(scope, claims, look)
+            self._gathered = self._resources(scope, claims, look)
         self.near = core.local_tier.residents is not None or core.engine.near is not None  # something may be at hand
 
     @property
@@ -178,7 +180,12 @@ class ScopeSide(Stored):
             return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
         found = near.look(physical)
         entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
-        if found is None or entry is None or entry.raised or (self.generations.mark and self.resources.is_over(entry)):
+        if (
+            found is None
+            or entry is None
+            or entry.raised
+            or (self.generations.mark and self.resources.predates_mark(entry))
+        ):
             return None
         if local_tier.residents is not None:
             result = Result(entry, ticket=found.ticket, at=at)
@@ -238,8 +245,8 @@ class ScopeSide(Stored):
         if call.once is not None:
             result = await _once(call)
         else:
-            result = await (self._aside(call) if policy.beside and usual else fill(call))
-        if call.others and result.entry is not None:
+            result = await (self._with_background(call) if policy.beside and usual else fill(call))
+        if call.from_others and result.entry is not None:
             known = await self.today()
             if known != prefix:
                 # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
@@ -250,7 +257,7 @@ class ScopeSide(Stored):
             return result
         resident = local_tier.place(physical, self.called, result, call.sample)
         if resident is None:
-            if seen is None and usual and not call.others and _is_due(result, policy):
+            if seen is None and usual and not call.from_others and _is_due(result, policy):
                 return await self.fetch(key, call.origin, policy, seen=result.entry)
             return result
         if resident.end == 0.0 or result.until is not None:  # or somebody else of its flight has opened it
@@ -263,7 +270,7 @@ class ScopeSide(Stored):
             if (
                 epoch != core.epoch
                 or today != prefix
-                or (self.generations.mark and self.resources.is_over(resident.entry))
+                or (self.generations.mark and self.resources.predates_mark(resident.entry))
             ):
                 local_tier.residents.drop(physical)
                 return result
@@ -274,9 +281,9 @@ class ScopeSide(Stored):
             return await self.fetch(key, call.origin, policy, home=home)  # in its early moment: now it's seen
         return result
 
-    async def _aside(self, call: Call) -> Result:
+    async def _with_background(self, call: Call) -> Result:
         """The same for a caller that may go before its computation has ended, which has a place beside it."""
-        call.beside = place = BackgroundPlace(self.colour, call.policy)
+        call.background = place = BackgroundPlace(self.colour, call.policy)
         # Before the claim, where nobody is to wait at all.
         if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
             return later(call.seen)
@@ -298,7 +305,7 @@ class ScopeSide(Stored):
         if today is None and any(result.ticket is not None for _, _, result in placed):
             today = await self.learn()
         for resident, call, result in placed:
-            if (today is None or today + call.label == call.key) and not self.resources.is_over(resident.entry):
+            if (today is None or today + call.label == call.key) and not self.resources.predates_mark(resident.entry):
                 local_tier.open(resident, result, call.policy)
             elif local_tier.residents is not None:
                 local_tier.residents.drop(call.key)
@@ -317,7 +324,7 @@ class ScopeSide(Stored):
             return {}
         began, prefix = _clock(), await self.today()
         calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
-        if self._together.look is not None:
+        if self._gathered.look is not None:
             for call in calls:
                 call.sample = self.core.local_tier.sample(call.key)
             found = await self.at_once([look(call) for call in calls])
@@ -346,31 +353,31 @@ class ScopeSide(Stored):
         once: Once | None = None,
     ) -> Call:
         """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
-        resources, loop = self._together, _loop() if self.colour.suspending else None
+        resources, loop = self._gathered, _loop() if self.colour.suspending else None
         if once is not None and once.has(resources.flights, prefix + key):
             once = None
-        return Call(prefix + key, key, origin, policy, resources, loop, began, once=once, asks_on=True)
+        return Call(prefix + key, key, origin, policy, resources, loop, began, once=once, claims_only=True)
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
         key, token = call.key, call.token
         return Hold(
             keeper,
-            self._kept_by,
+            self._keeper_claims,
             key,
             token,
             call.policy.lease,
             max_hold,
-            drop=lambda: run_blocking(quietly(self._kept_by.abandon, key, token)),
+            drop=lambda: run_blocking(quietly(self._keeper_claims.abandon, key, token)),
             alive=None if call.flight is None else call.flight.is_under_way,
             of=self.core,
         )
 
     def _give_back(self, key: str, token: bytes) -> None:
         """By the keeper, and soon: the caller is in a finalizer, perhaps on the thread of a loop."""
-        keeper.give_back(self._kept_by, key, token, self._kept_by.abandon)
+        keeper.give_back(self._keeper_claims, key, token, self._keeper_claims.abandon)
 
 
-def _as_it_is(key: str, entry: Entry[Any]) -> Entry[Any]:
+def _undecoded(key: str, entry: Entry[Any]) -> Entry[Any]:
     return entry
 
 

@@ -82,7 +82,7 @@ class Stored:
         return (await self._read([key]))[0]
 
     async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        return [self.resources.told(entry) for entry in await self._found(keys)]
+        return [self.resources.softened(entry) for entry in await self._found(keys)]
 
     async def _found(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
@@ -121,7 +121,7 @@ class Stored:
             return await self.show(key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
         if self._coded is not None:
             shown.entry = self._coded.decoded(physical, shown.entry)
-        self.resources.told(shown.entry)
+        self.resources.softened(shown.entry)
         return shown, self.core.flights.get(physical)
 
     def lists(self) -> Lists:
@@ -186,7 +186,7 @@ class Stored:
     async def _kept(self, key: str) -> Entry[Any] | None:
         """What the engine itself keeps, in the generation of today."""
         today, _ = await self.learn_surely()
-        return self.resources.told((await self.open_store().get([today + key]))[0])
+        return self.resources.softened((await self.open_store().get([today + key]))[0])
 
     async def expire(self, key: str) -> bool:
         return bool(await self._change(key, "expire"))
@@ -223,7 +223,7 @@ class Stored:
             for key in changes:
                 core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
                 for prefix in before:
-                    core.bury(prefix + key)
+                    core.drop_older(prefix + key)
                 core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
     async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
@@ -232,13 +232,13 @@ class Stored:
         Another process may have begun a new generation, and its keys are the ones to change. A third may not have
         heard of that, and would find in the older generation what is older than this change.
         """
-        its, done, epoch = self.generations, None, self.core.epoch
-        believed, guess = its.known, its.at_hand() if self.core.engine.changes else ""
-        if guess == believed[1] and its.is_of_engine(believed):
-            done, generations = await self._changed(verb, guess, changes, its.scopes)
-            today, ended = its.told(epoch, generations)
+        generations, done, epoch = self.generations, None, self.core.epoch
+        believed, guess = generations.known, generations.at_hand() if self.core.engine.changes else ""
+        if guess == believed[1] and generations.is_of_engine(believed):
+            done, current = await self._changed(verb, guess, changes, generations.scopes)
+            today, ended = generations.adopt(epoch, current)
             ended = [each for each in ended if each != guess]
-            if its.known[2:] != believed[2:]:  # perhaps the mark alone is another one
+            if generations.known[2:] != believed[2:]:  # perhaps the mark alone is another one
                 if verb == "replace" and today == guess and all(done):
                     # It is done, but stale under the new mark: write it again, in place of the first writing.
                     changes = {key: (entry.id, entry) for key, (_, entry) in changes.items()}

@@ -121,7 +121,7 @@ class Residents:
                 _end(resident)
         self._write(self._drop_all, scope)
 
-    def rouse(self, scope: str | None) -> None:
+    def stop_hits(self, scope: str | None) -> None:
         """None of a function's, or of all, is hit without thought any more; they stay."""
         for resident in self.residents():
             if scope is None or resident.scope == scope:
@@ -182,7 +182,7 @@ class Residents:
             resident.round = self._round
         else:  # it keeps its place, and counts as hit: somebody has asked for it again
             resident.mark, resident.round = -1, older.round
-            self._bury(dead, older)
+            self._retire(dead, older)
         self._residents[resident.key] = resident
 
     def _drop(self, dead: list[object], key: str) -> None:
@@ -207,10 +207,10 @@ class Residents:
         table[fast] = resident
 
     def _remove(self, dead: list[object], resident: Resident) -> None:
-        self._bury(dead, resident)
+        self._retire(dead, resident)
         del self._residents[resident.key]
 
-    def _bury(self, dead: list[object], resident: Resident) -> None:
+    def _retire(self, dead: list[object], resident: Resident) -> None:
         dead.append(resident)
         resident.kill()
         self._hits[resident.scope] += resident.hits

@@ -51,7 +51,7 @@ class LocalTier:
     def hit(self, key: str) -> Resident | None:
         """The resident, if it needs no thought."""
         resident, now = self.residents.get(key) if self.residents is not None else None, _clock()
-        if resident is None or resident.end <= now or not _is_true(resident, now):
+        if resident is None or resident.end <= now or not _is_valid(resident, now):
             return None
         resident.hits += 1
         return resident
@@ -67,7 +67,7 @@ class LocalTier:
         now = _clock()
         if resident is None or resident.keep <= now:
             return None
-        if not _holds(resident) and not _held(resident):
+        if not _holds(resident) and not _held_until_loss(resident):
             return None
         return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
@@ -139,7 +139,7 @@ class LocalTier:
         if self.shared and self.residents is not None:
             self.residents.drop(key)
 
-    def bury(self, key: str) -> None:
+    def drop_older(self, key: str) -> None:
         """The key is of an older generation: the engine's own resident has no reader left, either."""
         if self.residents is not None:
             self.residents.drop(key)
@@ -158,10 +158,10 @@ class LocalTier:
         if self.shared or self.residents is None:
             self.drop_all(scope)
         else:
-            self.residents.rouse(scope)
+            self.residents.stop_hits(scope)
 
 
-def _held(resident: Resident) -> bool:
+def _held_until_loss(resident: Resident) -> bool:
     """Return whether the ticket, which has ended, held until the server was lost."""
     return resident.stamp is not None and resident.pulse.stood(resident.slot, resident.stamp)
 
@@ -171,9 +171,9 @@ def _holds(resident: Resident) -> bool:
 
 
 def _is_due(resident: Resident, now: float) -> bool:
-    return 0.0 < resident.end <= now < resident.fresh and _is_true(resident, now)
+    return 0.0 < resident.end <= now < resident.fresh and _is_valid(resident, now)
 
 
-def _is_true(resident: Resident, now: float) -> bool:
+def _is_valid(resident: Resident, now: float) -> bool:
     """Return whether the ticket holds, and every change that has come is heard of. The order of the two matters."""
     return resident.pulse.holds(now) and _holds(resident)

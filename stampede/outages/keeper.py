@@ -160,9 +160,9 @@ class Keeper:
         self.lock = threading.RLock()  # a finalizer may come here in the middle of this
         self._holds: dict[Hold, None] = {}
         self._alarm = inf  # when the watch calls `look`
-        self._crews: weakref.WeakKeyDictionary[Renewable, ThreadPool] = weakref.WeakKeyDictionary()
-        self._given = threading.Condition(self.lock)
-        self._giving = 0  # leases that are being given back
+        self._pools: weakref.WeakKeyDictionary[Renewable, ThreadPool] = weakref.WeakKeyDictionary()
+        self._all_released = threading.Condition(self.lock)
+        self._being_released = 0  # leases that are being given back
 
     def _after_fork(self) -> None:
         for hold in self._holds:
@@ -183,7 +183,7 @@ class Keeper:
         """All leases of this process that have not been given back."""
         return list(self._holds)
 
-    def disowned(self, of: object) -> list[Hold]:
+    def disown(self, of: object) -> list[Hold]:
         """All that computations of this one hold, for it to give back: what they give isn't stored any more."""
         holds = [hold for hold in self.holds() if hold.of is of]
         for hold in holds:
@@ -201,8 +201,8 @@ class Keeper:
             self._drop(hold.port, hold.drop)
         end = time.monotonic() + AT_EXIT
         with self.lock:
-            while self._giving and (left := end - time.monotonic()) > 0:
-                self._given.wait(left)
+            while self._being_released and (left := end - time.monotonic()) > 0:
+                self._all_released.wait(left)
 
     def give_back(
         self, port: Renewable, key: str, token: bytes, by: Callable[[str, bytes], Coroutine[Any, Any, object]]
@@ -219,16 +219,16 @@ class Keeper:
         def dropped() -> None:
             _quietly(drop)
             with self.lock:
-                self._giving -= 1
-                self._given.notify_all()
+                self._being_released -= 1
+                self._all_released.notify_all()
 
         with self.lock:
-            self._giving += 1
+            self._being_released += 1
         try:
-            self._crew_of(port).do(dropped)
+            self._pool_of(port).do(dropped)
         except RecursionError:  # the caller has no stack left, and still has the lease
             with self.lock:
-                self._giving -= 1
+                self._being_released -= 1
             raise
 
     def look(self, now: float) -> float | None:
@@ -260,7 +260,7 @@ class Keeper:
         else:
             hold.due = hold.ends  # when it is lost, whether it is renewed no more or its engine hangs
             if now < hold._until and hold.begin():
-                self._crew_of(hold.port).do(partial(self._renew, hold))
+                self._pool_of(hold.port).do(partial(self._renew, hold))
 
     def _renew(self, hold: Hold) -> None:
         again = None if hold.ended or hold.lost else hold.renew()
@@ -281,11 +281,11 @@ class Keeper:
         if not watch.add(self, moment):
             self._alarm = inf  # there is no thread to be had: the next lease that comes tries again
 
-    def _crew_of(self, port: Renewable) -> ThreadPool:
+    def _pool_of(self, port: Renewable) -> ThreadPool:
         with self.lock:
-            pool = self._crews.get(port)
+            pool = self._pools.get(port)
             if pool is None:
-                pool = self._crews[port] = ThreadPool(THREADS, "stampede-keeper")
+                pool = self._pools[port] = ThreadPool(THREADS, "stampede-keeper")
             return pool
 
 

@@ -46,7 +46,9 @@ class Outage:
         self.engine = name
         self.refuge = refuge  # inside this process
         self.strict = strict  # on_engine_error="raise"
-        self.refugees: dict[bytes, float] = {}  # tokens of leases that the refuge granted, and for how long it keeps
+        self.refuge_leases: dict[
+            bytes, float
+        ] = {}  # tokens of leases that the refuge granted, and for how long it keeps
         self.used = False  # the refuge may have something
         self.give_back = give_back
         self.last = ""  # what the engine's last failure said: the error itself would keep alive what was under way
@@ -195,7 +197,7 @@ class GuardedClaims:
         outage.used = True
         reply = await self._refuge.claim(key, token, ask)
         if isinstance(reply, Granted):
-            outage.refugees[token] = keeps
+            outage.refuge_leases[token] = keeps
         elif isinstance(reply, Found):
             reply.own = True
         if reply.entry is None and not ask.force:
@@ -206,7 +208,7 @@ class GuardedClaims:
         """None: it was begun under a lease of the engine, which can't say whether that stood to the end. Somebody may
         have invalidated the key there since, of which nobody tells us: so it isn't kept here, either."""
         outage = self._outage
-        keeps = outage.refugees.pop(token, None)
+        keeps = outage.refuge_leases.pop(token, None)
         if keeps is not None:
             brief = min(entry.fresh, keeps)
             return await self._refuge.fill(key, token, replace(entry, fresh=brief, keep=brief))
@@ -223,7 +225,7 @@ class GuardedClaims:
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         outage = self._outage
-        if outage.refugees.pop(token, None) is not None:
+        if outage.refuge_leases.pop(token, None) is not None:
             return await self._refuge.abandon(key, token, verdict, rest)
         if outage.down:
             return False  # it ends by itself
@@ -237,7 +239,7 @@ class GuardedClaims:
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         outage = self._outage
-        if busy.token in outage.refugees:
+        if busy.token in outage.refuge_leases:
             return await self._refuge.wait(key, busy, timeout)
         try:
             return await self._port.wait(key, busy, timeout)
@@ -248,5 +250,5 @@ class GuardedClaims:
             return None  # the next claim decides
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
-        port = self._refuge if token in self._outage.refugees else self._port
+        port = self._refuge if token in self._outage.refuge_leases else self._port
         return await port.renew(key, token, lease)

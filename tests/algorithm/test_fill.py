@@ -358,10 +358,10 @@ def _believes_for_ever(patch: pytest.MonkeyPatch) -> None:
 def _computes_for_ever(patch: pytest.MonkeyPatch) -> None:
     """The same of what was computed here and isn't stored."""
 
-    async def stood(call: Call) -> float:
+    async def lease_known_valid_at(call: Call) -> float:
         return inf
 
-    patch.setattr(finish, "stood", stood)
+    patch.setattr(finish, "lease_known_valid_at", lease_known_valid_at)
 
 
 def _never_cuts(patch: pytest.MonkeyPatch) -> None:
@@ -423,20 +423,20 @@ def _one_error_for_all(patch: pytest.MonkeyPatch) -> None:
 def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     """One that holds a lease waits for one that waits for it."""
 
-    def limit(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Result]]]:
+    def wait_left(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Result]]]:
         return inf, patience.timed_out
 
-    patch.setattr(fill, "limit", limit)
+    patch.setattr(fill, "wait_left", wait_left)
 
 
 def _has_no_patience(patch: pytest.MonkeyPatch) -> None:
     """What is stale is served at once, whatever the caller has said."""
-    patch.setattr(fill, "spare", lambda call, kept: 0.0)
+    patch.setattr(fill, "patience_left", lambda call, kept: 0.0)
 
 
 def _waits_for_its_own(patch: pytest.MonkeyPatch) -> None:
     """Who leads waits for its own computation to its end."""
-    patch.setattr(fill, "allowance", lambda call, kept: inf)
+    patch.setattr(fill, "own_wait_left", lambda call, kept: inf)
 
 
 ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {

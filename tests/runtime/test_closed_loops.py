@@ -23,7 +23,7 @@ from postgres_server import prepared_postgres
 from servers import shared_redis
 
 from stampede import Cache, Limiter
-from stampede.algorithm.admission import placed
+from stampede.algorithm.admission import run_in_place
 from stampede.model.ports import Engine
 
 LEASE = 3  # seconds; a third of it later, its keeper finds that the loop is closed
@@ -221,7 +221,7 @@ def test_a_computation_that_is_destroyed_by_another_task() -> None:
 
     call: Any = SimpleNamespace(now=0.0, resources=SimpleNamespace(scope=""))
     place: Any = SimpleNamespace(origin="db", ended=lambda *_, **__: None)
-    work = placed(call, place, compute())
+    work = run_in_place(call, place, compute())
     copy_context().run(work.send, None)
     work.close()
 

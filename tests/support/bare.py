@@ -45,7 +45,7 @@ class World:
         loop = running_loop() if suspending else None
         beside = terms.pop("beside", None)
         call = Call(key, key, origin, policy, resources, loop, time.monotonic(), **terms)
-        call.beside = beside
+        call.background = beside
         return call
 
     def _give_back(self, key: str, token: bytes) -> None:

@@ -647,7 +647,7 @@ class Process:
             key=caller.key, label=caller.key, origin=compute, policy=policy, resources=resources, loop=self.loop,
             began=trial.clock(), seen=caller.seen, force=caller.force,
         )  # fmt: skip
-        caller.call.token, caller.call.beside = token, _Beside(self) if policy.beside else None
+        caller.call.token, caller.call.background = token, _Beside(self) if policy.beside else None
         return caller.call
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Fibre:
