@@ -1,5 +1,8 @@
-"""THE algorithm: one computation, however big the herd. It is written once, for both colours, over the port of the
-engine (`ports.Claims`) and the `Resources` of a `Call`."""
+"""The algorithm: for one key, one caller computes and all others wait, however many there are.
+
+It is written once, as coroutines, for blocking and for async callers. It talks to the engine through one port
+(`ports.Claims`), and a `Call` brings everything else.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ __all__ = ["fill", "look"]
 
 
 async def fill(call: Call) -> Result:
-    """Return the value that is there, another caller's, or the one computed here."""
+    """Answer one call: return the stored value, the result of another caller, or the value computed here.
+
+    The comments number the six steps. A call that becomes a follower, and gets no usable result, starts again at 1.
+    """
     flights, flight = call.resources.flights, call.flight
     result: Result | None = None
     answer: Result | Granted | Busy | Failed | None = None
@@ -37,65 +43,65 @@ async def fill(call: Call) -> Result:
         raise RecursiveComputation(f"the computation of {call.label!r} asked for its own key: {WAY_OUT}")
     try:
         while result is None:
-            # 1. Join the key's flight, or lead it: of all callers in this process, one asks the engine.
+            # 1. Join the flight of the key, or lead a new one. In this process, only its leader asks the engine.
             if flight is None:
                 flight, leading = flights.join(call.key, call.loop, anew=anew, leader=call)
                 if not leading:
                     result, flight = await follow(call, flight), None
                     continue
             try:
-                # 2. Look, where it is likely to be there; then claim: it is there, or ours to compute.
+                # 2. If a hit is likely, read the key first. Then claim: the engine returns the value or grants a lease.
                 if call.ask is None and call.resources.hit_likelihood.good and not call.force and call.seen is None:
                     answer = await look(call)
                 while answer is None:
                     answer = await claim(call)
-                    # 3. Or another process computes it: take what is kept, or sleep until woken, and claim again.
+                    # 3. Busy: another process computes. Serve what is stored, or sleep until woken; then claim again.
                     if type(answer) is Busy:
                         answer = await wait_for_other(call, answer)
                     elif type(answer) is Failed:
                         answer = await after_failure(call, answer)
             except EngineError as error:
-                answer = Result(error=error, as_of=call.resources.clock())  # of all its callers: one has run into it
+                answer = Result(error=error, as_of=call.resources.clock())  # for the followers, too
             finally:
                 if type(answer) is not Granted:
                     flights.end(flight, answer if type(answer) is Result else None)
-            # 4. Compute, while the lease is renewed; then 5. fill, and the engine stores it if the lease still stands;
-            # or 6. abandon the lease with a verdict. Either wakes the herd.
+            # 4. Granted: compute while the lease is renewed. Then 5. fill: the engine stores the value if the lease is
+            # still valid; or, after an error, 6. abandon the lease with a verdict. Both wake all waiters.
             result = answer if isinstance(answer, Result) else await start_computation(call, flight, answer.entry)
         return result
     finally:
-        del result, answer  # an error in them refers to this frame
+        del result, answer  # an error inside them refers to this frame
 
 
-# -- 1. the flight ------------------------------------------------------------------------------------------------
+# -- 1. join a flight, or lead it ---------------------------------------------------------------------------------
 
 
 async def follow(call: Call, flight: Flight) -> Result | None:
-    """What the flight's leader got, or what is there meanwhile. None: claim again."""
+    """Wait for the leader of the flight. Return its result or what it offers; None if the caller must claim itself."""
     flight.latest = max(flight.latest, call.began)
     try:
         if call.loop is None and (flight.waits_in(running_loop()) or flight.led_beside()):
-            return await compute_alone(
-                call
-            )  # our own loop, or thread, must go on for it to land, and we are blocking it
+            # The leader needs this thread or event loop to finish, and this blocking call would stop it.
+            return await compute_alone(call)
         if call.seen is not None and call.seen.fresh > 0:
-            return served(call, call.seen, "computing", until=call.policy.lease)  # it's early: no need to wait
+            return served(call, call.seen, "computing", until=call.policy.lease)  # fresh, and only due for a refresh
         on_timeout = await wait_for_leader(call, flight)
         if call.policy.beside and not flight.detached:
-            flight.continues = True  # or we leave as one who was cancelled, and perhaps the last one
+            flight.continues = True  # leaving without more time is no cancellation: the computation goes on
         if on_timeout is not None:
             return await on_timeout(call)
         result, offered = flight.result, flight.offered
     finally:
-        flight.owner.leave(flight, call)  # with the last one its landing goes
+        flight.owner.leave(flight, call)  # the last follower to leave also drops the result
     if call.policy.refuses_stale and any(each is not None and each.is_stale for each in (result, offered)):
         return None
-    # Who came after the leader had asked may have come after an invalidation, by another process, of what it was told.
+    # A caller that began after the leader asked the engine may have begun after another process invalidated what
+    # the leader was told. Such a caller asks the engine itself.
     if result is not None and call.began <= result.as_of:
         if isinstance(result.error, LeftOut) and not isinstance(result.error, Nothing):
             return await compute_alone(call)
         if result.meanwhile and patience_for(call, result) > 0:
-            return None  # who led had less of it
+            return None  # the leader's patience ended sooner than ours
         tell_waited(call, result.entry)
         return result.for_follower()
     if offered is not None and patience_for(call, offered) <= 0 and call.began <= offered.as_of:
@@ -104,9 +110,12 @@ async def follow(call: Call, flight: Flight) -> Result | None:
 
 
 async def wait_for_leader(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Result]] | None:
-    """Wait until it has, or until what is offered will do; or what becomes of it."""
+    """Wait until the leader has finished, or until its offer is good enough for this caller.
+
+    Return None then. If the caller's time ends first, return the function that decides what happens.
+    """
     while not flight.detached:
-        bell, offered = flight.bell, flight.offered  # in this order: an offer comes with another bell
+        bell, offered = flight.bell, flight.offered  # the bell first: `offer` sets `offered` and then changes the bell
         if bell.rung and bell is flight.bell:
             break
         patience, on_timeout = wait_left(call)
@@ -123,17 +132,17 @@ async def wait_for_leader(call: Call, flight: Flight) -> Callable[[Call], Awaita
 
 
 def patience_for(call: Call, offered: Result) -> float:
-    """None with what it can't be given: it asks the engine itself."""
+    """Return how many seconds the caller waits for something better than the offer; 0 if the offer is not for it."""
     if offered.entry is None or call.began > offered.as_of or (call.policy.refuses_stale and offered.is_stale):
         return 0.0
     return patience_left(call, offered.entry)
 
 
-# -- 2. the question ----------------------------------------------------------------------------------------------
+# -- 2. look, then claim ------------------------------------------------------------------------------------------
 
 
 async def look(call: Call) -> Result | None:
-    """Return what is there and good, by a plain read: a hit needs no decision. None: claim."""
+    """Read the entry without claiming, and return it if it is good enough. None means that the caller must claim."""
     resources = call.resources
     if resources.look is None:
         return None
@@ -154,16 +163,18 @@ async def look(call: Call) -> Result | None:
 
 
 def draw(call: Call, ask: Ask) -> float:
-    """Draw how early this call would refresh the key; -inf: the local tier has drawn that, or it doesn't."""
+    """Draw how early this call refreshes the key. Return -inf for never: the local tier draws, or `early` is off."""
     if call.resources.draws and call.policy.early and not ask.force:
         ask.draw = early.draw(call.policy.early, random)
     return -inf if ask.draw is None else ask.draw
 
 
 async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
-    """The value, or the right to compute it, or who has that, or how it failed. None: one more question.
+    """Ask the engine once. Return the value, the right to compute it, the current holder, or a failure; None: ask
+    again.
 
-    If its outcome is unknown, it may have been granted: our own lease must not lock us out.
+    If the claim raises, its outcome is unknown and the lease may have been granted. It is released, because waiters
+    would wait for it until it ends.
     """
     resources, ask, first = call.resources, call.ask, call.asked == -inf
     if ask is None:
@@ -171,7 +182,7 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
         ask = call.ask = Ask(call.policy.lease, seen=seen, force=call.force)
     if first:
         if not call.token:
-            token = urandom(8)  # a `new_id`, and a call less
+            token = urandom(8)  # as `new_id`, without the call
             call.token = resources.id_of(token) if resources.marks.mark else token
         if resources.draws and ask.draw is None:
             draw(call, ask)
@@ -184,13 +195,13 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
         if isinstance(reply, Granted):
             if reply.entry is not None:
                 drop_refused_stale(call, reply)
-                if reply.entry is not None and not call.force and call.flight is not None:  # its followers may have it
+                if reply.entry is not None and not call.force and call.flight is not None:  # followers may take it
                     offer = Result(reply.entry, until=call.policy.lease, as_of=at)
                     resources.flights.offer(call.flight, offer)
             return reply
         call.may_hold_lease = False
     except GeneratorExit:
-        raise  # nothing can be awaited: what it may owe is given back with its flight
+        raise  # nothing can be awaited now; `Flights.end` gives the lease back, if there is one
     except BaseException:
         await release(call)
         raise
@@ -199,10 +210,10 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
         return reply
     entry = reply.entry
     if resources.marks.mark and resources.predates_mark(entry):
-        ask.seen = entry.id  # it was made stale with all others
-        await back_off(call)  # it is another one each time
+        ask.seen = entry.id  # `expire_all` made it stale
+        await back_off(call)  # others may go on storing such entries, each with another id
     elif ask.draw is not None and call.seen is None and early.due(entry, ask.draw):
-        call.seen, ask.seen = entry, entry.id  # is anybody refreshing it already?
+        call.seen, ask.seen = entry, entry.id  # claim again: another process may be refreshing it already
     else:
         if reply.own:
             call.tell(events.Served, "outage")
@@ -213,7 +224,7 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
 
 
 def drop_refused_stale(call: Call, reply: Granted | Busy | Failed) -> None:
-    """What of it this call may be served: nothing stale, if it says so; its followers may have said nothing of it."""
+    """Remove a stale entry from the reply if this call refuses stale values, and offer it to the followers."""
     entry = reply.entry = call.resources.softened(reply.entry)
     if entry is None or entry.fresh > 0 or not call.policy.refuses_stale:
         return
@@ -223,7 +234,7 @@ def drop_refused_stale(call: Call, reply: Granted | Busy | Failed) -> None:
 
 
 async def after_failure(call: Call, reply: Failed) -> Result:
-    """What came of the computation that this one waited for; or why the key rests."""
+    """Return what the failure of the awaited computation, or of the last one (the key rests), means for this call."""
     verdict, at, kept = reply.verdict, call.asked, reply.entry or call.seen
     if verdict.kind == "absent":
         return Result(error=Nothing(verdict.message), as_of=at)
@@ -236,11 +247,11 @@ async def after_failure(call: Call, reply: Failed) -> Result:
     return Result(error=ComputationFailed(call.label, verdict.type_name, verdict.message), as_of=at)
 
 
-# -- 3. somebody else computes ------------------------------------------------------------------------------------
+# -- 3. another process computes ----------------------------------------------------------------------------------
 
 
 async def wait_for_other(call: Call, busy: Busy) -> Result | None:
-    """What the news bring, or what is kept, to whom has no patience left. None: claim again."""
+    """Sleep until the key changes or the caller's patience ends. Return a result; None if the caller must claim."""
     resources, at, kept = call.resources, call.asked, busy.entry or call.seen
     as_of = at if busy.entry else -inf
     if kept is not None and patience_left(call, kept) <= 0:
@@ -250,30 +261,33 @@ async def wait_for_other(call: Call, busy: Busy) -> Result | None:
         return await on_timeout(call)
     if busy.entry is not None and call.flight is not None and call.flight.offered is None:
         resources.flights.offer(
-            call.flight, Result(busy.entry, until=busy.lease, as_of=at)
-        )  # each follower waits for it
+            # Each follower decides by its own patience whether it takes this.
+            call.flight,
+            Result(busy.entry, until=busy.lease, as_of=at),
+        )
     if kept is not None:
         patience = min(patience, patience_left(call, kept))
     news = await resources.port.wait(call.key, busy, patience)
     if news is None and kept is not None and patience_left(call, kept) <= 0:
         return served(call, kept, "computing", until=busy.lease, as_of=as_of)
-    if news is None:  # whatever woke us, again and again
+    if news is None:  # whatever the reason for waking, do not spin
         await back_off(call, patience)
     ask = call.ask
     assert ask is not None
     ask.since, ask.awaited = call.waited, busy.token
-    ask.draw = None  # what was computed while we waited is good, however short its life
+    ask.draw = None  # a value computed while we waited is good, however short its life
     if news is None or (resources.marks.mark and resources.predates_mark(news.entry)):
         return None
     if call.flight is not None and call.flight.latest > at:
-        return None  # a claim answers those, too, that came since: each of them would be woken only to ask again
+        # The answer to a new claim is also good for followers that came after `at`: they need not ask again.
+        return None
     tell_found(call, news.entry)
-    # It may have been under way for long: what is sure is that its lease stood when we asked.
+    # The computation may have begun long ago. Known is only that its lease was valid when we asked.
     return Result(news.entry, ticket=news.ticket, at=at, as_of=at)
 
 
 async def back_off(call: Call, most: float = inf) -> None:
-    """A waiter's questions have a pace, whatever it is told."""
+    """Pause before the next question, at most `most` seconds, if this call has asked often in a short time."""
     call.backoff = call.backoff or Backoff()
     seconds = min(call.backoff.rest(call.resources.clock()), most)
     if seconds > 0:
@@ -292,11 +306,14 @@ def tell_waited(call: Call, entry: Entry[Any] | None) -> None:
     call.tell(events.Waited, call.waited, 0.0 if entry is None else entry.cost)
 
 
-# -- 4. to 6. the computation -------------------------------------------------------------------------------------
+# -- 4. to 6. compute, then fill or abandon ------------------------------------------------------------------------
 
 
 async def start_computation(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
-    """Its value, or its error: computed by this caller, or in a place beside him, as long as he can wait for it."""
+    """Compute, or have the value computed in the background if the caller may stop waiting for it.
+
+    A call for many keys does neither: it gets `MayCompute`, and computes all its keys together.
+    """
     if call.claims_only:
         return MayCompute(kept)
     seconds = own_wait_left(call, kept) if call.background is not None else inf
@@ -308,7 +325,7 @@ async def start_computation(call: Call, flight: Flight, kept: Entry[Any] | None)
 
 
 async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
-    """Compute while the lease is renewed, and fill: the engine stores only if the lease still stands."""
+    """Run the user's function while the lease is renewed, then store its value, or abandon the lease."""
     resources = call.resources
     began = resources.clock()
     result: Result | None = None
@@ -317,7 +334,7 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result
         if call.policy.origin is not None:
             call.nested = nested()
         with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
-            # No name is given to its error, which refers to us: Python 3.12 links each frame to its caller's.
+            # Do not bind the error to a name: it refers to this frame, as Python 3.12 links each frame to its caller's.
             if call.policy.origin is not None:
                 result = await finish(call, kept, hold, *await compute_at_origin(call, kept, hold, flight, longest))
             else:
@@ -325,7 +342,7 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result
                 work = ended(resources.colour.call(call.origin))
                 result = await finish(call, kept, hold, *await work, resources.clock() - began)
     except BaseException:
-        # Nothing can be awaited any more: the loop was closed under us, or there is no thread to be had.
+        # Nothing can be awaited any more: the event loop was closed, or no thread could be started.
         drop_place(call)
         raise
     finally:
@@ -335,4 +352,4 @@ async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result
             await leave_origin(call)
         return result
     finally:
-        del result  # as above
+        del result  # an error inside it refers to this frame
