@@ -28,35 +28,36 @@ class OriginPlace(Protocol):
     def origin(self) -> str: ...
 
     def ended(self, name: str, seconds: float, *, failed: bool) -> None:
-        """It has computed this, for so long."""
+        """Note that the computation took `seconds`."""
 
     async def leave(self) -> None: ...
 
     def drop(self) -> None:
-        """Have it given back by somebody else."""
+        """Have another thread give the place back."""
 
 
 class Gate(Protocol):
-    """The caps of an origin, over the whole fleet."""
+    """The caps of one origin, over the whole fleet."""
 
     @property
     def when_full(self) -> str: ...
 
     async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> OriginPlace:
-        """A place, for so long at most, after so many seconds at most. OriginFull: there was none."""
+        """Wait at most `wait` seconds for a place, and take it for at most `longest` seconds. Raise OriginFull if none
+        was free."""
 
 
 class Gates(Protocol):
     """The caps of all origins."""
 
     def gate_of(self, name: str) -> Gate | None:
-        """None: it has none. SettingsError: nobody wrote of it."""
+        """Return the caps of this origin, or None if it has none. Raise SettingsError if no setting names it."""
 
     def close(self) -> None: ...
 
 
 class Once(Protocol):
-    """Who remembers what has been computed anew: each key is, once."""
+    """Remembers which keys were computed anew, so that each of them is computed anew once."""
 
     def takes(self, owner: object, key: str) -> bool: ...
     def has(self, owner: object, key: str) -> bool: ...
@@ -64,12 +65,14 @@ class Once(Protocol):
 
 
 STEP = 1 / 16
-"""Weight of the newest call in the share of hits: about as many calls make it."""
+"""The weight of the newest call in the share of hits, which reflects about the last 1 / STEP calls."""
 
 
 class HitLikelihood:
-    """Whether a function's next call is likely to find its value: then it looks before it claims. A look saves the
-    engine most of a hit's work, and is a round trip too many where there is nothing to be seen."""
+    """How likely a function's next call is to find its value. If it is, the call looks before it claims.
+
+    A look costs the engine a fraction of a claim. It is a wasted round trip if there is nothing to find.
+    """
 
     __slots__ = ("good", "share")
 
@@ -78,13 +81,13 @@ class HitLikelihood:
         self.good = share > 0.5
 
     def saw(self, hit: bool) -> None:
-        """What a first question has come to. (Two threads at once may count as one.)"""
+        """Note whether a call's first question found the value. Two threads at the same moment may count as one."""
         self.share += STEP * (hit - self.share)
         self.good = self.share > 0.5
 
 
 class Marks:
-    """Tells how the ids of entries begin that were begun after the last `expire_all`, if there was one."""
+    """The mark of the last `expire_all`: ids of entries that began after it begin with these bytes."""
 
     mark = b""
 
@@ -98,23 +101,24 @@ class Resources:
     flights: Flights
     colour: Colour
     clock: Callable[[], float]
-    hold: Callable[[Call, float], Hold]  # keeps the lease for at most so many seconds
+    hold: Callable[[Call, float], Hold]  # renews the lease for at most that many seconds
     note: events.Note
-    keep: Callable[[list[tuple[Call, Result]]], Awaitable[None]]  # in this process, what calls have ended with
-    trial: Callable[[str, Entry[Any]], object] | None = None  # `encode`, for `strict` where values stay objects
-    draws: bool = True  # no local tier has drawn the early moment: a call does
-    look: Callable[[str], Awaitable[Found | None]] | None = None  # of an engine on which a hit is a look
-    hit_likelihood: HitLikelihood = field(default_factory=HitLikelihood)  # of a hit
-    gates: Gates | None = None  # who may compute for how many at once
-    give_back: Callable[[str, bytes], object] = lambda key, token: None  # the lease of a token; from a finalizer
+    keep: Callable[[list[tuple[Call, Result]]], Awaitable[None]]  # puts results in the local tier
+    # `encode`, for `strict` in front of engines that store objects.
+    trial: Callable[[str, Entry[Any]], object] | None = None
+    draws: bool = True  # calls draw the early moment, because there is no local tier to do so
+    look: Callable[[str], Awaitable[Found | None]] | None = None  # None: the engine has no read cheaper than a claim
+    hit_likelihood: HitLikelihood = field(default_factory=HitLikelihood)
+    gates: Gates | None = None  # the caps of origins
+    give_back: Callable[[str, bytes], object] = lambda key, token: None  # may be called by a finalizer
     marks: Marks = field(default_factory=Marks)
 
     def predates_mark(self, entry: Entry[Any]) -> bool:
-        """Return whether the entry is older than the last `expire_all`: then it is stale, whatever the engine says."""
+        """Return whether the entry is older than the last `expire_all`. If so it is stale, whatever the engine says."""
         return not entry.id.startswith(self.marks.mark)
 
     def id_of(self, id: bytes) -> bytes:
-        """Return a new id as one that was begun after the last `expire_all`."""
+        """Return the id with the mark of the last `expire_all`."""
         return self.marks.mark + id[len(self.marks.mark) :]
 
     def softened(self, entry: Entry[Any] | None) -> Entry[Any] | None:
@@ -125,17 +129,17 @@ class Resources:
 
 
 class Call(Leader):
-    """One caller's question."""
+    """One caller's question to the algorithm."""
 
-    # Of the class until they are set, as in `Leader`.
-    sample: Ticket | None = None  # of the local tier, before the engine was asked
-    ask: Ask | None = None  # its next question's terms
-    asked: float = -inf  # the moment before its last claim was sent
-    backoff: Backoff | None = None  # of its claims, from the second one on
+    # Class attributes until they are set, as in `Leader`.
+    sample: Ticket | None = None  # of the local tier, taken before the engine was asked
+    ask: Ask | None = None  # the terms of the next question
+    asked: float = -inf  # the moment before the last claim was sent
+    backoff: Backoff | None = None  # between claims, from the second one on
     place: OriginPlace | None = None  # at its origin
-    nested = False  # it computes for another computation, which has a lease, too
-    from_others = False  # what it got was computed by somebody else while it waited
-    background: BackgroundPlace | None = None  # a place beside the caller, if it may need one
+    nested = False  # an outer computation waits for this one, and has a lease too
+    from_others = False  # the value was computed by another caller while this one waited
+    background: BackgroundPlace | None = None  # where the value can be computed while the caller goes on
 
     def __init__(
         self,
@@ -153,18 +157,16 @@ class Call(Leader):
         claims_only: bool = False,
     ) -> None:
         self.key = key  # as the engine knows it
-        self.label = label  # as people know it
+        self.label = label  # as users know it
         self.origin = origin
         self.policy = policy
         self.resources = resources
         self.loop = loop
         self.began = began
-        self.seen = seen  # what is due: the local tier's entry, or what a claim has found
-        self.force = force  # compute, whatever is there
-        self.once = once  # or do so if this says that nobody has
-        self.claims_only = (
-            claims_only  # it waits for nobody's computation, and begins none: it has other keys to ask for
-        )
+        self.seen = seen  # an entry that is due for refresh, from the local tier or from a claim
+        self.force = force  # compute, whatever is stored
+        self.once = once  # or compute if this says that the key has not been computed yet
+        self.claims_only = claims_only  # a call for many keys: it neither waits nor computes
 
     @property
     def now(self) -> float:
@@ -175,19 +177,19 @@ class Call(Leader):
         return self.resources.clock() - self.began
 
     def anew(self) -> bool:
-        """Return whether it computes, whatever is there; asked under the process lock."""
+        """Return whether to compute whatever is stored. Call this under the process lock."""
         if self.once is not None and self.once.takes(self.resources.flights, self.key):
             self.force = True
         return self.force
 
     def settle(self, *, stored: bool) -> None:
-        """Tell who remembers it what came of the computation."""
+        """Tell `once` what became of the computation."""
         if self.once is not None and self.force:
             self.once.settle(self.resources.flights, self.key, stored=stored)
 
     @property
     def followed(self) -> bool:
-        """Does anybody else wait for what it computes?"""
+        """Whether other callers wait for this call's computation."""
         return self.flight is not None and self.flight.callers > 1
 
     def tell(self, event: Callable[..., events.Event], *what: Any) -> None:
@@ -196,4 +198,4 @@ class Call(Leader):
     def give_back(self) -> None:
         if self.may_hold_lease:
             self.resources.give_back(self.key, self.token)
-            self.may_hold_lease = False  # not before: there may be no stack left for the line above
+            self.may_hold_lease = False  # only now: the line above may raise RecursionError

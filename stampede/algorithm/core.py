@@ -1,4 +1,4 @@
-"""What all functions of a cache share: the engine, what is kept in this process, and the flights."""
+"""What all functions of a cache share: the engine, the local tier, and the flights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Core"]
 
 
 class Core:
-    """One cache's engine and its health, what it keeps in this process, and its flights; its scopes share them."""
+    """One cache's engine and its health, its local tier, and its flights. All scopes of the cache share them."""
 
     def __init__(
         self,
@@ -41,15 +41,18 @@ class Core:
             engine.audience.add(self)
         self.flights = Flights()
         self._epochs = itertools.count(1)
-        self.epoch = 0  # another one after every invalidate_all and clear of this process
-        self.ended: dict[str | None, int] = {}  # the epoch that the last of these began: of a scope, of all by None
+        self.epoch = 0  # changes with every invalidate_all, expire_all and clear of this process
+        self.ended: dict[str | None, int] = {}  # by scope (None: of all): the epoch that its last end began
 
     def untold(self, server: str, how: str) -> None:
         self.note(events.Untold, "", "", server, how)
 
     def close(self) -> Callable[[], object] | None:
-        """Close this before the engine. Return what is left to do by then, if there is anything: the leases of its
-        computations are given back, or others would wait for their end. It may take a moment."""
+        """Close this before the engine. Return what remains to be done first, or None.
+
+        That is to give back the leases of computations under way, because other processes would wait for them. It may
+        take a moment.
+        """
         self.closed, outage = True, self.outage
         if self.gates is not None:
             self.gates.close()
@@ -63,7 +66,7 @@ class Core:
     def _give_back(self, held: Sequence[Hold]) -> None:
         claims = self.engine.blocking.claims
         assert claims is not None
-        with suppress(EngineError):  # what is left ends by itself
+        with suppress(EngineError):  # the rest end by themselves
             for hold in held:
                 run_blocking(claims.abandon(hold.key, hold.token))
 
@@ -71,12 +74,12 @@ class Core:
         return self.outage is not None and self.outage.down
 
     def answered(self, was_down: bool) -> None:
-        """A change was made: an engine that counted as down when it was asked for is up, and has what was set."""
+        """Note that the engine made a change. If it counted as down when it was asked, it is up again."""
         if was_down and self.outage is not None:
             self.outage.answered()
 
     def forget(self, key: str, *, hard: bool = True) -> None:
-        """From now on nobody in this process gets what is kept here, nor (if hard) what is being computed."""
+        """Stop serving what this process has stored for the key and, if `hard`, what is being computed for it."""
         if hard:
             self.flights.detach(key)
         if self.outage is not None:
@@ -84,20 +87,20 @@ class Core:
         self.local_tier.drop(key)
 
     def drop_older(self, key: str) -> None:
-        """The same for a key of an older generation: nobody asks for it, but its resident may still be at home."""
+        """Forget a key of an older generation, also in the tier of an engine inside this process."""
         self.forget(key)
         self.local_tier.drop_older(key)
 
     def forget_all(self, prefix: str = "", scope: str | None = None) -> None:
-        """The same for the keys with this prefix, of this scope; or for all."""
+        """Forget the keys of this scope and the flights with this prefix; by default, all of both."""
         self.epoch = self.ended[scope] = next(self._epochs)
-        self.local_tier.drop_all(scope)  # before thousands are woken: meanwhile others call
+        self.local_tier.drop_all(scope)  # first: `detach_all` may wake thousands, and calls come meanwhile
         if self.outage is not None:
             self.outage.forget_all()
         self.flights.detach_all(prefix)
 
     def soften_all(self, scope: str | None = None) -> None:
-        """From now on nobody in this process takes what is kept for fresh."""
+        """Treat everything that this process has stored for the scope (None: for all) as stale from now on."""
         self.epoch = next(self._epochs)
         self.local_tier.soften_all(scope)
         if self.outage is not None:

@@ -1,4 +1,4 @@
-"""How a computation ends: its value is stored, or it was given up, or never begun; the lease goes back, once."""
+"""How a computation ends: store the value, or abandon the lease. The lease is given back exactly once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from stampede.outages.keeper import Hold
 __all__ = ["covers", "finish", "quietly", "release", "served"]
 
 CROWDED = 0.2
-"""Seconds for which what is kept is served, when its origin was full."""
+"""Seconds for which a stored value is served again without asking, after its origin was full."""
 
-ARGS = "let its __init__ hand all of its arguments to super().__init__"
+ARGS = "let its __init__ pass all of its arguments to super().__init__"
 
 
 async def finish(
     call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
 ) -> Result:
-    """Fill with what the computation gave, or abandon; either way the lease is dropped and the herd woken, once."""
+    """Fill with the computed value, or abandon. Either way the lease ends and all waiters wake, once."""
     why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
     try:
         if error is not None and hold.foreign:
@@ -44,13 +44,15 @@ async def finish(
         return await store(call, hold, entry, error, why, cost, kept)
     except GeneratorExit:
         raise
-    except BaseException as failure:  # a ttl function's or a codec's own
+    except BaseException as failure:  # raised by the user's ttl function, or by a codec
         return await give_up(call, hold, failure, kept, why, cost)
 
 
 def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
-    """Return the entry to be stored. An exception of `raises` is an answer; one whose ttl is 0 is only for those that
-    wait for it now. The id is the lease's token, by which those that waited for that lease know the entry."""
+    """Return the entry to store. Its id is the token of the lease, by which waiters of that lease recognise it.
+
+    An exception of `raises` is stored as an answer. With a ttl of 0 it is only for those that wait for it now.
+    """
     ttl = call.policy.ttl_of(value if error is None else error)
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
@@ -70,11 +72,11 @@ async def store(
     cost: float,
     kept: Entry[Any] | None,
 ) -> Result:
-    """Fill, unless the value is not to be kept. Whoever waits in another process is told either way."""
+    """Fill, unless the value must not be stored. Waiters in other processes wake either way."""
     if hold.foreign:
         return Result(entry, error)
     if error is not None and not comes_back(entry, error, call.policy.raises):
-        return await unkept(call, entry, error, f"{entry.value[0]} would not come back with all that it holds: {ARGS}")
+        return await unkept(call, entry, error, f"{entry.value[0]} would lose some of its data when read back: {ARGS}")
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
         return await unkept(call, entry, error, "cache_if refused it")
     at = call.resources.clock()
@@ -86,25 +88,26 @@ async def store(
     except CodecError as refusal:
         result = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
         return Result(error=refusal, as_of=result.as_of) if call.policy.strict else result
-    except EngineError as trouble:  # for those who want to know: on_engine_error="raise"
+    except EngineError as trouble:  # on_engine_error="raise"
         await release(call)
         return Result(error=trouble, as_of=call.resources.clock())
     call.resources.note(events.Computed, call.resources.scope, call.label, why, cost, bool(stored))
     if stored is None:
-        return Result(entry, error, as_of=call.asked)  # then its lease stood, and later nobody knows
+        # Valid as of the claim; whether the lease was valid later is unknown.
+        return Result(entry, error, as_of=call.asked)
     if not stored:
         longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
         late = cost > longest
         overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
         call.tell(events.LeaseLost, longest if late else None, overruled)
-        return Result(entry, error, as_of=-inf)  # and not kept here either
+        return Result(entry, error, as_of=-inf)  # not for followers or the local tier, either
     return Result(entry, error, stored if isinstance(stored, Ticket) else None, stored=True, at=at, as_of=at)
 
 
 async def unkept(
     call: Call, entry: Entry[Any], error: BaseException | None, why: str, *, strict: bool = False
 ) -> Result:
-    """The value goes to this flight; other processes are told not to wait for it."""
+    """Give the value to this flight only, and tell other processes that it is not stored."""
     as_of = await lease_known_valid_at(call)
     await release(call, Verdict("unkept", message=why))
     call.tell(events.Unkept, why, strict)
@@ -112,10 +115,12 @@ async def unkept(
 
 
 async def left_out(call: Call, error: LeftOut) -> Result:
-    """There is nothing to keep, and whoever waits is to ask for itself, all at once: its function may have a value.
+    """End a batch's key that its function left out. Nothing is stored, and waiters compute for themselves.
 
-    Unless it is the same function: then all are told."""
-    error.__traceback__ = None  # nobody is shown it, and it refers to those who keep the error
+    A waiter's own function may have a value for the key. If all callers share one function (`Nothing`), waiters are
+    told that there is no value.
+    """
+    error.__traceback__ = None  # it is never shown, and its frames refer to the error
     as_of = await lease_known_valid_at(call)
     if isinstance(error, Nothing):
         await release(call, Verdict("absent", message=str(error)))
@@ -127,7 +132,7 @@ async def left_out(call: Call, error: LeftOut) -> Result:
 async def give_up(
     call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
 ) -> Result:
-    """The computation failed: abandon the lease with a verdict, and serve what is kept, if it may be served."""
+    """Abandon the lease with a verdict after a failed computation, and serve the stored value if that is allowed."""
     if hold.foreign:
         return Result(error=error)
     if is_own(error):
@@ -145,14 +150,14 @@ async def give_up(
 
 
 async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Result:
-    """Its origin is full. Something at hand is served, and nobody tries again for a moment."""
+    """End a call whose origin is full: serve a stored value and let the key rest for a moment, or report the error."""
     as_of = await lease_known_valid_at(call)
     if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
         await release(call, None, CROWDED)
         return served(call, kept, "full", until=CROWDED, as_of=as_of)
     if error.may_be_covered:
         await release(call)
-        return Result(error=error)  # he has waited: others may have more patience
+        return Result(error=error)  # this call's patience has ended; others may have more
     await release(call, Verdict("full", message=message_of(error)))
     return Result(error=error, as_of=as_of)
 
@@ -163,19 +168,22 @@ TIME_LIMITS = frozenset({
     ("huey.exceptions", "TaskTimeout"),
     ("stopit.utils", "TimeoutException"),
 })  # fmt: skip
-"""Ordinary exceptions by which a worker's time limit ends one task. (That of dramatiq is no `Exception`.)"""
+"""Ordinary exceptions that mean that a worker's time limit ends one task. (Dramatiq's is no `Exception`.)"""
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether the error is the caller's own business, and says nothing of the origin: a cancellation, an
-    interruption, an exit, or a worker's time limit."""
+    """Return whether the error concerns only this caller and says nothing about the origin.
+
+    These are a cancellation, an interruption, an exit, and a worker's time limit.
+    """
     return not isinstance(error, Exception) or any(
         (kind.__module__, kind.__qualname__) in TIME_LIMITS for kind in type(error).__mro__
     )
 
 
 async def lease_known_valid_at(call: Call) -> float:
-    """The moment as of which our lease is known to have stood: what came of it is good for those who began before."""
+    """Return the latest moment at which our lease is known to be valid. Callers that began before may share the
+    result."""
     if not call.followed:
         return call.asked
     at = call.resources.clock()
@@ -186,7 +194,7 @@ async def lease_known_valid_at(call: Call) -> float:
 
 
 def covers(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
-    """A caller whose computation failed like this is given what is kept."""
+    """Return whether the stored value may be served in place of this error."""
     if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
         return False
     return not is_own(error)
@@ -195,7 +203,10 @@ def covers(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
 def served(
     call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, as_of: float = -inf
 ) -> Result:
-    """Without `as_of`, only this caller has seen it: it may have been invalidated before its followers came."""
+    """Return a result that serves the stored entry. Without `as_of` it is for this caller only.
+
+    Such an entry comes from the local tier, and may have been invalidated before followers came.
+    """
     call.tell(events.Served, why)
     return Result(entry, until=until, meanwhile=why == "computing", as_of=as_of)
 
@@ -203,18 +214,18 @@ def served(
 def message_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failure:  # the caller is to get its own error, not that of an error's __str__
-        return f"(its message can't be had: {type(failure).__name__})"
+    except Exception as failure:  # raise the caller's own error, not that of its __str__
+        return f"(no message: its __str__ raised {type(failure).__name__})"
 
 
 async def release(call: Call, verdict: Verdict | None = None, rest: float = 0.0) -> None:
-    """Give the lease back, and to the end, also when the caller is cancelled meanwhile."""
+    """Give the lease back, even if the caller is cancelled meanwhile."""
     await call.resources.colour.shielded(quietly(call.resources.port.abandon, call.key, call.token, verdict, rest))
     call.may_hold_lease = False
 
 
 async def quietly(verb: Callable[..., Awaitable[object]], *what: Any) -> None:
-    """Giving back is best effort: a lease that can't be given back ends by itself."""
+    """Call a verb that gives something back, and ignore an EngineError: a lease ends by itself."""
     try:
         await verb(*what)
     except EngineError:

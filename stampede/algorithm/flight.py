@@ -1,4 +1,4 @@
-"""One caller per key and process: the others of a flight wait for its leader, whatever their colour."""
+"""Flights: of all callers of one key in a process, one leads, and the others wait for it, whatever their colour."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["SAFETY", "Computing", "Flight", "Flights", "Leader", "leave_computat
 _log = logging.getLogger("stampede")
 
 SAFETY = 1.0
-"""Seconds between two looks at a flight whose leader may never land: its loop may be closed, or rest, under it."""
+"""Seconds between two looks at a flight whose leader may never finish: its event loop may be closed, or not run."""
 
 
 class _SilentBell(Bell):
-    """The bell of flights that nobody follows."""
+    """The bell of a flight without followers: ringing it does nothing."""
 
     def ring(self) -> None:
         return
@@ -38,27 +38,33 @@ _silent = _SilentBell()
 
 
 class Leader(ABC):
-    """Owns the flight that it leads, and the lease that it may have. Both end with the coroutine that answers the call,
-    which a weak reference tells: an exception that arrives inside our own code may skip any `finally`."""
+    """Owns the flight that it leads, and its lease, if it has one.
 
-    # Of the class until they are set: every call makes one of these.
-    flight: Flight | None = None  # that it leads
+    Both end with the coroutine that answers the call. A weak reference to the coroutine notices that, because an
+    exception that arrives inside our own code may skip any `finally`.
+    """
+
+    # Class attributes until they are set, because every call makes one of these.
+    flight: Flight | None = None  # the flight that it leads
     follows: Flight | None = None  # the flight that counts it among its callers
-    work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers it
-    may_hold_lease = False  # it may have a lease
-    token = b""  # of that lease, from the first claim on
+    work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers the call
+    may_hold_lease = False  # a claim was sent, and the lease not given back
+    token = b""  # the token of that lease, from the first claim on
 
     @abstractmethod
     def give_back(self) -> None:
-        """Have the lease given back by another thread, if there may be one: this may be a finalizer."""
+        """Have another thread give the lease back, if there may be one. This may be called by a finalizer."""
 
     def answered_by(self, work: Coroutine[Any, Any, Any]) -> None:
-        """From now on this coroutine answers the call."""
+        """Let this coroutine answer the call from now on."""
         self.work = ref(work, self.is_gone)
 
     def is_gone(self, _: object) -> None:
-        """The coroutine is destroyed: end the flight. If there is no stack left for this (RecursionError), the next
-        caller of the key ends it, or the watch; and its lease ends by itself."""
+        """End the flight, because the coroutine was destroyed.
+
+        If no stack is left for this (RecursionError), the next caller of the key ends the flight, or the watch does.
+        The lease ends by itself.
+        """
         flight, follows = self.flight, self.follows
         with suppress(RecursionError):
             if follows is not None:
@@ -68,49 +74,49 @@ class Leader(ABC):
 
     @property
     def gone(self) -> bool:
-        """Has its coroutine ended? The weak reference may not have told us yet."""
+        """Whether the coroutine has ended, also if `is_gone` has not been called yet."""
         return self.work is not None and getattr(self.work(), "cr_frame", None) is None
 
 
 class Flight:
     """All callers of one key in this process."""
 
-    # Of the class until they are set: every look makes one of these, and most are never followed.
+    # Class attributes until they are set, because every look makes one of these, and most are never followed.
     callers = 1
-    loops: set[Loop] | None = None  # whose tasks lead, or wait, if there are others than the leader's
+    loops: set[Loop] | None = None  # the loops of followers, where these are not the leader's
     result: Result | None = None
-    offered: Result | None = None  # to be had without waiting, while the leader computes
-    cancel: Callable[[], object] | None = None  # ends a computation for which nobody waits any more
-    continues = False  # somebody has left it who had no more time: it is for who comes next, whoever leaves it now
-    caller_left = False  # its leader's caller is gone: `callers` are followers only
-    span: tuple[str, float, float] | None = None  # its computation's label and lease, and when it must have ended
-    followed_since = inf  # since when
-    latest = -inf  # when the last of its followers began, as far as the leader needs to know
+    offered: Result | None = None  # what followers may take at once while the leader computes
+    cancel: Callable[[], object] | None = None  # ends the computation when the last caller has left
+    continues = False  # a follower ran out of time: the computation goes on for later callers, even if all others leave
+    caller_left = False  # the leader's caller has left: `callers` counts followers only
+    span: tuple[str, float, float] | None = None  # the computation's label, its lease, and the latest moment of its end
+    followed_since = inf  # when the first follower came
+    latest = -inf  # the latest beginning of a follower's call
     watched = False
-    since: float | None = None  # when its computation began
-    warned = False  # it has been waited for so long that people were told
-    probed: float | None = None  # when the leader's loop was asked for a sign of life that hasn't come yet
+    since: float | None = None  # when the computation began
+    warned = False  # a long wait was logged
+    probed: float | None = None  # when the leader's loop was asked for a sign of life that has not come yet
     detached = False
     ended = False
-    bell: Bell = _silent  # until the first follower comes
-    thread: int | None = None  # of a blocking leader
-    greenlet: ref[Any] | None = None  # of that thread
+    bell: Bell = _silent  # replaced when the first follower comes
+    thread: int | None = None  # of a blocking leader; 0 while the computation changes threads
+    greenlet: ref[Any] | None = None  # the greenlet of a blocking leader
 
     def __init__(self, owner: Flights, key: str, loop: Loop | None, leader: Leader | None = None) -> None:
         self.owner = owner
         self.key = key
-        self.loop = loop  # of a suspending leader
-        self.leader = leader  # ends with its coroutine, whatever happens; None: it has landed
+        self.loop = loop  # of an async leader
+        self.leader = leader  # None: the flight has ended
         if loop is None:
             self.thread = get_ident()
-            current = getattr(sys.modules.get("greenlet"), "getcurrent", None)  # as `greenlets.here`, and a call less
+            current = getattr(sys.modules.get("greenlet"), "getcurrent", None)  # as `greenlets.here`, without the call
             if current is not None and current().parent is not None:
                 self.greenlet = ref(current())
         if leader is not None:
-            leader.flight = self  # both ways, until it ends
+            leader.flight = self  # a cycle until the flight ends
 
     def computes(self, label: str, lease: float, max_hold: float) -> None:
-        """From now on its leader computes: beyond `max_hold` it is taken for hung."""
+        """Note that the leader computes from now on. After `max_hold` seconds its computation counts as hung."""
         now = self.owner.clock()
         self.span, self.since = (label, lease, now + max_hold), now
         if self.watched and min(lease, max_hold) < SAFETY:
@@ -118,17 +124,17 @@ class Flight:
 
     @property
     def token(self) -> bytes | None:
-        """Of the lease that it may have."""
+        """The token of the leader's lease, or of the one it may be granted."""
         return None if self.leader is None else self.leader.token
 
     @property
     def work(self) -> object:
-        """The coroutine that leads it."""
+        """The coroutine that leads the flight."""
         leader = self.leader
         return None if leader is None or leader.work is None else leader.work()
 
     def look(self, now: float) -> float | None:
-        """Is there anything to wait for? If not, its followers are sent away. When to look again; None: never."""
+        """Release the followers if there is nothing left to wait for. Return when to look again; None: never."""
         if self.leader is not None and self.leader.gone:
             self.owner.end(self, None)
             return None
@@ -155,20 +161,22 @@ class Flight:
 
     @property
     def _waited_since(self) -> float:
-        """Until it computed here, it was somebody else's lease that was waited for."""
+        """Since when followers wait for a computation in this process. Before it began, they waited for another
+        lease."""
         return self.followed_since if self.since is None else max(self.followed_since, self.since)
 
     def _end(self, now: float) -> float:
-        """When there is nothing to wait for any more, as far as can be said now."""
+        """Return the moment from which waiting is pointless, as far as is known; inf if it is not."""
         loop = self.loop
         if not self.is_under_way():
             return now
         if self.span is not None:
             return self.span[2]
         if loop is None:
-            return inf  # in a thread of its own: its engine answers, or doesn't in time
+            return inf  # a thread of its own: the engine answers, or its client times out
         if self.probed is not None:
-            return self.probed + SAFETY  # its loop rests, or is blocked, and nothing is computed that could be lost
+            # The loop does not run or is blocked, and no computation has begun that could be lost.
+            return self.probed + SAFETY
         self.probed = now
         try:
             loop.call_soon_threadsafe(self._answer)
@@ -189,42 +197,42 @@ class Flight:
         return self.callers > (0 if self.caller_left else 1)
 
     def hand_over(self) -> None:
-        """The computation goes on in another thread: its caller isn't inside it any more."""
+        """Note that the computation moves to another thread, so that its caller is no longer inside it."""
         if self.thread is not None:
-            self.thread = 0  # until it is there
+            self.thread = 0  # until the other thread sets its own
 
     def is_under_way(self) -> bool:
-        """It may land: its leader is not gone, nor was its loop closed under it."""
+        """Whether the flight can still end normally: its leader exists, and the leader's event loop is open."""
         leader = self.leader
         if self.ended or (leader is not None and leader.gone):
             return False
         return self.thread is not None or self.loop is None or not self.loop.is_closed()
 
     def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
-        """The computation goes on without its caller."""
+        """Let this coroutine lead the flight: the computation goes on without its caller."""
         if self.leader is not None:
             self.leader.answered_by(work)
 
     def over(self) -> None:
-        """The task of its computation has ended. One that was cancelled before its first step has ended nothing."""
+        """End the flight if its task did not, as a task that was cancelled before its first step."""
         if not self.ended:
             self.owner.end(self, None)
 
     def waits_in(self, loop: Loop | None) -> bool:
-        """Is it led, or followed, by a task of this loop?"""
+        """Whether a task of this loop leads or follows the flight."""
         return loop is not None and (loop is self.loop or (self.loops is not None and loop in self.loops))
 
     def led_here(self) -> bool:
-        """Is it the caller who leads it? Told by the thread and the greenlet, where no context tells."""
+        """Whether the caller itself leads, judging by thread and greenlet where no context tells."""
         return self.thread == get_ident() and self.greenlet == greenlets.here()
 
     def led_beside(self) -> bool:
-        """Does a greenlet lead it that can't go on while the caller blocks its thread?"""
+        """Whether the leader is a greenlet of this thread that cannot run while the caller blocks the thread."""
         return self.thread == get_ident() and self.greenlet != greenlets.here() and not greenlets.cooperative()
 
 
 class Computing:
-    """The computation of some flights, as a context: a call inside it knows which leases its caller holds."""
+    """A context manager around a computation of some flights, so that calls inside it know which leases are held."""
 
     __slots__ = ("_before", "_flights")
 
@@ -242,28 +250,28 @@ class Computing:
         _inside.set(self._before)
 
 
-# Weakly: tasks, timers and connections that are begun in a computation have a copy of its context for as long as they
-# live, and the flight has its error, with all frames that this has passed. Who computes refers to its flight.
+# Weak references: tasks, timers and connections that a computation starts keep a copy of its context for as long as
+# they live. A flight may have an error with all the frames that it has passed. The computation itself refers to it.
 _inside: ContextVar[tuple[ref[Flight], ...]] = ContextVar("stampede_inside", default=())
 
 
 def _current_flights() -> list[Flight]:
-    """The flights inside whose computations the caller is."""
+    """Return the flights whose computations the caller is inside."""
     return [flight for reference in _inside.get() if (flight := reference()) is not None and not flight.ended]
 
 
 def nested() -> bool:
-    """Is this call made by a computation, which holds a lease?"""
+    """Whether this call is made by a computation, which holds a lease."""
     return bool(_current_flights())
 
 
 def leave_computations() -> None:
-    """This context is no computation's: what runs in it holds no caller up."""
+    """Mark this context as outside all computations: no caller waits for what runs in it."""
     _inside.set(())
 
 
 class Flights:
-    """The flights of one cache. Decides under its lock, wakes outside it."""
+    """The flights of one cache. Decisions are made under the process lock, and bells are rung outside it."""
 
     clock = staticmethod(time.monotonic)
 
@@ -272,7 +280,7 @@ class Flights:
         forks.in_child(self.forget_all)
 
     def forget_all(self) -> None:
-        """We are a forked child: the flights are the parent's, and their leaders aren't here."""
+        """Forget all flights in a forked child: they are the parent's, and their leaders do not run here."""
         for flight in self._flights.values():
             flight.ended = True
             if flight.leader is not None:
@@ -287,7 +295,10 @@ class Flights:
         anew: Callable[[], bool] | None = None,
         leader: Leader | None = None,
     ) -> tuple[Flight, bool]:
-        """The key's flight, and whether the caller is to lead it. `anew`: whether not to join one that is under way."""
+        """Return the flight of the key, and whether the caller leads it.
+
+        If `anew` returns True, the caller starts a new flight, and one that is under way is detached.
+        """
         with process_lock.lock:
             flight, alone = self._flights.get(key), anew is not None and anew()
             if flight is not None and not alone and flight.is_under_way():
@@ -313,32 +324,32 @@ class Flights:
         return flight, leading
 
     def _look_after(self, flight: Flight) -> None:
-        """Somebody waits for it."""
+        """Have the watch look after a flight that has its first follower."""
         flight.followed_since = now = self.clock()
         _, lease, until = flight.span or ("", inf, inf)
         flight.watched = self.watch(flight, min(now + lease, until, now + SAFETY))
 
     def watch(self, flight: Flight, moment: float) -> bool:
-        """Have it looked after from that moment on, as somebody waits for it. False: nobody can."""
+        """Have the flight looked at from that moment on. False: no thread could be started for it."""
         return watch.add(flight, moment)
 
     def get(self, key: str) -> Flight | None:
-        """That of the key, if it is under way."""
+        """Return the flight of the key if it is under way."""
         return self._flights.get(key)
 
     def computing(self, key: str) -> Flight | None:
-        """The flight of this key, inside whose computation the caller itself is."""
+        """Return the flight of this key if the caller is inside its computation."""
         if not _inside.get() and key not in self._flights:
             return None
         for flight in _current_flights():
             if flight.key == key and flight.owner is self and flight.is_under_way():
                 return flight
-        # Perhaps it is the very thread that leads it, in a context of its own (a signal, a finalizer).
+        # The caller may be on the leading thread in another context (a signal handler, a finalizer).
         led = self._flights.get(key)
         return led if led is not None and led.led_here() and led.is_under_way() else None
 
     def leave(self, flight: Flight, leader: Leader | None = None) -> bool:
-        """One caller less. True: it was the last one, and the computation was cancelled."""
+        """Remove one caller. Return True if it was the last one, so that the computation was cancelled."""
         with process_lock.lock:
             if leader is None:
                 flight.callers -= 1
@@ -357,28 +368,30 @@ class Flights:
         return cancel is not None
 
     def end(self, flight: Flight, result: Result | None) -> None:
-        """Land: the followers share what may be shared, and claim again otherwise."""
+        """End the flight. Followers take the result as far as it may be shared; otherwise they claim again."""
         leader = flight.leader
         if result is None and leader is not None:
             leader.give_back()
         with process_lock.lock:
             flight.ended = True
             if flight.cancel is not None:
-                flight.cancel = None  # and this to the task, which refers to its error
+                flight.cancel = None  # it refers to the task, which refers to its error
             bell = flight.bell
             if bell is not _silent and result is not None and not flight.detached and flight.has_followers:
                 flight.result = result.for_followers()
             if self._flights.get(flight.key) is flight:
-                self._flights.pop(flight.key, None)  # a finalizer may have done so just now
+                self._flights.pop(flight.key, None)  # a finalizer may just have done so
         if bell is not _silent:
             bell.ring()
         if leader is not None:
-            leader.work = None  # not before: if this is interrupted, the end of its coroutine comes here again
+            leader.work = None  # last: if this is interrupted, the end of the coroutine calls this method again
             leader.flight = flight.leader = None
 
     def offer(self, flight: Flight, result: Result) -> None:
-        """Send the followers home with what is there, unless they would rather wait: until another bell rings. Who
-        comes later asks the engine: it may have changed by then."""
+        """Offer followers a value that they may take at once. Those that prefer to wait get a new bell.
+
+        The flight is closed to new callers, which ask the engine: the value may have changed by then.
+        """
         with process_lock.lock:
             bell = flight.bell
             if not flight.detached:
@@ -389,14 +402,15 @@ class Flights:
         bell.ring()
 
     def detach(self, key: str) -> None:
-        """Who calls from now on starts a new flight; this one's result goes to its leader alone."""
+        """Start a new flight for calls from now on. The result of the old one goes to its leader alone."""
         with process_lock.lock:
             flight = self._flights.pop(key, None)
         if flight is not None:
             self._cut(flight)
 
     def cut(self, flight: Flight) -> None:
-        """It hangs. Who waits for it asks anew, and one of them leads; what it gives in the end is its leader's own."""
+        """Give up a flight that hangs. Its followers claim again, and one of them leads; its result is for its
+        leader alone."""
         with process_lock.lock:
             if flight.ended:
                 return
@@ -418,4 +432,4 @@ class Flights:
 
     def _forget(self, flight: Flight) -> None:
         if self._flights.get(flight.key) is flight:
-            self._flights.pop(flight.key, None)  # a finalizer may have done so just now
+            self._flights.pop(flight.key, None)  # a finalizer may just have done so
