@@ -1,5 +1,5 @@
-"""How one call is answered: from a key to a value, with one computation for all callers that want it.
+"""Answers one call: from a key to a value, with one computation for all callers that want it.
 
-Here are the six steps of the algorithm, and what surrounds them in this process. What an engine stores and decides
-belongs to `engines`; rules that need no input or output belong to `model`. Begin with `fill.py`.
+Here are the six steps of the algorithm, and the parts of this process that they need. What an engine stores and
+decides belongs to `engines`; rules that need no input or output belong to `model`. Begin with `fill.py`.
 """

@@ -1,8 +1,8 @@
-"""What a computation gives, or raises, in a place at its origin, where that has caps.
+"""Runs computations in a place at their origin, where the origin has caps.
 
-Whoever waits for a place has its key's lease, which is renewed meanwhile: so one caller of each key waits there, and
-all others wait for him. What it waits is no part of the computation's cost, nor of the time for which its lease is
-renewed.
+A caller that waits for a place holds the lease of its key, which is renewed meanwhile. So one caller of each key waits
+for a place, and all others wait for that caller. The wait counts neither as cost of the computation nor as part of
+the time for which the lease is renewed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Stay:
-    """A computation's time at its origin. What it leaves running has its context, and so this, for longer."""
+    """A computation's stay at its origin. Tasks that it leaves running keep this in their context for longer."""
 
     __slots__ = ("origin", "over")
 
@@ -40,14 +40,17 @@ _inside: ContextVar[tuple[_Stay, ...]] = ContextVar("stampede_origins", default=
 async def compute_at_origin(
     call: Call, kept: Entry[Any] | None, hold: Hold, flight: Flight, longest: float
 ) -> tuple[Any, BaseException | None, float]:
-    """The value or the error, and the seconds that it has taken. The place is the call's until it has landed."""
+    """Compute in a place at the origin. Return the value or the error, and the seconds that the computation took.
+
+    The call keeps its place until the value is stored.
+    """
     gate = gate_of(call)
     if gate is not None:
         try:
             await enter(call, kept, gate, longest)
         except OriginFull as full:
             return None, full.with_traceback(None), 0.0
-    hold.bound(longest)  # also of who needs no place
+    hold.bound(longest)  # also if no place is needed
     flight.computes(call.label, call.policy.lease, longest)
     began, work = call.now, call.resources.colour.call(call.origin)
     return *await ended(work if call.place is None else run_in_place(call, call.place, work)), call.now - began
@@ -56,7 +59,7 @@ async def compute_at_origin(
 async def load_at_origin(
     call: Call, kept: Entry[Any] | None, begin: Callable[[], object], work: Coroutine[Any, Any, T]
 ) -> T:
-    """What a batch's work gives, likewise. OriginFull: it has not begun."""
+    """Run a batch's work in a place at the origin. If OriginFull is raised, the work has not begun."""
     gate = gate_of(call)
     try:
         if gate is not None:
@@ -69,7 +72,7 @@ async def load_at_origin(
 
 
 async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float) -> None:
-    """Take a place at the origin for this call. OriginFull: there was none in time."""
+    """Take a place at the origin for this call. Raise OriginFull if none was free in time."""
     began, outcome, origin = call.now, "full", call.policy.origin or ""
     try:
         call.place = await gate.enter(call.resources.colour, place_wait(call, kept, gate), call.policy.lease, longest)
@@ -80,7 +83,7 @@ async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float)
 
 
 async def run_in_place(call: Call, place: OriginPlace, work: Coroutine[Any, Any, T]) -> T:
-    """What it gives. What it calls meanwhile needs no other place there."""
+    """Run the work. Calls that it makes to the same origin need no second place."""
     began, before, stay, failed = call.now, _inside.get(), _Stay(place.origin), False
     _inside.set((*before, stay))
     try:
@@ -90,12 +93,12 @@ async def run_in_place(call: Call, place: OriginPlace, work: Coroutine[Any, Any,
         raise
     finally:
         stay.over = True
-        _inside.set(before)  # no reset: one that is destroyed ends in another context
+        _inside.set(before)  # not `reset`: a coroutine that is destroyed ends in another context
         place.ended(call.resources.scope, call.now - began, failed=failed)
 
 
 async def leave_origin(call: Call) -> None:
-    """Let the next one in."""
+    """Give the place back, so that the next computation may start."""
     place, call.place = call.place, None
     if place is not None:
         add(PLACES, place.origin, amount=-1)
@@ -103,7 +106,7 @@ async def leave_origin(call: Call) -> None:
 
 
 def drop_place(call: Call) -> None:
-    """The same where nothing can be awaited any more."""
+    """Give the place back where nothing can be awaited any more."""
     place, call.place = call.place, None
     if place is not None:
         add(PLACES, place.origin, amount=-1)
@@ -111,7 +114,7 @@ def drop_place(call: Call) -> None:
 
 
 def gate_of(call: Call) -> Gate | None:
-    """The caps under which this call computes. One that computes at this origin already has its place there."""
+    """Return the caps for this call, or None: the origin has none, or the call is inside a computation with a place."""
     origin = call.policy.origin
     if origin is None or any(each.origin == origin and not each.over for each in _inside.get()):
         return None
@@ -119,9 +122,13 @@ def gate_of(call: Call) -> Gate | None:
 
 
 def place_wait(call: Call, kept: Entry[Any] | None, gate: Gate) -> float:
-    """Seconds that it waits for a place: none, where what is kept does as well. An early refresh gives way."""
+    """Return how many seconds the call waits for a place: 0 if a stored value is good enough instead.
+
+    An early refresh never waits, and leaves the place to others.
+    """
     spared = kept is not None and not call.force and (kept.fresh > 0 or gate.when_full == "stale")
     if spared or gate.when_full == "raise":
         return 0.0
     left = inf if call.policy.limit is None else max(call.policy.limit - call.waited, 0.0)
-    return min(left, call.policy.lease) if call.nested else left  # who is inside may wait for its other lease
+    # The place may be held by a computation that waits for our other lease.
+    return min(left, call.policy.lease) if call.nested else left

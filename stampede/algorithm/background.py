@@ -1,4 +1,4 @@
-"""Places beside the caller, for computations that nobody is to wait for: tasks, and bounded pools of daemon threads."""
+"""Places for computations whose caller may stop waiting: tasks, and bounded pools of daemon threads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stampede.runtime.threads import ThreadPool, with_signals_of_caller
 __all__ = ["BackgroundPlace", "Workers"]
 
 LOST = 32
-"""Places at most that are given to others while the jobs that were begun in them hang, perhaps for ever."""
+"""The largest number of extra places, for jobs that hang in theirs, perhaps for ever."""
 
 
 class Workers:
-    """At most `limit` jobs at once. A place is reserved before there is a job, so that no job waits in a queue."""
+    """At most `limit` jobs at once. A place is reserved before its job exists, so that no job waits in a queue."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
@@ -33,11 +33,11 @@ class Workers:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self.taken: dict[object, float] = {}  # places, and the moment from which the job in each counts as hung
+        self.taken: dict[object, float] = {}  # by place: the moment from which its job counts as hung
         self._lock = threading.RLock()  # reentrant, for finalizers and signals
 
     def reserve(self) -> object | None:
-        """Return a place, which `free` or the end of a job gives back. None: all are taken."""
+        """Return a place, or None if all are taken. `free` or the end of its job gives it back."""
         place, now = object(), time.monotonic()
         with self._lock:
             busy = sum(hung > now for hung in self.taken.values())
@@ -51,7 +51,8 @@ class Workers:
             self.taken.pop(place, None)
 
     def run(self, place: object, act: Callable[[], object], longest: float) -> None:
-        """Run a job in a reserved place. After `longest` seconds the place is given to others, too."""
+        """Run a job in a reserved place. After `longest` seconds the job counts as hung, and another may take the
+        place."""
         with self._lock:
             self.taken[place] = time.monotonic() + longest
         self._pool.do(partial(self._do, place, act))
@@ -64,12 +65,15 @@ class Workers:
 
 
 _refreshers = Workers(4, "stampede-refresh")
-_beside = Workers(256, "stampede-beside")  # for those who wait, each in a thread of its own: not to be fewer than these
+# Each waiting caller has a thread of its own, so there must be at least this many.
+_beside = Workers(256, "stampede-beside")
 
 
 class BackgroundPlace:
-    """A place beside the caller, for the computation that its claim may be granted: a task, or a thread of a pool, in a
-    copy of the caller's context."""
+    """Where the computation of one call can run beside its caller: a task, or a thread of a pool.
+
+    It runs in a copy of the caller's context.
+    """
 
     def __init__(self, colour: Colour, policy: Policy) -> None:
         self._colour = colour
@@ -77,13 +81,13 @@ class BackgroundPlace:
         self._thread: object | None = None
 
     def reserve(self) -> bool:
-        """Return whether there is a place, which may have been reserved before."""
+        """Return whether there is a place, reserving one if necessary."""
         if self._thread is None and not self._colour.suspending:
             self._thread = self._workers.reserve()
         return self._colour.suspending or self._thread is not None
 
     def free(self) -> None:
-        """Give the place back, if it wasn't needed."""
+        """Give the place back if it was not needed."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._workers.free(thread)
@@ -91,10 +95,10 @@ class BackgroundPlace:
     def begin(
         self, work: Coroutine[Any, Any, Any], bell: Bell, longest: float, *, waits: bool
     ) -> Callable[[], object] | None:
-        """Run the work in the reserved place, and return what cancels it, if anything can.
+        """Run the work in the reserved place, and return a function that cancels it, or None.
 
-        After `longest` seconds it counts as hung. If its caller `waits` it is a part of what the caller computes, and
-        has that context. The bell also rings for a task that was cancelled before its first step.
+        After `longest` seconds it counts as hung. If the caller waits (`waits`), the work is part of the caller's
+        computation and keeps that context. The bell also rings for a task that is cancelled before its first step.
         """
         context = copy_context()
         if not waits:

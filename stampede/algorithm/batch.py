@@ -1,7 +1,7 @@
-"""Many keys at once: a flight and a lease for each, and one way to load what is missing.
+"""Many keys at once: each has a flight and a lease, and one function loads all that are missing.
 
-What becomes of a key is decided in `fill.py`, as for a single one: what is served meanwhile, what covers a failure,
-what is kept.
+`fill.py` decides what happens to each key, as for a single one: what is served meanwhile, what is served after a
+failure, and what is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["value_of_each"]
 
 T = TypeVar("T")
 TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
-"""How long a key's value is fresh, where that is not its policy's."""
+"""Returns a key's own `ttl`, or None to use the one of the policy."""
 
 
 async def value_of_each(
@@ -46,7 +46,10 @@ async def value_of_each(
     once: Once | None = None,
     ttl_of: TtlOf = lambda key: None,
 ) -> dict[str, Any]:
-    """What is there, what others compute, and what `loader` gives for the rest; what that leaves out is left out."""
+    """Return the value of each key: stored, computed by another caller, or loaded by `loader`.
+
+    Keys that the loader leaves out are left out.
+    """
     look = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in keys if (found := look(key)) is not None}
     missing = [key for key in keys if key not in values]
@@ -62,7 +65,10 @@ async def _fetch(
     ttl_of: TtlOf,
     seen: Mapping[str, Entry[Any]] = MappingProxyType({}),
 ) -> dict[str, Result]:
-    """Nothing is waited for while a lease is held: two batches in opposite order can't block each other."""
+    """Return the result of each key, without waiting for another lease while holding one.
+
+    So two batches that have the same keys in opposite order cannot block each other.
+    """
     if not keys:
         return {}
     results: dict[str, Result] = {}
@@ -74,14 +80,14 @@ async def _fetch(
         waited += batch.asked
         if not batch.others:
             break
-        # Who computes one of them computes more of them, mostly: when that one is there, the others are, too, or are to
-        # be had by all at once. After twice as many each time, or a thousand others that end one by one would have
-        # all that are left be asked for a thousand times.
+        # A caller that computes one of these keys usually computes several. When the first one is there, the others are
+        # too, or can be claimed together. Wait for twice as many keys each time: if a thousand keys ended one by one, a
+        # claim after each of them would ask for all that remain a thousand times.
         for key in batch.others[:one_by_one]:
             began = monotonic()
             left = _with(policy.after(waited, began - start), ttl_of(key))
             results[key] = await scope.fetch(key, loader.origin(key), left, once=once)
-            if not results[key].stored:  # or it was computed here after all
+            if not results[key].stored:  # False also if it was computed here after all
                 waited += monotonic() - began
         others, one_by_one = batch.others[one_by_one:], 2 * one_by_one
         if not others:
@@ -94,7 +100,7 @@ def _with(policy: Policy, ttl: Callable[[Any], Any] | None) -> Policy:
 
 
 class _Batch:
-    """One caller's keys; `others` are those that somebody else computes."""
+    """One caller's keys. `others` are the keys that other callers compute."""
 
     def __init__(
         self,
@@ -111,14 +117,14 @@ class _Batch:
         self._policy = policy
         self._once = once
         self._ttl_of = ttl_of
-        self._seen = seen  # what is due
-        self._led: dict[str, WantedKey] = {}  # their flights are ours
-        self._work: Callable[[], Any]  # gives the coroutine that leads all these flights
+        self._seen = seen  # entries that are due for refresh
+        self._led: dict[str, WantedKey] = {}  # the keys whose flights this batch leads
+        self._work: Callable[[], Any]  # returns the coroutine that leads all these flights
         self.others: list[str] = []
-        self.asked = 0.0  # for so many seconds
+        self.asked = 0.0  # seconds spent on asking the engine
 
     def claim(self, keys: Iterable[str]) -> Coroutine[Any, Any, dict[str, Result]]:
-        """What is there, and what is ours to compute."""
+        """Claim the keys, and compute those that are granted. Return the results of both."""
         work = self._claim(keys)
         self._work = ref(work)
         return work
@@ -148,7 +154,7 @@ class _Batch:
     async def _ask(
         self, keys: Iterable[str], place: BackgroundPlace | None
     ) -> tuple[dict[str, Result], list[WantedKey]]:
-        """Claim all at once: what is there, and what we may compute."""
+        """Claim all keys together. Return the results that are known, and the keys that were granted."""
         results: dict[str, Result] = {}
         granted: list[WantedKey] = []
         trouble: BaseException | None = None
@@ -167,13 +173,13 @@ class _Batch:
             asking = [led for key, led in self._led.items() if key not in results]
             answers = deque(await self._at_once([fill(each.call) for each in asking]))
         except GeneratorExit:
-            raise  # nothing can be awaited: what they may owe is given back with their flights
-        except BaseException:  # some may have been granted by now
+            raise  # nothing can be awaited now: `Flights.end` gives back what was granted
+        except BaseException:  # some keys may have been granted by now
             await self._release(self._led.values())
             raise
         answer: Result | BaseException | None = None
         for each in asking:
-            answer = answers.popleft()  # an error refers to this frame: at the end it has none left
+            answer = answers.popleft()  # popped, because an error in the list would refer to this frame
             if isinstance(answer, MayCompute):
                 each.kept = answer.entry
                 granted.append(each)
@@ -193,7 +199,7 @@ class _Batch:
         return results, granted
 
     async def _at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """Return what each piece of work gave. The engine is asked for all of them together."""
+        """Run each piece of work, and return what it gave. The engine is asked for all of them together."""
         began = monotonic()
         try:
             return await self._scope.at_once(work)
@@ -201,12 +207,12 @@ class _Batch:
             self.asked += monotonic() - began
 
     def _lead(self, today: str, key: str, began: float) -> None:
-        """Lead the key's flight, unless somebody does."""
+        """Lead the key's flight, or add the key to `others` if another caller leads it."""
         local_tier = self._scope.core.local_tier
         policy = _with(self._policy, self._ttl_of(key))
         call = self._scope.of_many(today, key, self._loader.origin(key), policy, began, self._once)
         call.sample = local_tier.sample(call.key)
-        call.answered_by(self._work())  # and no name for it here: frames may be kept for long
+        call.answered_by(self._work())  # without a local variable: a traceback may keep this frame for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
             self._led[key] = WantedKey(key, call, flight)
@@ -216,7 +222,7 @@ class _Batch:
             self.others.append(key)
 
     async def _release(self, held: Iterable[WantedKey]) -> None:
-        """Give leases back without a word: who waited for one tries by itself."""
+        """Give leases back without a verdict, so that their waiters try by themselves."""
         await self._colour.shielded(self._release_all(list(held)))
 
     async def _release_all(self, held: Sequence[WantedKey]) -> None:
@@ -233,11 +239,11 @@ class _Batch:
     # -- the computations -----------------------------------------------------------------------------------------
 
     async def _compute_in_background(self, place: BackgroundPlace, granted: list[WantedKey]) -> dict[str, Result]:
-        """Have all computed in that place, as long as their caller waits for the most patient of them."""
+        """Compute all granted keys in the background, while the caller waits as long as its most patient key allows."""
         delivery: Delivery[dict[str, Result] | BaseException] = Delivery()
         waits = any(each.own_wait_left > 0 or each.kept is None for each in granted)
         longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in granted)
-        await self._release(granted)  # who computes there claims them for himself
+        await self._release(granted)  # the background work claims them anew
         work = self._refresh({each.key: each.kept for each in granted}, delivery)
         cancel = place.begin(work, delivery.bell, longest, waits=waits)
         seconds = max(each.own_wait_left for each in granted)
@@ -270,7 +276,7 @@ class _Batch:
     async def _refresh(
         self, kept: dict[str, Entry[Any] | None], delivery: Delivery[dict[str, Result] | BaseException]
     ) -> None:
-        """A batch of its own, whose caller waits for it."""
+        """Run a batch of its own in the background, and deliver its results."""
         results: dict[str, Result] = {}
         policy = self._policy.with_options(background=False, patience=None, deadline=None)
         seen = {key: entry for key, entry in kept.items() if entry is not None and entry.fresh > 0}
@@ -279,21 +285,21 @@ class _Batch:
             delivery.put({key: result.for_followers() for key, result in results.items()})
         except GeneratorExit:
             raise
-        except BaseException as error:  # its caller hears of it, or nobody
+        except BaseException as error:  # the caller raises it, if it still waits
             delivery.put(error)
         finally:
             empty(results)
             delivery.bell.ring()
 
     async def _compute(self, granted: list[WantedKey]) -> dict[str, Result]:
-        """Load under all the leases; then each key lands by itself."""
+        """Load the keys under their leases, and finish each key by itself."""
         results: dict[str, Result] = {}
         answers: Mapping[str, Computed] = {}
         result: Result | BaseException | None = None
         try:
             with ExitStack() as stack:
                 hold, parts, capped = {}, list(self._loader.parts(granted)), self._policy.origin is not None
-                for number, part in enumerate(parts, 1):  # those that come later are held for as much longer
+                for number, part in enumerate(parts, 1):  # later parts are held for longer
                     for each in part:
                         longest = number * each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
                         held = each.call.resources.hold(each.call, inf if capped else longest)
@@ -313,7 +319,7 @@ class _Batch:
                         results[each.key] = result
                         failed = failed or (result.error is not None and not result.is_nothing)
                     await self._leave_origins(part)
-                    for each in part:  # who waits for these needn't wait for the other parts
+                    for each in part:  # waiters for these need not wait for the other parts
                         each.call.resources.flights.end(each.flight, results[each.key])
                     if failed:
                         break
@@ -325,8 +331,8 @@ class _Batch:
         finally:
             for each in granted:
                 each.call.resources.flights.end(each.flight, results.get(each.key))
-            del answers, result  # their errors refer to this frame
-        return results  # those in here are let go of by whoever raises one
+            del answers, result  # errors inside them refer to this frame
+        return results  # the caller that raises one of the errors drops the others
 
     async def _leave_origins(self, part: list[WantedKey]) -> None:
         for each in part:
@@ -340,7 +346,7 @@ def _begin(wanted: WantedKey, hold: Hold, longest: float) -> None:
 
 
 def _serve_late(wanted: WantedKey) -> Result:
-    """What is kept, as nobody waits any longer for what is computed."""
+    """Return the stored value because the caller no longer waits. Raise WaitTimeout if there is none."""
     if wanted.kept is None:
         raise deadline_error(wanted.call)
     return served(wanted.call, wanted.kept, "computing", until=wanted.call.policy.lease)

@@ -57,7 +57,7 @@ class Gates(Protocol):
 
 
 class Once(Protocol):
-    """Remembers which keys were computed anew, so that each of them is computed anew once."""
+    """A memory of the keys that were computed anew, so that each of them is computed anew once."""
 
     def takes(self, owner: object, key: str) -> bool: ...
     def has(self, owner: object, key: str) -> bool: ...

@@ -1,4 +1,4 @@
-"""A codec in front of a shared engine: entries above, bytes below."""
+"""A codec in front of a shared engine: entries on this side, bytes on the engine's."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ class _Coded:
         return entry.holding(self._codec.encode(key, entry))
 
     def decoded(self, key: str, sealed: Entry[Any] | None, lease: bytes | None = None) -> Entry[Any] | None:
-        """Return the entry in the bytes, with the time left that the engine tells; None if they are not to be believed.
-        With `lease`, only the entry that was computed under it: its id is then that token."""
+        """Decode the entry, with the time left that the engine reports. Return None if the bytes cannot be trusted.
+
+        With `lease`, the entry is accepted only if it was computed under that lease, so that its id is that token.
+        """
         if sealed is None:
             return None
         try:
             entry = self._codec.decode(key, sealed.value)
             if lease is not None and entry.id != lease:
-                raise CodecError("it was sent as another computation's")
+                raise CodecError("it carries the id of another computation")
         except AnotherVersion:
             return None
         except CodecError as error:
             self._report_bad(key, sealed.id, error)
             return None
         entry.id = sealed.id
-        # What the engine says is in nobody's seal, and goes by a clock that may be set back: it can only take away.
-        # (Written so that what is no number is the end.)
+        # The engine's durations are in no seal, and its clock may be set back: they can only shorten the entry's life.
+        # (Written so that NaN ends it.)
         if not sealed.fresh >= entry.fresh:
             entry.fresh = sealed.fresh
         if not sealed.keep >= entry.keep:
@@ -55,26 +57,29 @@ class _Coded:
 
 
 SideKeys = dict[tuple[str, bytes], str]
-"""By key and token: the keys of leases that stand beside another version's entry, of holders here and elsewhere. (A
-token alone may be that of several keys, as memcached's are.)"""
+"""By key and token: where the entry of a lease is stored, if another version's entry has the key.
+
+The holders of these leases may be here or in other processes. The token alone is not enough: on memcached, several
+keys may have the same one.
+"""
 
 MOST_BESIDE = 10_000
-"""Such leases of which one function knows. The oldest is forgotten, and lost if it still stands."""
+"""The largest number of such leases that one function remembers. The oldest is dropped; if it was valid, it is lost."""
 
 LEFT_ALONE = 3600.0
-"""Seconds for which an entry of another version of the application is left alone. Then one's own takes its place."""
+"""Seconds for which an entry of another version of the application is left alone. After that it is replaced."""
 
 
 class EncodedClaims(_Coded):
-    """`Claims` of entries over an engine's `Claims` of bytes.
+    """`Claims` of entries, on top of an engine's `Claims` of bytes.
 
-    During a deploy, two versions of an application share a key, and one can't read the other's entry. The second
-    version keeps its own entry under a key made from the first one's id: an invalidation by either version ends
-    both.
+    During a deploy, two versions of an application share a key, and one cannot read the other's entry. The second
+    version stores its own entry under a side key, made from the id of the first one's entry. An invalidation by either
+    version ends both.
     """
 
     def __init__(self, port: Claims, codec: Coder, report_bad: BadBytes, store: Store, side_keys: SideKeys) -> None:
-        """`side_keys` is shared by all ports of a scope."""
+        """Create the port. All ports of a scope share `side_keys`."""
         super().__init__(codec, report_bad)
         self._port = port
         self._store = store
@@ -87,11 +92,12 @@ class EncodedClaims(_Coded):
             entry = self.decoded(physical, reply.entry)
             match reply:
                 case Found() if entry is not None:
-                    return Found(entry, reply.ticket if physical is key else ticket)  # both end with the key's own
+                    # Both entries end when the key changes.
+                    return Found(entry, reply.ticket if physical is key else ticket)
                 case Found(sealed) if physical is key and self._is_left_alone(key, sealed):
                     physical, ticket = _side_key(key, sealed.id), reply.ticket
                 case Found(sealed):
-                    ask = replace(ask, seen=sealed.id)  # a miss: the right to replace just these bytes
+                    ask = replace(ask, seen=sealed.id)  # a miss: claim the right to replace just these bytes
                 case Granted(fence=fence):
                     self._note(token, key, physical)
                     return Granted(entry, fence)
@@ -100,15 +106,16 @@ class EncodedClaims(_Coded):
                     return Busy(holder, lease, entry)
                 case Failed(verdict=verdict, rest=rest):
                     return Failed(verdict, entry, rest)
-        restless = EngineError(f"the engine has unreadable bytes for {key!r}, and new ones each time it is asked")
-        restless.partial = True  # of all others it may have what is good
+        restless = EngineError(f"the engine has unreadable bytes for {key!r}, and different ones each time it is asked")
+        restless.partial = True  # other keys may be readable
         raise restless
 
     def _is_left_alone(self, key: str, sealed: Entry[Any]) -> bool:
         try:
             self._codec.decode(key, sealed.value)
         except AnotherVersion as other:
-            return other.ttl - sealed.fresh < LEFT_ALONE  # never true without an end: its age is not known
+            # An entry without an end is not left alone, as its age is unknown.
+            return other.ttl - sealed.fresh < LEFT_ALONE
         except CodecError:
             pass
         return False
@@ -116,7 +123,7 @@ class EncodedClaims(_Coded):
     def _note(self, token: bytes, key: str, physical: str) -> None:
         if physical is not key:
             if len(self._side_keys) >= MOST_BESIDE:
-                with suppress(StopIteration, RuntimeError):  # another thread makes room, too
+                with suppress(StopIteration, RuntimeError):  # another thread may make room at the same time
                     self._side_keys.pop(next(iter(self._side_keys)), None)
             self._side_keys[key, token] = physical
 
@@ -126,7 +133,7 @@ class EncodedClaims(_Coded):
         self._side_keys.pop((key, token), None)
         if stored and physical is not key:
             (first,) = await self._store.get([key])
-            return first is not None and _side_key(key, first.id) == physical  # or the key was changed meanwhile
+            return first is not None and _side_key(key, first.id) == physical  # False if the key was changed meanwhile
         return stored
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
@@ -139,7 +146,7 @@ class EncodedClaims(_Coded):
         news = await self._port.wait(key, busy, timeout)
         if news is None:
             return None
-        # What was pushed has the lease's token for its id; what was read (memcached) need not.
+        # A pushed entry's id is the token of the lease. One that was read (memcached) may have another id.
         entry = self.decoded(key, news.entry, busy.token if news.entry.id == busy.token else None)
         return Found(entry, news.ticket) if entry is not None else None
 
@@ -152,7 +159,7 @@ def _side_key(key: str, id: bytes) -> str:
 
 
 class EncodedStore(_Coded):
-    """`Store` of entries over an engine's `Store` of bytes."""
+    """`Store` of entries, on top of an engine's `Store` of bytes."""
 
     def __init__(self, port: Store, codec: Coder, report_bad: BadBytes) -> None:
         super().__init__(codec, report_bad)
@@ -169,7 +176,7 @@ class EncodedStore(_Coded):
         return await self._port.replace(key, seen, self.encoded(key, entry))
 
     async def damaged(self, key: str) -> bytes | None:
-        """The id of what is kept, if it is damaged: to its readers it is nothing."""
+        """Return the id of the stored bytes if they are damaged. Readers see nothing there."""
         (sealed,) = await self._port.get([key])
         try:
             if sealed is not None:
@@ -187,10 +194,11 @@ class EncodedStore(_Coded):
         return await self._port.invalidate(key)
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # who asks has made sure
+        return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # the caller has checked
 
     def sealed(self, asked: Sequence[Asked]) -> list[Asked]:
-        """All, before the first is sent: a value that is refused leaves the others as they were."""
+        """Encode the entries of all questions before the first is sent: if one value is refused, nothing has
+        changed."""
         return [
             Asked(verb, (key, *[self.encoded(key, each) if isinstance(each, Entry) else each for each in args]))
             for verb, (key, *args) in asked

@@ -38,7 +38,7 @@ _silent = _SilentBell()
 
 
 class Leader(ABC):
-    """Owns the flight that it leads, and its lease, if it has one.
+    """The owner of a flight, and of its lease, if it has one.
 
     Both end with the coroutine that answers the call. A weak reference to the coroutine notices that, because an
     exception that arrives inside our own code may skip any `finally`.

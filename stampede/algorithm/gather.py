@@ -1,5 +1,8 @@
-"""Many questions in one round trip, for blocking callers: the verbs of the engine are put aside until every coroutine
-waits for one, and are then asked at once. In an event loop, what is asked in one of its turns goes out together."""
+"""Many questions in one round trip, for blocking callers.
+
+Each coroutine's question is put aside until all coroutines wait for an answer; then all are asked at once. In an event
+loop this is not needed: what is asked in one turn of the loop is sent together.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ T = TypeVar("T")
 
 
 class Gathering(Claims, Looks):
-    """`Claims` whose verbs wait to be asked by `run_together`."""
+    """`Claims` whose verbs wait until `run_together` asks them."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         reply: Reply = await PutAside(Asked("claim", (key, token, ask)))
@@ -35,7 +38,7 @@ class Gathering(Claims, Looks):
         return stood
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        return None  # who asks for many waits for none of them
+        return None  # a call for many keys waits for none of them
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         renewed: bool = await PutAside(Asked("renew", (key, token, lease)))
@@ -45,7 +48,10 @@ class Gathering(Claims, Looks):
 def run_together(
     work: Sequence[Coroutine[Any, Any, T]], ask: Callable[[Sequence[Asked]], list[Any]]
 ) -> list[T | BaseException]:
-    """What each coroutine returned or raised. `ask` answers questions, each with a result or an error."""
+    """Run the coroutines, and return what each returned or raised.
+
+    `ask` sends many questions, and returns a result or an error for each.
+    """
 
     def answered(questions: dict[int, Asked]) -> dict[int, Any]:
         return dict(zip(questions, ask([*questions.values()]), strict=True))

@@ -1,4 +1,4 @@
-"""How the values of many keys are had: by one call of one function."""
+"""How the values of many keys are computed: by one call of one function."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["BatchFunction", "Computed", "WantedKey", "mapped"]
 
 @dataclass(slots=True)
 class WantedKey:
-    """One key that is ours to compute, and what is kept of it meanwhile."""
+    """A key that this batch may compute, and what is stored for it meanwhile."""
 
     key: str
     call: Call
     flight: Flight
     kept: Entry[Any] | None = None
-    begin: Callable[[], object] = lambda: None  # its computation does, now
+    begin: Callable[[], object] = lambda: None  # called when its computation begins
 
     @property
     def own_wait_left(self) -> float:
-        """Seconds that its caller waits for it, if it is computed beside him."""
+        """Seconds for which the caller waits for this key, if it is computed in the background."""
         return own_wait_left(self.call, self.kept)
 
 
 class Computed(NamedTuple):
-    """What came of one key's computation."""
+    """The outcome of one key's computation."""
 
     value: Any
     error: BaseException | None
@@ -46,7 +46,10 @@ class Computed(NamedTuple):
 
 
 class BatchFunction:
-    """One function of many keys, for `chunk` of them at once at most. `names` are the keys as it knows them."""
+    """A user's function of many keys, called for at most `chunk` keys at once.
+
+    `names` maps our keys to those that the function knows.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class BatchFunction:
         self._nothing = nothing
 
     def origin(self, key: str) -> Callable[[], Any]:
-        """How a key is computed by itself; LeftOut: there is nothing to be had."""
+        """Return a function that computes this key alone. It raises LeftOut if there is no value."""
         one = partial(self._one, key)
         return one if self._colour.suspending else lambda: run_blocking(one())
 
@@ -72,12 +75,12 @@ class BatchFunction:
         return self._picked(await self._values([key]), key)
 
     def parts(self, wanted: list[WantedKey]) -> Iterable[list[WantedKey]]:
-        """How many of them are loaded at once; a failure that nothing covers ends it."""
+        """Split the keys into parts that are loaded one after the other."""
         size = self._chunk or len(wanted) or 1
         return [wanted[start : start + size] for start in range(0, len(wanted), size)]
 
     async def load(self, wanted: list[WantedKey]) -> Mapping[str, Computed]:
-        """What came of each."""
+        """Call the function for these keys, and return the outcome of each."""
         keys = [each.key for each in wanted]
         first = wanted[0]
         work = load_at_origin(first.call, first.kept, lambda: [each.begin() for each in wanted], self._values(keys))
@@ -91,7 +94,7 @@ class BatchFunction:
 
     async def _values(self, keys: list[str]) -> Mapping[Any, Any]:
         names = [self._names[key] for key in keys]
-        values = await self._colour.call(lambda: self._function([*names]))  # which is the function's own
+        values = await self._colour.call(lambda: self._function([*names]))  # a copy, which the function may change
         return mapped(values, names)
 
     def _picked(self, values: Mapping[Any, Any], key: str) -> Any:
@@ -102,14 +105,19 @@ class BatchFunction:
 
 
 def mapped(values: Any, asked: Sequence[Any]) -> Mapping[Any, Any]:
-    """What a function of many keys has returned, if it is a mapping."""
+    """Return the result of a function of many keys if it is a mapping. Raise TypeError otherwise."""
     if not isinstance(values, Mapping):
-        raise TypeError(f"the function of many keys returned {type(values).__name__}: it must map keys to values")
+        raise TypeError(
+            f"the function of many keys returned {type(values).__name__}: return a mapping of keys to values"
+        )
     if values and not any(each in values for each in asked):
         given, kinds = next(iter(values)), {type(each) for each in asked}
-        if type(given) not in kinds:  # the ids of a query's rows are mostly of another type than those of a URL
+        if type(given) not in kinds:  # often ids are integers in query rows and strings in URLs
             _log.warning(
-                "a function of many keys was asked for %r, and has a value of %r: none is kept", asked[0], given
+                "a function of many keys was asked for %r, but returned a value for %r: no value is stored; "
+                "return a mapping whose keys are those that it was given",
+                asked[0],
+                given,
             )
     return values
 
@@ -120,10 +128,10 @@ async def _timed(clock: Callable[[], float], work: Awaitable[Any]) -> Computed:
 
 
 def _computed(get: Callable[[], Any], cost: float) -> Computed:
-    """One key's value, or what is wrong with it: its neighbours are kept all the same."""
+    """Return one key's value, or its error, which does not affect the other keys."""
     try:
         return Computed(get(), None, cost)
     except LeftOut as nothing:
         return Computed(None, nothing.with_traceback(None), cost)
-    except Exception as error:  # the mapping is the user's own
+    except Exception as error:  # raised by the user's mapping
         return Computed(None, error, cost)

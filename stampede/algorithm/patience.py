@@ -1,4 +1,4 @@
-"""How long a caller waits, and for what; and what becomes of it then."""
+"""How long a caller waits, for which computation, and what happens when its time is over."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
 T = TypeVar("T")
 
 
-# -- for somebody else's computation ------------------------------------------------------------------------------
+# -- for the computation of another caller --------------------------------------------------------------------------
 
 
 def wait_left(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
-    """Seconds that this caller may still wait for somebody's computation, and what becomes of it then.
+    """Return how many seconds the caller may still wait for another caller's computation, and what to do after that.
 
-    One that holds a lease itself waits no longer than a lease: the other may be waiting for it.
+    A caller that holds a lease itself waits at most one lease: the other computation may be waiting for this one.
     """
     wait = inf if call.policy.limit is None else call.policy.limit
     if call.claims_only:
@@ -48,7 +48,7 @@ def wait_left(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
 
 
 def patience_left(call: Call, kept: Entry[Any]) -> float:
-    """The same of one that has something to be served meanwhile."""
+    """Return how many seconds the caller still waits for a fresh value before it takes the stored one."""
     policy = call.policy
     if policy.patience is None or kept.fresh > 0:
         return 0.0
@@ -58,14 +58,17 @@ def patience_left(call: Call, kept: Entry[Any]) -> float:
 
 async def timed_out(call: Call) -> Result:
     option = "wait" if call.policy.limit == call.policy.wait else "deadline"
-    raise WaitTimeout(f"somebody else has been computing {call.label!r} for {call.waited:.3g} s, and {option} ran out")
+    raise WaitTimeout(f"another caller has been computing {call.label!r} for {call.waited:.3g} s, and {option} ran out")
 
 
-# -- for its own --------------------------------------------------------------------------------------------------
+# -- for the caller's own computation ------------------------------------------------------------------------------
 
 
 def own_wait_left(call: Call, kept: Entry[Any] | None) -> float:
-    """Seconds that it waits for what is computed beside it, in its own name; inf: then there is no need for that."""
+    """Return how many seconds the caller waits for its own computation, if that runs in the background.
+
+    inf means that it waits until the end, so that no background place is needed.
+    """
     policy = call.policy
     if call.force:
         return inf
@@ -88,7 +91,10 @@ async def compute_in_background(
     kept: Entry[Any] | None,
     seconds: float,
 ) -> Result:
-    """Have it computed in a place beside the caller, who waits for it so long. Then he goes, and it goes on."""
+    """Compute in a background place, and wait `seconds` for the value. After that the computation goes on alone.
+
+    The caller then gets the stored value, or WaitTimeout if there is none.
+    """
     delivery: Delivery[Result] = Delivery()
     flight.hand_over()
     work = _deliver(call, delivery, begin)
@@ -112,13 +118,13 @@ async def compute_in_background(
 
 def deadline_error(call: Call) -> WaitTimeout:
     return WaitTimeout(
-        f"{call.label!r} has been computed for {call.waited:.3g} s, and deadline ran out: the computation goes on, and "
-        "is stored for who comes next"
+        f"{call.label!r} has been computed for {call.waited:.3g} s, and deadline ran out: the computation goes on, and"
+        "its value is stored for later callers"
     )
 
 
 class Delivery(Generic[T]):
-    """What comes of a computation, for its caller, as long as he waits for it."""
+    """The result of a background computation, for its caller, until the caller stops waiting."""
 
     def __init__(self) -> None:
         self.bell = Bell()
@@ -126,7 +132,7 @@ class Delivery(Generic[T]):
         self._result: T | None = None
 
     def put(self, result: T) -> None:
-        if not self._left:  # or nobody would take it, with an error that refers to those who refer to this
+        if not self._left:  # an error that is never taken would refer to this object, and keep it alive
             self._result = result
         self.bell.ring()
 
@@ -146,17 +152,17 @@ async def _deliver(call: Call, delivery: Delivery[Result], begin: Callable[[], C
             result = await begin()
         except GeneratorExit:
             raise
-        except BaseException as error:  # its caller hears of it, or nobody
+        except BaseException as error:  # the caller raises it, if it still waits
             result = Result(error=error)
         delivery.put(result.for_followers())
         await call.resources.keep([(call, result)])
     finally:
-        del result  # as above
+        del result  # an error inside it refers to this frame
         delivery.bell.ring()
 
 
 async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
-    """Until it is there, or so long. A caller that is cancelled meanwhile leaves it to those who wait for it, too."""
+    """Wait for the bell, at most `seconds`. If the caller is cancelled, only the last caller ends the computation."""
     colour = call.resources.colour
     try:
         await colour.park(bell, seconds)
@@ -169,11 +175,11 @@ async def _wait(call: Call, flight: Flight, bell: Bell, seconds: float) -> None:
         raise
 
 
-# -- for nobody's -------------------------------------------------------------------------------------------------
+# -- for no other computation ----------------------------------------------------------------------------------------
 
 
 async def compute_alone(call: Call) -> Result:
-    """Compute for this caller only, and store nothing: waiting might never end."""
+    """Compute for this caller only, and store nothing. This is for a caller whose wait might never end."""
     flight, seconds = Flight(call.resources.flights, call.key, call.loop), own_wait_left(call, None)
     if seconds < inf and call.background is not None and call.background.reserve():
         return await compute_in_background(
@@ -196,6 +202,6 @@ async def _compute_alone(call: Call, flight: Flight) -> Result:
     except LeftOut as nothing:
         return Result(error=nothing.with_traceback(None))
     finally:
-        flight.ended = True  # for tasks and threads that outlive it in copies of its context
+        flight.ended = True  # tasks and threads that outlive it have copies of its context
     call.tell(events.Computed, "alone", call.now - began, False)
     return Result(Entry(value, new_id(), ttl=0.0, fresh=0.0, keep=0.0))

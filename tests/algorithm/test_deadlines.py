@@ -189,7 +189,7 @@ def test_a_deadline_is_one_where_nothing_is_kept(asked: Asked, gates: Gates) -> 
     slow = gates()
     with pytest.raises(WaitTimeout, match=r"k' has been computed for .* deadline ran out: the computation goes on"):
         asked("k", slow, deadline=BRIEF)
-    with pytest.raises(WaitTimeout, match=r"somebody else has been computing .*k' for .* deadline ran out"):
+    with pytest.raises(WaitTimeout, match=r"another caller has been computing .*k' for .* deadline ran out"):
         asked("k", never, deadline=BRIEF)
     waits = asked.begin("k", never, deadline=LONG)
     slow.open.set()

@@ -716,7 +716,7 @@ def test_wait_runs_out() -> None:
     f = cached(wait=0.05)(_named(origin, "sync"))
     leader = Herd(f)
     origin.has_begun()
-    with pytest.raises(WaitTimeout, match="somebody else has been computing"):
+    with pytest.raises(WaitTimeout, match="another caller has been computing"):
         f()
     origin.let_on()
     assert leader.join() == [1]

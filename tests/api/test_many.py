@@ -461,7 +461,7 @@ def test_ids_of_another_type_are_told(cache: Cache, colour: str, caplog: pytest.
         caplog.clear()
         with suppress(Absent):
             assert had(call()) == {}
-        assert "asked for 7, and has a value of '7'" in caplog.text
+        assert "asked for 7, but returned a value for '7'" in caplog.text
     caplog.clear()
     everything: Any = cache.cached.many(key="{ids}")(lambda ids: {1: 1, 2: 2})
     assert everything([3]) == {}
