@@ -1,4 +1,4 @@
-"""The memory engine: values and leases of this process, each verb decided in one step under one lock."""
+"""The memory engine: values, leases and locks of this process. Each verb is decided in one step, under one lock."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 class MemoryEngine(Engine):
-    """Keeps at most `entries` values of this process; shared by its threads and event loops, dropped with it.
+    """At most `entries` values in the memory of this process, shared by its threads and event loops.
 
-    `tier` is where the values are, for hits that need no claim. A resident comes in with `end = 0.0`: the cache
-    draws the early moment. `store` puts a cachetools cache in its place: its policy evicts, every look takes a
-    lock, and its `getsizeof` is given the values.
+    `tier` contains the values, for hits that need no claim. A resident enters it with `end = 0.0`: the cache draws the
+    moment of its early refresh. `store` is a cachetools cache that is used instead. Its policy then evicts, each read
+    takes a lock, and its `getsizeof` gets the values. `sealed` stores bytes instead of objects.
     """
 
     scheme = "memory"
@@ -42,7 +42,7 @@ class MemoryEngine(Engine):
     fair = True
     rooms = True
     codec: str | None = None
-    """The one its URL names, by which a cache encodes that names none itself."""
+    """The codec that the URL names. A cache uses it if the cache itself names none."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class MemoryEngine(Engine):
         sealed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.shared = sealed  # values are bytes then, as they would be in production
+        self.shared = sealed  # values are then bytes, as in production
         self.prompt = not sealed
-        shelf = Residents(entries) if store is None else _Locked(store)
+        shelf = Residents(entries) if store is None else _LockedStore(store)
         self.tier = shelf if isinstance(shelf, Residents) and not sealed else None
         keys, locks = _Keys(shelf, clock), LockTable(clock)
         limits = NamedLimits(clock)
@@ -71,7 +71,7 @@ class MemoryEngine(Engine):
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Let every waiter go, and every value. What is closed stays so: its verbs raise EngineClosed."""
+        """Drop all values and wake all waiters. From then on each verb raises EngineClosed."""
         for part in self._parts:
             part.let_go()
 
@@ -84,7 +84,7 @@ def _side(verbs: _Verbs, locks: MemoryLocks, limits: NamedLimits) -> Side:
 
 
 def from_url(url: str, **options: Any) -> MemoryEngine:
-    """`memory://?entries=10000`; with a codec (`memory://?codec=sealed`) it holds bytes, as production would."""
+    """Open `memory://?entries=10000`. With a codec (`memory://?codec=sealed`) it stores bytes, as in production."""
     given = options_of(url, options, _KINDS)
     codec = given.pop("codec", None)
     engine = MemoryEngine(**given, sealed=codec is not None)
@@ -93,6 +93,7 @@ def from_url(url: str, **options: Any) -> MemoryEngine:
 
 
 def check_url(url: str) -> None:
+    """Raise OptionError for a wrong URL; open nothing."""
     options_of(url, {}, _KINDS)
 
 
@@ -109,16 +110,19 @@ _KINDS = {"entries": integer, "codec": _codec, "store": anything, "clock": anyth
 # -- where values are ---------------------------------------------------------------------------------------------
 
 
-class _Locked:
-    """A cachetools cache as a shelf. A look moves things there, so every one takes the lock."""
+class _LockedStore:
+    """A cachetools cache instead of `Residents`. Even a read changes its order, so each call takes the lock."""
 
     def __init__(self, cache: Any) -> None:
-        cachetools = modules.get("cachetools")  # who has a cache of it has imported it
+        cachetools = modules.get("cachetools")  # imported already, if the caller has a cache of it
         if cachetools is None or not isinstance(cache, cachetools.Cache):
             raise OptionError(f"store is {type(cache).__name__!r}: give a cache of cachetools, such as LFUCache(1000)")
         if hasattr(cache, "ttu"):
-            raise OptionError("a TLRUCache's ttu would be given entries of ours: give an LRUCache, and ttl= a function")
-        cache.getsizeof = _of_value(cache.getsizeof)
+            raise OptionError(
+                "a TLRUCache can't be a store: its ttu would get internal objects instead of values. Give an LRUCache, "
+                "and ttl= a function"
+            )
+        cache.getsizeof = _size_of_value(cache.getsizeof)
         self._cache = cache
 
     def get(self, key: str) -> Resident | None:
@@ -128,7 +132,7 @@ class _Locked:
 
     def put(self, resident: Resident) -> None:
         with process_lock.lock:
-            self._cache.pop(resident.key, None)  # the older one goes also where the new one has no room
+            self._cache.pop(resident.key, None)  # drop the old value even if the new one does not fit
             try:
                 self._cache[resident.key] = resident
             except ValueError as error:
@@ -146,41 +150,41 @@ class _Locked:
     def residents(self) -> list[Resident]:
         from cachetools import Cache
 
-        with process_lock.lock:  # by the class above all policies: theirs would take it for a use
+        with process_lock.lock:  # by the base class: the `__getitem__` of a policy would count this as a use
             return [Cache.__getitem__(self._cache, key) for key in self._cache]
 
 
-def _of_value(size: Callable[[Any], float]) -> Callable[[Any], float]:
-    """The same, of the value that a resident holds: people measure what they have stored."""
-    return lambda it: size(it.value if isinstance(it, Resident) else it)
+def _size_of_value(size: Callable[[Any], float]) -> Callable[[Any], float]:
+    """Return a `getsizeof` that measures the user's value, not the Resident that contains it."""
+    return lambda stored: size(stored.value if isinstance(stored, Resident) else stored)
 
 
-# -- what is decided under one lock -------------------------------------------------------------------------------
+# -- decisions under the lock -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """A bell for those that wait for the lease with this token."""
+    """The bell of the waiters for one lease."""
 
     end: float
     bell: Bell
 
 
 class _Keys:
-    """The values, leases and failures of keys. Everything is decided under the one lock; bells are rung outside it."""
+    """The values, leases and failures of keys. Everything is decided under the process lock; bells ring outside it."""
 
-    def __init__(self, shelf: Residents | _Locked, clock: Callable[[], float]) -> None:
+    def __init__(self, shelf: Residents | _LockedStore, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.shelf = shelf
-        self.bumps, self.softer = Counter[str](), Counter[str]()  # of each scope, and of all by ""
-        self.generations: dict[str, str] = {}  # as they are told; another dict after every bump
+        self.bumps, self.softer = Counter[str](), Counter[str]()  # by scope; "" counts those of all scopes
+        self.generations: dict[str, str] = {}  # a cache of their texts; each bump replaces the dict
         self.fading: deque[tuple[float, str]] = deque()
         self.closed = False
         self.start_again()
 
     def start_again(self) -> None:
-        """In a forked child: the leases are the parent's."""
-        self.records: Ending[str, Record] = Ending()  # without what is kept, which is on the shelf
+        """Forget, in a forked child, the leases: they are the parent's."""
+        self.records: Ending[str, Record] = Ending()  # without their entries, which are on the shelf
         self.awaited: Ending[bytes, _Awaited] = Ending()  # by the token of the lease
 
     def check(self) -> None:
@@ -189,12 +193,12 @@ class _Keys:
             raise EngineClosed("memory")
 
     def let_go(self) -> None:
-        """Close for good: waiters are woken, and refused."""
+        """Close for good: wake all waiters, and refuse all later calls."""
         self.closed = True
         self.clear()
 
     def count(self, changes: Counter[str], scope: str) -> None:
-        """One more change of a scope."""
+        """Count one more bump, or one more softening, of a scope."""
         with process_lock.lock:
             self.check()
             changes[scope] += 1
@@ -210,19 +214,19 @@ class _Keys:
             each.bell.ring()
 
     def change(self, key: str, question: Callable[..., Change[T]], *asked: Any) -> T:
-        """The answer, as `record` has it. By then what was made of the key is there, and who waited is woken."""
+        """Return the answer of a function of `model/record.py`. By then the key has changed, and waiters are woken."""
         with process_lock.lock:
             now = self.clock()
             kept, noted = self.shelf.get(key), self.records.get(key, NOTHING)
             was = noted if kept is None else Record(kept, noted.lease, noted.past)
             after, answer, fallen = question(was, *asked, now)
             if after is not was:
-                if self.closed:  # a fill whose lease ended with the cache changes nothing, and is no error
+                if self.closed:  # checked only here: a fill that lost its lease by `close` is no error
                     self.check()
                 if after.kept is not kept:
                     self._keep(key, after.kept, kept, now)
                     if self.records.get(key, NOTHING) is not noted:
-                        # Some value's finalizer has changed the key in the middle of our put: all is decided anew.
+                        # The finalizer of an evicted value has changed this key during our put: decide again.
                         self.shelf.drop(key)
                         return self.change(key, question, *asked)
                 if after.lease is None and after.past is None:
@@ -233,10 +237,10 @@ class _Keys:
             awaited = self.awaited.pop(fallen, None) if fallen is not None else None
         if awaited is not None:
             awaited.bell.ring()
-        return answer  # what was there lives until now: its value's finalizer may be anything
+        return answer  # the old value lives until here, because its finalizer may call anything
 
     async def wait(self, key: str, busy: Busy, timeout: float, colour: Colour) -> None:
-        """Wait until the lease that `busy` names falls or ends."""
+        """Wait until the lease that `busy` names is filled, abandoned, cancelled or expired."""
         with process_lock.lock:
             now, lease = self.clock(), self.records.get(key, NOTHING).lease
             if lease is None or not record.standing(lease, busy.token, now):
@@ -258,12 +262,13 @@ class _Keys:
             self.fading.append((kept.gone, key))
 
     def _fade(self, key: str, now: float) -> None:
-        """Drop what was stored for those who were waiting, and for nobody else (ttl 0), when they have had it."""
+        """Drop an entry with ttl 0, which was stored only for the callers that were waiting, after its short grace."""
         resident = self.shelf.get(key)
         if resident is not None and resident.gone <= now:
             self.shelf.drop(key)
 
     def kept(self, key: str, now: float) -> Entry[Any] | None:
+        """Return the entry of a key, fresh or stale."""
         return record.served(self.shelf.get(key), now)
 
 
@@ -271,7 +276,7 @@ class _Keys:
 
 
 class _Verbs:
-    """Claims and Store. Only `wait` has a colour."""
+    """`Claims`, `Store`, `Lists`, `Softens` and `Shows` of one colour. Only `wait` suspends."""
 
     def __init__(self, keys: _Keys, colour: Colour) -> None:
         self._keys = keys
@@ -280,7 +285,7 @@ class _Verbs:
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         keys = self._keys
         resident = keys.shelf.get(key) if key not in keys.records else None
-        if resident is not None:  # for most claims that is all: they need no record
+        if resident is not None:  # most claims end here: they need no record
             with process_lock.lock:
                 found = record.hit(resident, ask, keys.clock())
             if found is not None:
@@ -335,14 +340,14 @@ class _Verbs:
         return self._keys.change(key, record.invalidate)
 
     def generation_at_hand(self, scope: str) -> str:
-        told = self._keys.generations  # before the bumps are read: what is told of older ones goes with it
-        generation = told.get(scope)
+        texts = self._keys.generations  # taken before the counts are read: a bump drops the dict, with what we add
+        generation = texts.get(scope)
         if generation is None:
             bumps, softer = self._keys.bumps, self._keys.softer
             generation = f"{bumps['']}.{bumps[scope]}"
             if softer[""] or softer[scope]:
                 generation += f"~{softer['']}.{softer[scope]}"
-            told[scope] = generation
+            texts[scope] = generation
         return generation
 
     async def generation(self, scope: str) -> str:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _Lock:
     room: Room
-    bells: dict[bytes, Bell] = field(default_factory=dict)  # by the tokens that `Told` names
+    bells: dict[bytes, Bell] = field(default_factory=dict)  # by the tokens that `Wakeups` names
 
     @property
     def end(self) -> float:
@@ -32,7 +32,7 @@ class _Lock:
 
 
 class LockTable:
-    """The locks of this process. `room` decides, under the one lock; bells are rung outside it."""
+    """The locks of this process. `model/room.py` decides, under the process lock; bells ring outside it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -41,11 +41,11 @@ class LockTable:
         self.start_again()
 
     def start_again(self) -> None:
-        """In a forked child: the locks are the parent's."""
-        self.locks: Ending[str, _Lock] = Ending()  # those that are free are swept now and then
+        """Forget, in a forked child, all locks: they are the parent's."""
+        self.locks: Ending[str, _Lock] = Ending()  # free locks are swept now and then
 
     def let_go(self) -> None:
-        """Close for good: waiters are woken, and refused."""
+        """Close for good: wake all waiters, and refuse all later calls."""
         with process_lock.lock:
             self._closed = True
             bells = [bell for lock in self.locks.values() for bell in lock.bells.values()]
@@ -54,7 +54,7 @@ class LockTable:
             bell.ring()
 
     def change(self, name: str, question: Callable[..., Change[T]], *asked: Any, **terms: Any) -> T:
-        """Return the answer of `room`. By then the lock has changed, and waiters are woken."""
+        """Return the answer of a function of `model/room.py`. By then the lock has changed, and waiters are woken."""
         bells: list[Bell | None] = []
         with process_lock.lock:
             while True:
@@ -65,19 +65,19 @@ class LockTable:
                     lock = _Lock(EMPTY)
                     self.locks.put(name, lock, now)
                 was = lock.room
-                room, answer, told = question(was, *asked, now, **terms)
+                room, answer, wakeups = question(was, *asked, now, **terms)
                 if lock.room is was and self.locks.get(name) is lock:  # else a finalizer has changed it meanwhile
                     break
             lock.room = room
             if lock.bells:
-                bells = [lock.bells.pop(token, None) for tokens in told for token in tokens]
+                bells = [lock.bells.pop(token, None) for tokens in wakeups for token in tokens]
         for bell in bells:
             if bell is not None:
                 bell.ring()
         return answer
 
     def awaited(self, name: str, busy: Busy) -> tuple[Bell, float] | None:
-        """Return the bell of a caller that was refused, and after how many seconds it looks again. None: at once."""
+        """Return the bell of a caller that was refused, and the seconds until it must ask again. None: ask at once."""
         with process_lock.lock:
             lock = self.locks.get(name)
             awaited = None if lock is None else rooms.awaited(lock.room, busy, self.clock())
@@ -91,7 +91,7 @@ class LockTable:
             if self._closed:
                 raise EngineClosed("memory")
             now, some = self.clock(), [(name, its.room) for name, its in self.locks.items() if name.startswith(prefix)]
-        return [(name, its, each, each.end - now) for name, its in some for each in its.inside if each.end > now]
+        return [(name, room, each, each.end - now) for name, room in some for each in room.inside if each.end > now]
 
 
 class MemoryLocks:
@@ -110,7 +110,7 @@ class MemoryLocks:
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return self._table.change(name, rooms.renew, token, lease)
 
-    hand_over = renew  # a lock belongs to no thread, and another process can't have it
+    hand_over = renew  # no more is needed: a lock belongs to no thread, and no other process can take it
 
     async def release(self, name: str, token: bytes) -> bool:
         return self._table.change(name, rooms.release, token)
@@ -121,11 +121,11 @@ class MemoryLocks:
             await self._colour.park(awaited[0], min(timeout, awaited[1]))
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        return [(its.token, left) for found, _, its, left in self._table.inside(name) if found == name]
+        return [(holder.token, left) for found, _, holder, left in self._table.inside(name) if found == name]
 
     async def held(self, prefix: str = "") -> list[Held]:
         host, pid = parts_of(here())
         return [
-            Held(name, host, pid, None, its.fence, None, None, left, True, len(room.queue))
-            for name, room, its, left in self._table.inside(prefix)
+            Held(name, host, pid, None, holder.fence, None, None, left, True, len(room.queue))
+            for name, room, holder, left in self._table.inside(prefix)
         ]
