@@ -85,7 +85,7 @@ def test_released_by_another_process(engine: FileEngine) -> None:
         taken: list[float] = []
         waiter = threading.Thread(target=lambda: taken.append(take_when_free(engine)))
         waiter.start()
-        while not engine._names.post._bells:
+        while not engine._files.wake_files._bells:
             os.sched_yield()
         released = time.monotonic()
         holder.tell("release")
@@ -101,7 +101,7 @@ def test_killed_holder(engine: FileEngine) -> None:
         taken: list[float] = []
         waiter = threading.Thread(target=lambda: taken.append(take_when_free(engine)))
         waiter.start()
-        while not engine._names.post._bells:
+        while not engine._files.wake_files._bells:
             os.sched_yield()
         died = time.monotonic()
         holder.kill()

@@ -1,4 +1,4 @@
-"""Locks by the kernel: a file per name, locked (flock) while its lock is held."""
+"""The file engine: locks by the kernel. Each name has a file, which is locked (flock) while the lock is held."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from stampede.runtime.watch import Watch
 
 __all__ = ["FileEngine", "default_directory", "from_url"]
 
-SAFETY = 1.0  # seconds between two looks of a waiter that nobody woke
+SAFETY = 1.0  # seconds between two looks of a waiter that was not woken
 
 _ends = Watch("stampede-ends")
 
 
 class FileEngine(Engine):
-    """Locks among the processes of this machine that open the same directory, with no server and no database.
+    """Locks among the processes of one machine that open the same directory. There is no server and no database.
 
-    The kernel frees a lock when its holder's process ends, however it ends. A lease that isn't renewed is ended by
-    the holder's own process; so a process that is frozen (SIGSTOP, a debugger) keeps its locks until it goes on or
-    is killed, whatever their leases: nobody else can unlock a kernel's lock. Where that matters, use disk://.
-    The files stay: a name's file remembers the last fence.
+    The kernel releases a lock when the holder's process ends, however it ends. If a lease is not renewed, the holder's
+    own process releases the lock, since no other process can unlock it. So a frozen process (SIGSTOP, a debugger) keeps
+    its locks beyond their leases, until it resumes or is killed. If that matters, use disk://. The files are never
+    removed: each one stores the last fence of its name.
     """
 
     scheme = "file"
@@ -48,14 +48,14 @@ class FileEngine(Engine):
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = default_directory() if directory is None else Path(directory).expanduser().absolute()
-        names = self._names = _Names(self.directory)
-        names.prepare()
+        files = self._files = _LockFiles(self.directory)
+        files.prepare()
         self._limits = [LimitFiles(self.directory, colour) for colour in (BLOCKING, SUSPENDING)]
-        locks, alocks = _Locks(names, BLOCKING), _Locks(names, SUSPENDING)
+        locks, alocks = _Locks(files, BLOCKING), _Locks(files, SUSPENDING)
         self.blocking = Side(locks=locks, holds=locks, limits=self._limits[0])
         self.suspending = Side(locks=alocks, holds=alocks, limits=self._limits[1])
-        self._closing = forks.closing(self, names.close)
-        forks.in_child(names.start_again)
+        self._closing = forks.closing(self, files.close)
+        forks.in_child(files.start_again)
 
     def close(self) -> None:
         for each in self._limits:
@@ -64,18 +64,19 @@ class FileEngine(Engine):
 
     def ping(self) -> float:
         start = time.perf_counter()
-        self._names.prepare()
+        self._files.prepare()
         return time.perf_counter() - start
 
 
 def from_url(url: str, **options: Any) -> FileEngine:
-    """`file:///run/lock/app`; `file://~/locks` is in the home; `file://` alone is this user's own directory."""
+    """Open `file:///run/lock/app`, `file://~/locks` in the home, or `file://` for this user's default directory."""
     options_of(url, options, {})
     path = path_of(url, _EXAMPLE)
     return FileEngine(path) if path.strip("/") else FileEngine()
 
 
 def check_url(url: str) -> None:
+    """Raise OptionError for a wrong URL; open nothing."""
     options_of(url, {}, {})
     path_of(url, _EXAMPLE)
 
@@ -84,9 +85,9 @@ _EXAMPLE = "file:///run/app, or file:// alone"
 
 
 def default_directory() -> Path:
-    """A directory for this user's locks that all processes of the user agree on, made if need be.
+    """Return the directory for this user's locks, which is the same for all processes of the user; make it if needed.
 
-    Not under $XDG_RUNTIME_DIR: a cron job or a service has none, and would not exclude the one in a terminal.
+    It is not under $XDG_RUNTIME_DIR: a cron job or a service has none, and would use other locks than a terminal.
     """
     path = Path(tempfile.gettempdir()) / f"stampede-{os.getuid()}"
     try:
@@ -94,8 +95,8 @@ def default_directory() -> Path:
         status = path.lstat()
     except OSError as error:
         raise EngineError(f"can't make {path} for locks: {error}: give a directory, as in file:///run/app") from error
-    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-    if not mine:
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    if not private:
         raise EngineError(f"{path} is not a directory that only you can use: remove it, or give one of your own")
     return path
 
@@ -104,8 +105,8 @@ def default_directory() -> Path:
 
 
 @dataclass(slots=True)
-class _Record:
-    """What a lock's file says: to those who can't have it, and to the next who can."""
+class _LockRecord:
+    """The content of a lock's file: callers that are refused read the holder, and the next holder reads the fence."""
 
     fence: int = 0
     token: bytes = b""
@@ -117,8 +118,8 @@ class _Record:
         os.pwrite(fd, text.encode().ljust(_LENGTH) + name.encode("utf-8", "surrogatepass"), 0)
 
     @classmethod
-    def read(cls, fd: int) -> _Record:
-        """What the file says; nothing, if that is no record."""
+    def read(cls, fd: int) -> _LockRecord:
+        """Return the record in a file, or an empty one if the file contains anything else."""
         try:
             fence, token, ends, holder = os.pread(fd, _LENGTH, 0).decode().split()
             return cls(int(fence), bytes.fromhex(token.strip("-")), float(ends), holder)
@@ -126,39 +127,39 @@ class _Record:
             return cls()
 
     @property
-    def stands(self) -> bool:
-        """Its holder lives, as far as can be seen from here; one that is frozen has it also beyond its end."""
+    def is_held(self) -> bool:
+        """Whether the holder still has the lock: a live process has it even after its lease, if it could not unlock."""
         if not self.token or dead(self.holder):
             return False
         return pid_here(self.holder) is not None or self.ends > time.monotonic()
 
 
 _LENGTH = 256
-"""Bytes of a record. Behind it stands the lock's name, for people."""
+"""Bytes of a record. The lock's name follows it in the file, for people."""
 
 
-class _Held:
-    """A lock that this process has. The kernel unlocks it when this is closed with the last reference to it."""
+class _HeldFile:
+    """The locked file of a lock that this process holds. If the last reference is lost, it is closed and unlocked."""
 
     def __init__(self, path: str, token: bytes) -> None:
         self.path = path
-        self.record = _Record(0, token, 0.0, process())
+        self.record = _LockRecord(0, token, 0.0, process())
         self.fd = -1
         self.fd = os.open(path, _FLAGS, 0o600)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it locks the file that others would lock."""
+        """Whether the locked file is still the one of this path, which other processes would lock."""
         return is_there(self.fd, self.path)
 
     @property
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         return self.record.ends > time.monotonic() and self.is_in_place
 
     def free(self) -> None:
-        """Let others have it. Not only by closing it: a child being started may have the file open, too."""
-        with suppress(OSError):  # a full disk: the lock goes all the same
-            _Record(self.record.fence).write(self.fd)
+        """Unlock the file. Closing it is not enough: a child that is just being started may have it open, too."""
+        with suppress(OSError):  # the disk is full: release the lock all the same
+            _LockRecord(self.record.fence).write(self.fd)
         unlock(self.fd)
         self.close()
 
@@ -172,8 +173,8 @@ class _Held:
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class _Names:
-    """The locks of one directory, for one process."""
+class _LockFiles:
+    """The lock files of one directory, and those that this process holds."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._folder = directory, str(directory)
@@ -182,11 +183,12 @@ class _Names:
         self._begin()
 
     def _begin(self) -> None:
-        self.held: dict[tuple[str, bytes], _Held] = {}
-        self.lock = threading.RLock()  # a signal's handler may want a lock in the middle of this
-        self._alarm = inf  # when `look` is called
+        self.held: dict[tuple[str, bytes], _HeldFile] = {}
+        self.lock = threading.RLock()  # re-entrant: the handler of a signal may ask for a lock while this is held
+        self._alarm = inf  # when `look` is called next
 
     def prepare(self) -> None:
+        """Make the directory if needed, and raise EngineError if files can't be made in it."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = self.directory / f"probe-{os.urandom(6).hex()}"
@@ -195,25 +197,26 @@ class _Names:
         except OSError as error:
             raise self.trouble(error) from error
 
-    def take(self, name: str, token: bytes) -> _Held | Busy:
+    def take(self, name: str, token: bytes) -> _HeldFile | Busy:
+        """Lock the file of a name, or return what is known of its holder."""
         path, _ = self.file(name)
         while True:
             try:
-                held = _Held(path, token)
+                held = _HeldFile(path, token)
             except FileNotFoundError:
                 self.prepare()
-                held = _Held(path, token)
+                held = _HeldFile(path, token)
             if not try_lock(held.fd):
-                return _busy(_Record.read(held.fd))
+                return _busy(_LockRecord.read(held.fd))
             if held.is_in_place:
-                fence = _Record.read(held.fd).fence + 1
-                held.record.fence = max(fence, int(time.time() * 1000))  # grows also where files were lost
+                fence = _LockRecord.read(held.fd).fence + 1
+                held.record.fence = max(fence, int(time.time() * 1000))  # so that it grows even if files were lost
                 self.held[name, token] = held
                 return held
-            held.close()  # somebody removed the file before we had it: others lock another one
+            held.close()  # the file was removed before we locked it: other processes lock a new one
 
-    def extend(self, held: _Held, lease: float, name: str = "") -> None:
-        """Let it stand from now on. Writing also tells cleaners of old files that this one is in use."""
+    def extend(self, held: _HeldFile, lease: float, name: str = "") -> None:
+        """Begin the lease again from now. The write also shows cleaners of old files that this one is in use."""
         held.record.ends = time.monotonic() + lease
         held.record.write(held.fd, name)
         if held.record.ends < self._alarm and _ends.add(self, held.record.ends):
@@ -225,22 +228,22 @@ class _Names:
             held.free()
 
     def look(self, now: float) -> float | None:
-        """End what isn't renewed: nobody else can. Return when to look again."""
+        """Release the locks whose leases have ended, as no other process can. Return when to look again."""
         with self.lock:
-            over = [key for key, held in self.held.items() if held.record.ends <= now]
-            for key in over:
+            expired = [key for key, held in self.held.items() if held.record.ends <= now]
+            for key in expired:
                 self.drop(*key)
             self._alarm = min((held.record.ends for held in self.held.values()), default=inf)
             alarm = self._alarm
-        self._ring_after(over)
+        self._ring_after(expired)
         return alarm if alarm < inf else None
 
-    def _ring_after(self, over: list[tuple[str, bytes]]) -> None:
-        for name, _ in over:
+    def _ring_after(self, released: list[tuple[str, bytes]]) -> None:
+        for name, _ in released:
             self.wake_files.ring(self.file(name)[1])
 
     def file(self, name: str) -> tuple[str, int]:
-        """The file of a name, and the number that its bells go by."""
+        """Return the path for a name, and the number of its bells."""
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         return f"{self._folder}/{digest.hex()}.lock", SINGLE + int.from_bytes(digest[:7], "little")
 
@@ -250,14 +253,14 @@ class _Names:
     def close(self) -> None:
         with self.lock:
             self.closed = True
-            mine = list(self.held)
-            for key in mine:
+            released = list(self.held)
+            for key in released:
                 self.drop(*key)
-        self._ring_after(mine)
+        self._ring_after(released)
         self.wake_files.close()
 
     def start_again(self) -> None:
-        """In a forked child: the locks are the parent's; unlocking here would unlock them there."""
+        """Close the files in a forked child, without unlocking: the locks are the parent's, and would be lost there."""
         for held in self.held.values():
             held.close()
         self._begin()
@@ -267,99 +270,100 @@ class _Names:
 class _Locks:
     """`Locks` and `Holds` of one colour. Only `wait` suspends."""
 
-    def __init__(self, names: _Names, colour: Colour) -> None:
-        self._names = names
+    def __init__(self, files: _LockFiles, colour: Colour) -> None:
+        self._files = files
         self._colour = colour
 
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        names = self._names
+        files = self._files
         try:
-            with names.lock:
-                if names.closed:
-                    raise EngineClosed(f"file://{names.directory}")
-                mine = names.held.get((name, token))
-                if mine is not None and not mine.stands:
-                    names.drop(name, token)
-                    mine = None
-                taken = mine or names.take(name, token)
+            with files.lock:
+                if files.closed:
+                    raise EngineClosed(f"file://{files.directory}")
+                held = files.held.get((name, token))
+                if held is not None and not held.is_valid:
+                    files.drop(name, token)
+                    held = None
+                taken = held or files.take(name, token)
                 if isinstance(taken, Busy):
                     return taken
-                names.extend(taken, lease, name if mine is None else "")
+                files.extend(taken, lease, name if held is None else "")
                 return Granted(fence=taken.record.fence)
         except OSError as error:
-            raise names.trouble(error) from error
+            raise files.trouble(error) from error
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        names = self._names
+        files = self._files
         try:
-            with names.lock:
-                held = names.held.get((name, token))
-                if held is None or not held.stands:
+            with files.lock:
+                held = files.held.get((name, token))
+                if held is None or not held.is_valid:
                     return False
-                names.extend(held, lease)
+                files.extend(held, lease)
                 return True
         except OSError as error:
-            raise names.trouble(error) from error
+            raise files.trouble(error) from error
 
     async def release(self, name: str, token: bytes) -> bool:
-        names = self._names
-        with names.lock:
-            held = names.held.get((name, token))
-            stood = held is not None and held.stands
-            names.drop(name, token)
+        files = self._files
+        with files.lock:
+            held = files.held.get((name, token))
+            was_valid = held is not None and held.is_valid
+            files.drop(name, token)
         if held is not None:
-            names.wake_files.ring(names.file(name)[1])
-        return stood
+            files.wake_files.ring(files.file(name)[1])
+        return was_valid
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        names = self._names
-        record = _record_of(names.file(name)[0])
-        return [(record.token, max(record.ends - time.monotonic(), 0.0))] if record.stands else []
+        files = self._files
+        record = _record_of(files.file(name)[0])
+        return [(record.token, max(record.ends - time.monotonic(), 0.0))] if record.is_held else []
 
     async def held(self, prefix: str = "") -> list[Held]:
-        names = self._names
+        files = self._files
         found = []
-        for path in sorted(names.directory.glob("*.lock")):
+        for path in sorted(files.directory.glob("*.lock")):
             record, name = _record_of(path), _name_in(path)
-            if not record.stands or not name.startswith(prefix):
+            if not record.is_held or not name.startswith(prefix):
                 continue
             host, left = parts_of(here())[0], max(record.ends - time.monotonic(), 0.0)
             found.append(Held(name, host, pid_here(record.holder), None, record.fence, None, None, left, True, None))
         return found
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        """Until the release, or the holder's death. The bell hangs before the file is read: nothing falls between."""
-        names = self._names
-        path, number = names.file(name)
-        bell, told = names.wake_files.listen(number)
+        """Wait for the release or for the holder's death. The bell is listened to before the file is read: a release in
+        between rings it."""
+        files = self._files
+        path, number = files.file(name)
+        bell, is_woken = files.wake_files.listen(number)  # False: no process can wake us
         try:
             record = _record_of(path)
             if record.token != busy.token:
                 return
             pid = pid_here(record.holder)
             if pid != os.getpid():
-                told = told and pid is not None
-                names.wake_files.watch(record.holder, bell)
-            longest = SAFETY * uniform(0.9, 1.1) if told else LOOK
+                is_woken = is_woken and pid is not None  # the death of a process in another container is not seen
+                files.wake_files.watch(record.holder, bell)
+            longest = SAFETY * uniform(0.9, 1.1) if is_woken else LOOK
             await self._colour.park(bell, min(timeout, longest, max(record.ends - time.monotonic(), LOOK)))
         finally:
-            names.wake_files.forget(number, bell)
+            files.wake_files.forget(number, bell)
 
 
-def _busy(record: _Record) -> Busy:
-    """A lock without a record is another program's: there is nothing to go by but looking again."""
+def _busy(record: _LockRecord) -> Busy:
+    """Return what a refused caller waits for. A locked file without a record is another program's: look again soon."""
     return Busy(record.token, max(record.ends - time.monotonic(), LOOK) if record.token else LOOK)
 
 
-def _record_of(path: str | Path) -> _Record:
+def _record_of(path: str | Path) -> _LockRecord:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return _Record()
+        return _LockRecord()
     try:
-        return _Record.read(fd)
+        return _LockRecord.read(fd)
     finally:
         os.close(fd)
 
@@ -367,5 +371,5 @@ def _record_of(path: str | Path) -> _Record:
 def _name_in(path: Path) -> str:
     try:
         return path.read_bytes()[_LENGTH:].decode("utf-8", "surrogatepass")
-    except (OSError, ValueError):  # it is gone, or another program's
+    except (OSError, ValueError):  # the file was removed, or is another program's
         return ""

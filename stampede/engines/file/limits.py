@@ -1,4 +1,4 @@
-"""Limits among the processes of this machine: a file per name, locked (flock) for as long as one start is decided."""
+"""Limits among the processes of one machine: each name has a file, which is locked (flock) while it is changed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from stampede.runtime.colour import Bell, Colour
 __all__ = ["LimitFiles"]
 
 PATIENCE = 2.0
-"""Seconds for which one waits for a file that somebody has locked: he is frozen, or this machine stands still."""
+"""Seconds to wait for a locked file before EngineError. A lock takes microseconds: its holder is frozen, or the machine
+is stuck."""
 
-SWEPT = 0.01  # of the new names so many look for those that are over: with a name for each user there may be many
+SWEPT = 0.01  # the share of new names that remove expired limits: with a name for each user there may be many
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LENGTH = 65_536
 
 
 class LimitFiles(WindowLimits):
-    """Limits of one colour in one directory. The clock is the machine's, from its start, and nobody can set it.
+    """Limits of one colour in one directory. Their clock counts from the machine's start, so it is never set.
 
-    A file holds the window in its first line, and behind it the name, for people. Files of limits that are over are
-    removed now and then, and by those who list them.
+    A file contains the window in its first line, followed by the name, for people. Files of expired limits are removed
+    now and then, and when limits are listed.
     """
 
     def __init__(self, directory: Path, colour: Colour) -> None:
@@ -70,7 +71,7 @@ class LimitFiles(WindowLimits):
         return answer
 
     def _living(self) -> list[tuple[Window, str]]:
-        """The limits that are not over. The files of the others are removed."""
+        """Return the limits that have not expired, and remove the files of the others."""
         found = []
         for path in self._directory.glob("limit-*"):
             window, name = self._read(path)
@@ -101,11 +102,11 @@ def _is_over(window: Window) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Unless another process decides by this file now, or has just written to it."""
-    with suppress(OSError):  # what can't be removed stays
+    """Remove a file, unless another process has locked it or has just written to it."""
+    with suppress(OSError):  # a file that can't be removed stays
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            # Who waits for the file sees afterwards that another one has its name, or none.
+            # A process that waits for this lock sees afterwards, by `is_there`, that the file was removed.
             if try_lock(fd) and is_there(fd, path) and _is_over(_parsed(os.pread(fd, _LENGTH, 0))[0]):
                 path.unlink()
         finally:
@@ -113,7 +114,7 @@ def _remove(path: Path) -> None:
 
 
 def _put(fd: int, data: bytes, before: bytes) -> None:
-    """The data, or what was there before and an OSError: a disk that is nearly full takes a part."""
+    """Write the data. If a nearly full disk takes only a part of it, restore the former content and raise OSError."""
     full = os.pwrite(fd, data, 0) < len(data)
     if full:
         os.pwrite(fd, before, 0)
@@ -124,16 +125,18 @@ def _put(fd: int, data: bytes, before: bytes) -> None:
 
 @asynccontextmanager
 async def _locked(path: Path, colour: Colour) -> AsyncIterator[int]:
-    """The file of this name, while nobody else decides by it."""
+    """Open and lock a file while the block runs."""
     end = time.monotonic() + PATIENCE
     while True:
         fd = os.open(path, _FLAGS, 0o600)
         try:
             while not try_lock(fd):
                 if time.monotonic() > end:
-                    raise EngineError(f"{path} has been locked for {PATIENCE:g} s: by a process that is frozen?")
+                    raise EngineError(
+                        f"{path} has been locked for {PATIENCE:g} s, perhaps by a frozen process: end that process"
+                    )
                 await colour.park(Bell(), 0.001)
-            if is_there(fd, path):  # else it was removed meanwhile, and others decide by another
+            if is_there(fd, path):  # else the file was removed meanwhile, and other processes use a new one
                 yield fd
                 return
         finally:
