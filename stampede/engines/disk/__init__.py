@@ -1,4 +1,4 @@
-"""The disk engine: values and leases in one directory of a local disk, shared by all processes of the machine."""
+"""The disk engine: values, leases and locks in a directory of a local disk, shared by the processes of the machine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LEAST = 1 << 20
 
 
 class DiskEngine(Engine):
-    """Keeps at most about `max_bytes` in a directory, whatever processes of this machine (and this user) open it.
+    """About `max_bytes` of data in one directory, shared by all processes of this machine (and user) that open it.
 
-    What isn't asked for goes first. `timeout` is how long a writer waits for its turn, before EngineError. The
-    directory is made if need be, and again when somebody removes it; a damaged file is moved aside. It must be on
-    a local disk: SQLite's log needs memory that all its processes share.
+    Entries that are not read are evicted first. `timeout` is how many seconds a writer waits for its turn before
+    EngineError. The directory is made if needed, also after it was removed, and a damaged file is moved aside. It must
+    be on a local disk: SQLite's log needs memory that all processes share.
     """
 
     scheme = "disk"
@@ -92,11 +92,13 @@ def _side(keys: _Keys, locks: DiskLocks) -> Side:
 
 
 def from_url(url: str, **options: Any) -> DiskEngine:
-    """`disk:///var/cache/app?max_bytes=1000000000&timeout=2`; `disk://~/app` is in the home, `disk://./app` here."""
+    """Open `disk:///var/cache/app?max_bytes=1000000000&timeout=2`, `disk://~/app` in the home, or `disk://./app` in the
+    working directory."""
     return DiskEngine(directory_of(url), **options_of(url, options, _KINDS))
 
 
 def check_url(url: str) -> None:
+    """Raise OptionError for a wrong URL; open nothing."""
     options_of(url, {}, _KINDS)
     directory_of(url)
 
@@ -105,7 +107,7 @@ _KINDS = {"max_bytes": integer, "timeout": number}
 
 
 def directory_of(url: str) -> Path:
-    """The directory that a URL names: absolute after three slashes, else in the home or the working directory."""
+    """Return the directory that a URL names: absolute after three slashes, else in the home or working directory."""
     path = path_of(url, "disk:///var/cache/app, for example")
     if path in ("", "/"):
         raise OptionError(f"{safe_url(url)!r} names no directory: write disk:///var/cache/app, for example")
@@ -114,26 +116,30 @@ def directory_of(url: str) -> Path:
 
 # -- the ports ----------------------------------------------------------------------------------------------------
 #
-# A read takes microseconds, so it is done where it is asked for, also on an event loop. Whatever may wait for
-# another writer runs in a thread beside the loop.
+# A read takes microseconds, so it runs in the caller's own thread, even in an event loop. A write may wait for another
+# writer, so it runs in a worker thread.
 
 
 def _changing(question: Callable[..., Change[Any]]) -> Any:
-    async def asked(self: _Keys, key: str, *terms: Any) -> Any:
+    """Return a method that changes one key by a function of `model/record.py`."""
+
+    async def method(self: _Keys, key: str, *terms: Any) -> Any:
         return await self.run(self.rows.change, key, question, *terms)
 
-    return asked
+    return method
 
 
 def _read(verb: str) -> Any:
-    async def asked(self: _Keys, *terms: Any) -> Any:
+    """Return a method that calls the method of `Rows` with this name."""
+
+    async def method(self: _Keys, *terms: Any) -> Any:
         return await self.read(getattr(self.rows, verb), *terms)
 
-    return asked
+    return method
 
 
 class _Keys(Port):
-    """Claims and Store."""
+    """`Claims`, `Store`, `Lists`, `Softens` and `Shows` of one colour."""
 
     fill, renew = _changing(record.fill), _changing(record.renew)
     set, replace = _changing(record.set), _changing(record.replace)
@@ -164,5 +170,6 @@ class _Keys(Port):
         return None
 
     async def generations(self, scope: str) -> Sequence[str]:
-        """For who changes a key. A moment ago won't do: he would change it under a name that nobody asks for."""
+        """Return the present generation. It is read now (`surely`): with one that has just ended, the caller would
+        change the key under a name that no reader uses."""
         return [await self.read(lambda: self.rows.generation(scope, surely=True))]

@@ -1,7 +1,7 @@
-"""One directory's SQLite file: opened, read, written by one at a time, replaced when it is damaged.
+"""The SQLite file of one directory: open it, read it, write it one process at a time, replace it if it is damaged.
 
-The file has a random name, which the stamps hold: whoever removes one removes the other, and every process sees by
-the inode of the stamps that what it has open is no longer what the directory means.
+The file has a random name, which is stored in the file of stamps. Both are removed together. If the inode of the stamps
+has changed, each process sees that its open database is no longer the one that the directory uses.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ __all__ = ["DiskDatabase", "Locked", "Write"]
 T = TypeVar("T")
 
 SCHEMA = Path(__file__).with_name("schema.sql")
-FORMAT = 3  # in the file names: another layout is another file, so that two releases can share a directory
+FORMAT = 3  # part of the file names: releases with different layouts use different files in the same directory
 
 _UNWRITABLE = "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"
-"""Nothing can be written, but what is stored can be read."""
+"""Errors after which nothing can be written, but stored data can be read."""
 
 _WORLD = (
     "SQLITE_ABORT", "SQLITE_AUTH", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_CONSTRAINT", "SQLITE_FULL",
     "SQLITE_INTERRUPT", "SQLITE_IOERR", "SQLITE_LOCKED", "SQLITE_MISMATCH", "SQLITE_MISUSE", "SQLITE_NOLFS",
     "SQLITE_NOMEM", "SQLITE_PERM", "SQLITE_PROTOCOL", "SQLITE_RANGE", "SQLITE_READONLY", "SQLITE_TOOBIG",
 )  # fmt: skip
-"""What SQLite may say of a good file, too: a full disk, another program's lock, a question of ours that is wrong."""
+"""Errors that SQLite also raises for an undamaged file: a full disk, another program's lock, a wrong statement."""
 
-# SQLite's message about a damaged file may hold a damaged byte, which Python can't decode. And the file may be removed
-# between its opening and the question how large its disk is.
+# UnicodeDecodeError: SQLite's message about a damaged file may contain a damaged byte, which Python can't decode.
+# FileNotFoundError: the file may be removed between its opening and the call of `statvfs`.
 _TROUBLE = (sqlite3.Error, UnicodeDecodeError, FileNotFoundError)
 
 _log = logging.getLogger("stampede")
 
 
 class Locked(Exception):
-    """Readers can't read at this very moment (a recovery, a last one closing). Ask again."""
+    """Raised if the database can't be read at this moment: it is not open, or another process recovers its log or is
+    the last one to close it. Try again."""
 
 
 class Write:
-    """One transaction under way: its connection, and the slots that it has marked."""
+    """A transaction under way: its connection, and the slots that it has marked."""
 
     def __init__(self, connection: sqlite3.Connection, opened: Opened) -> None:
         self.execute = connection.execute
@@ -60,17 +61,18 @@ class Write:
         self._everything = False
 
     def change(self, number: int) -> None:
-        """Tell the readers of this key that what they read from now on may not last."""
+        """Mark the slot of a key: values that are read from now on may be out of date after the commit."""
         slot = self.opened.stamps.slot(number)
         self._slots.add(slot)
         self.opened.stamps.mark(slot)
 
     def change_everything(self) -> None:
+        """Mark all slots."""
         self._everything = True
         self.opened.stamps.mark_all()
 
     def settle(self) -> None:
-        """After the commit, or the rollback: stamps that no reader has seen."""
+        """Replace the marks by new stamps, after the commit or the rollback."""
         if self._everything:
             self.opened.stamps.stamp_all()
         for slot in self._slots:
@@ -84,7 +86,7 @@ class DiskDatabase:
         self.directory = directory
         self._timeout = timeout
         self._opened: Opened | None = None
-        self._opening = threading.RLock()  # it may be wanted by a finalizer, or a signal, that interrupts us
+        self._opening = threading.RLock()  # re-entrant: a finalizer or a signal's handler may interrupt its holder
         self._forking: Opened | None = None
         self._lost: list[DatabaseLink] = []
         self._closed = False
@@ -92,10 +94,14 @@ class DiskDatabase:
             with suppress(EngineError):  # the first call raises it; cached functions go on without the engine
                 self.open()
 
-    # -- what is open ---------------------------------------------------------------------------------------------
+    # -- opening --------------------------------------------------------------------------------------------------
 
     def opened(self, now: float | None = None) -> Opened:
-        """What the directory means; with `now`, as of at most a moment ago. `Locked`: it is to be opened first."""
+        """Return the open database. Raise `Locked` if it must be opened first.
+
+        Without `now`, check that the directory still uses it. With `now`, a check less than `LOOK` seconds ago is
+        enough.
+        """
         opened = self._opened
         if opened is not None:
             if now is not None and abs(now - opened.looked) < LOOK:
@@ -108,7 +114,7 @@ class DiskDatabase:
         raise Locked
 
     def open(self) -> Opened:
-        """Have it open, which may take as long as others have its files."""
+        """Return the database, and open it if needed. This blocks while other processes lock its files."""
         with self._opening:
             old = self._opened
             if old is not None and old.current:
@@ -117,7 +123,7 @@ class DiskDatabase:
                 raise EngineClosed(f"disk://{self.directory}")
             if old is not None:
                 self._opened = None
-                old.stamps.mark_all()  # every ticket that any process has for what the directory meant is void
+                old.stamps.mark_all()  # this voids the tickets of all processes for the old database
                 old.leave()
             try:
                 self._opened = self._attach()
@@ -134,7 +140,7 @@ class DiskDatabase:
             try:
                 stamps = DiskStamps(stamps_of(self.directory))
             except FileNotFoundError:
-                found(self.directory)
+                make_database(self.directory)
                 continue
             except UnreadableStamps:
                 stamps_of(self.directory).unlink(missing_ok=True)
@@ -150,21 +156,22 @@ class DiskDatabase:
                     _log.warning("%s is damaged (%s): %s", opened.file, error, self._discard(opened))
             else:
                 self._discard(opened)
-        raise OSError("its files change faster than they can be opened")
+        raise OSError("its files are replaced faster than they can be opened")
 
     def _discard(self, opened: Opened) -> str:
-        """Take a database that is gone or damaged out of the directory. Whoever opens that next begins a new one.
+        """Remove a missing or damaged database from the directory, and return what was done. The next `open` makes a
+        new one.
 
-        Nobody waits for a turn: if two processes find the damage at once, a new database may be discarded as well.
+        This is not locked: if two processes find the damage at once, the second one may discard a new database.
         """
         if not opened.stamps.current:
             return "another process has removed it"
-        opened.stamps.mark_all()  # before there is another: nobody is to go by these while somebody changes those
+        opened.stamps.mark_all()  # before new stamps exist: a reader must not trust these while a writer marks those
         stamps_of(self.directory).unlink(missing_ok=True)
         return f"it was moved to {move_aside(opened.file).name}"
 
     def _arrive(self, opened: Opened) -> None:
-        """After a reboot, before anything is read: move the ends to this boot's clock."""
+        """Convert all times to the clock of this boot, if the machine was restarted, before anything is read."""
         with opened.link(patiently=True) as link:
             then = link.sql.execute("SELECT boot FROM clock").fetchone()
             if then is None or then[0] != boot_clock.boot:
@@ -175,7 +182,7 @@ class DiskDatabase:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def row(self, opened: Opened, sql: str, args: Row) -> Row | None:
-        """One row, of one statement. `Locked`: not at this moment."""
+        """Return the row that one statement finds, or None. Raise `Locked` if the database can't be read just now."""
         try:
             return opened.row(sql, args)
         except _TROUBLE as error:
@@ -183,7 +190,7 @@ class DiskDatabase:
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Opened, sqlite3.Connection]]:
-        """Several statements that see one state. `Locked`: not at this moment."""
+        """Lend a connection for several statements that see one state. Raise `Locked` if it can't be read just now."""
         opened = self.opened(boot_clock.clock())
         try:
             with opened.link() as link:
@@ -194,7 +201,7 @@ class DiskDatabase:
             raise self.trouble(error, opened) from error
 
     def patiently(self, read: Callable[[], T]) -> T:
-        """What `read` gives, asked again while others keep readers out."""
+        """Return the result of `read`, and repeat it while it raises `Locked`."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -202,14 +209,17 @@ class DiskDatabase:
                 return read()
             except Locked:
                 if time.monotonic() > deadline:
-                    raise EngineError(f"{self.directory} could not be read for {self._timeout:g} s") from None
+                    raise EngineError(
+                        f"{self.directory} could not be read for {self._timeout:g} s: other processes are opening or "
+                        "repairing it. Try again"
+                    ) from None
             time.sleep(0.001)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def writing(self) -> Iterator[Write]:
-        """One transaction, with no other writer in any process. It is committed if the block ends well."""
+        """Run a block as a transaction, as the only writer of all processes. If the block raises, it is rolled back."""
         deadline = time.monotonic() + self._timeout
         while True:
             opened = self.open()
@@ -220,26 +230,26 @@ class DiskDatabase:
                         if self._begin_write(link.sql, opened, deadline):
                             opened.writer = threading.get_ident(), link
                             if opened.stamps.words[GENERATIONS] == MARK:
-                                write.change_everything()  # a writer died there: its marks would stay
+                                write.change_everything()  # a writer died and left its marks: replace them
                             yield write
                             link.sql.execute("COMMIT")
                             return
                     finally:
-                        if link.busy:  # not ended by `end_own_write`
-                            link.sql.rollback()  # if it was not committed
+                        if link.busy:  # else `end_own_write` has ended it
+                            link.sql.rollback()  # no effect after the commit
                         opened.writer = None
                         write.settle()
             except _TROUBLE as error:
-                raise self._told(error, opened) from error
+                raise self._failure(error, opened) from error
 
     def _begin_write(self, connection: sqlite3.Connection, opened: Opened, deadline: float) -> bool:
-        """Wait for the turn to write. False: the directory means something else by now."""
+        """Wait for the turn to write. Return False if the directory uses another database by now."""
         pause = 0.0001
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 opened.stamps.words[WRITER] = os.getpid()
-                return opened.current  # looked at now: before the turn, that says nothing
+                return opened.current  # checked after the wait, since it may have been replaced during the wait
             except sqlite3.OperationalError as error:
                 if not _is_busy(error):
                     raise
@@ -249,7 +259,8 @@ class DiskDatabase:
             if time.monotonic() > deadline:
                 last = opened.stamps.words[WRITER]
                 raise EngineError(
-                    f"{opened.file} has been locked for {self._timeout:g} s: by process {last}, or another program"
+                    f"{opened.file} has been locked for {self._timeout:g} s by process {last}, or by another program: "
+                    "wait for it, end it, or give a longer timeout"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.002)
@@ -257,11 +268,12 @@ class DiskDatabase:
     # -- trouble ------------------------------------------------------------------------------------------------
 
     def trouble(self, error: Exception, opened: Opened) -> Exception:
-        return Locked() if _is_busy(error) else self._told(error, opened)
+        """Return what to raise for an error of a read: `Locked` or an EngineError."""
+        return Locked() if _is_busy(error) else self._failure(error, opened)
 
-    def _told(self, error: Exception, opened: Opened) -> EngineError:
-        """What a caller can do about it. A damaged file is out of the way by then."""
-        opened.looked = -1.0  # the next call looks again what the directory means
+    def _failure(self, error: Exception, opened: Opened) -> EngineError:
+        """Return an EngineError that says what to do. A damaged file is moved aside by then."""
+        opened.looked = -1.0  # the next call checks again which database the directory uses
         if not opened.current:
             return EngineError(f"{opened.file} was removed ({error}): the next call makes a new one")
         if _is_damaged(error, opened.file):
@@ -270,12 +282,12 @@ class DiskDatabase:
             except OSError as failure:
                 return EngineError(f"{opened.file} is damaged ({error}): remove {self.directory} ({failure})")
         name = getattr(error, "sqlite_errorname", "")
-        told = EngineError(
+        failed = EngineError(
             f"{opened.file}: {error} ({name}): see that the file and its directory can be written, and that there is "
             "room; or lower max_bytes"
         )
-        told.partial = told.refused = name.startswith(_UNWRITABLE)
-        return told
+        failed.partial = failed.refused = name.startswith(_UNWRITABLE)
+        return failed
 
     # -- ends and forks -----------------------------------------------------------------------------------------------
 
@@ -296,8 +308,9 @@ class DiskDatabase:
             self._forking.after_fork()
 
     def start_again(self) -> None:
-        """In a forked child. What a thread of the parent was using is left as it is: closing it would write."""
-        self._opening = threading.RLock()  # another thread of the parent may have had it
+        """Begin anew in a forked child. Links that the parent's threads were using are kept open and unused, because
+        closing them would write to the file."""
+        self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._opened is not None:
             self._lost += self._opened.start_again()
 
@@ -307,11 +320,11 @@ def _is_busy(error: Exception) -> bool:
 
 
 def _is_damaged(error: Exception, file: Path) -> bool:
-    """Would a file that was just made not have raised this?"""
+    """Return whether an error proves damage: an undamaged file would not have raised it."""
     if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError, FileNotFoundError)):
-        return False  # a question of ours that is wrong, or a file that is gone
+        return False  # a wrong statement of ours, or a file that was removed
     name = getattr(error, "sqlite_errorname", "")
-    if name == "SQLITE_READONLY":  # what we may write all the same says of itself that we may not
+    if name == "SQLITE_READONLY":  # the file's header forbids writing, but its permissions do not: a damaged header
         return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
     return name == "SQLITE_IOERR_SHORT_READ" or not name.startswith(_WORLD)
 
@@ -324,12 +337,12 @@ def stamps_of(directory: Path) -> Path:
 
 
 def file_of(directory: Path, incarnation: str) -> Path:
-    """The database that stamps name."""
+    """Return the path of the database whose name is in the stamps."""
     return directory / f"cache-{FORMAT}-{incarnation}.sqlite"
 
 
-def found(directory: Path) -> None:
-    """Begin a new database and its stamps, unless another process is faster."""
+def make_database(directory: Path) -> None:
+    """Make a new database and its stamps, unless another process is faster."""
     incarnation = os.urandom(8).hex()
     file, unborn = file_of(directory, incarnation), directory / f"stamps-{FORMAT}-{incarnation}"
     unneeded = [unborn, *_files(file)]
@@ -347,7 +360,7 @@ def found(directory: Path) -> None:
 
 
 def move_aside(file: Path) -> Path:
-    """Where a damaged database is to be found from now on: in the place of the one that was moved before it."""
+    """Rename a damaged database and return its new path. One that was moved aside before is replaced."""
     aside = file.with_name(f"cache-{FORMAT}.damaged")
     with suppress(FileNotFoundError):
         os.replace(file, aside)
@@ -357,10 +370,10 @@ def move_aside(file: Path) -> Path:
 
 
 def _remove_orphans(directory: Path, ours: Path) -> None:
-    """What an earlier beginning left that was cut short, or whose stamps were removed."""
+    """Remove files of databases whose creation was interrupted, or whose stamps were removed."""
     for path in directory.glob(f"*-{FORMAT}-*"):
         with suppress(OSError):  # another process was first
-            if ours.stem not in path.name and time.time() - path.stat().st_mtime > 3600:  # or it is being begun
+            if ours.stem not in path.name and time.time() - path.stat().st_mtime > 3600:  # newer: perhaps being made
                 path.unlink()
 
 

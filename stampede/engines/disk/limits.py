@@ -1,4 +1,4 @@
-"""Limits in the directory's database: one write transaction each, by the machine's own clock, which nobody can set."""
+"""Limits in the directory's database: one write transaction each. Their clock counts from the machine's start."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from stampede.model.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["DiskLimits"]
 
-SWEPT = 0.01  # of the new names so many look for those that are over: with a name for each user there may be many
+SWEPT = 0.01  # the share of new names that remove expired limits: with a name for each user there may be many
 
 
 class DiskLimits(WindowLimits):
     """Limits of one colour."""
 
-    def __init__(self, database: DiskDatabase, beside: Run) -> None:
+    def __init__(self, database: DiskDatabase, run: Run) -> None:
         self._database = database
-        self._beside = beside
+        self._run = run
 
     async def listed(self) -> list[tuple[str, Usage]]:
-        return await self._beside(self._all)
+        return await self._run(self._all)
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
-        return await self._beside(partial(self._written, name.encode("utf-8", "surrogatepass"), change))
+        return await self._run(partial(self._written, name.encode("utf-8", "surrogatepass"), change))
 
     def _written(self, name: bytes, change: Callable[[Window, int], tuple[Window, T]]) -> T:
         with self._database.writing() as write:

@@ -21,7 +21,7 @@ __all__ = ["DiskLocks"]
 T = TypeVar("T")
 
 HANDED = ""
-"""The holder of a lock that was handed over: no process's end ends it."""
+"""The holder of a lock that was handed over: it does not end with any process."""
 
 _ROOM = "SELECT state FROM rooms WHERE number = ?"
 _ROOMS = "SELECT number, CAST(name AS BLOB), state FROM rooms"
@@ -42,37 +42,38 @@ class DiskLocks(Port):
         reply = await self.run(self._acquire, name, token, lease, waits, room)
         number = lock_number(name)[0]
         if isinstance(reply, Granted) and self.rows.wake_files.listens(_bell(number)):
-            await self.read(self.rows.expect, number)  # for those that were not woken when it came free
+            await self.read(self.rows.expect, number)  # others still wait: the release woke one, and cleared the note
         return reply
 
-    def _refusal(self, name: str, token: bytes, its: float) -> Busy | None:
-        """Return what a caller hears that is refused, if reading tells: most that ask for an exclusive lock."""
-        now, it = clock(), self._room(name)
-        first = it.inside[0] if it.inside and not it.queue else None
-        if first is None or its != 1 or first.room != 1 or first.token == token or not self._stands(first, now):
+    def _refusal(self, name: str, token: bytes, limit: float) -> Busy | None:
+        """Return the refusal if a plain read decides it, as for most callers of an exclusive lock. None: it needs a
+        transaction. `limit` is the room of this caller."""
+        now, state = clock(), self._room(name)
+        first = state.inside[0] if state.inside and not state.queue else None
+        if first is None or limit != 1 or first.room != 1 or first.token == token or not self._stands(first, now):
             return None
         return Busy(first.token, first.end - now)
 
-    def _acquire(self, name: str, token: bytes, lease: float, waits: bool, its: float) -> Granted | Busy:
+    def _acquire(self, name: str, token: bytes, lease: float, waits: bool, limit: float) -> Granted | Busy:
         holder = process()
 
         def ask(was: Room, now: float, write: Write) -> Change[Granted | Busy]:
             fence = _last_fence(write) + 1
-            # Nobody queues for a lock that is wanted by exclusive holders only: each hand-over from process to process
-            # takes much longer than to take a lock that is free.
-            queues = waits and (its != 1 or bool(was.queue) or any(each.room != 1 for each in was.inside))
+            # If all callers are exclusive, they do not queue: passing the lock to the next process in a queue takes
+            # much longer than taking a free lock.
+            queues = waits and (limit != 1 or bool(was.queue) or any(each.room != 1 for each in was.inside))
 
-            def asked(was: Room) -> Change[Granted | Busy]:
-                return room.acquire(was, token, lease, its, now, waits=queues, least=fence, holder=holder)
+            def decide(was: Room) -> Change[Granted | Busy]:
+                return room.acquire(was, token, lease, limit, now, waits=queues, least=fence, holder=holder)
 
-            after, reply, told = asked(was)
+            after, reply, wakeups = decide(was)
             if isinstance(reply, Busy) and (dead := [each.token for each in was.inside if not self._lives(each)]):
                 living = [each for each in was.inside if each.token not in dead]
-                after, reply, told = asked(Room(living, was.queue, was.fence))
-                told = told._replace(left=[*told.left, *dead])
+                after, reply, wakeups = decide(Room(living, was.queue, was.fence))
+                wakeups = wakeups._replace(left=[*wakeups.left, *dead])
             if isinstance(reply, Granted) and reply.fence >= fence:
                 write.execute("UPDATE fences SET last = ?", (reply.fence,))
-            return after, reply, told
+            return after, reply, wakeups
 
         return self._change(name, ask)
 
@@ -93,49 +94,49 @@ class DiskLocks(Port):
         await self.park(number, _bell(number), timeout, self._awaited, name, busy)
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        now, it = clock(), await self.read(self._room, name)
-        return [(each.token, each.end - now) for each in it.inside if self._stands(each, now)]
+        now, state = clock(), await self.read(self._room, name)
+        return [(each.token, each.end - now) for each in state.inside if self._stands(each, now)]
 
     async def held(self, prefix: str = "") -> list[Held]:
         return await self.read(self._held, prefix)
 
     def _change(self, name: str, ask: Callable[[Room, float, Write], Change[T]]) -> T:
-        """Return the answer. By then the lock's row has changed, and waiters are woken, in all processes."""
+        """Return the answer of `ask`. By then the lock's row has changed, and waiters of all processes are woken."""
         number, raw = lock_number(name)
         with self.rows.database.writing() as write:
             was = _load(write.execute(_ROOM, (number,)).fetchall())
-            after, answer, told = ask(was, clock(), write)
+            after, answer, wakeups = ask(was, clock(), write)
             if after.idle and was is not EMPTY:
                 write.execute("DELETE FROM rooms WHERE number = ?", (number,))
             elif after is not was and not after.idle:
                 values = number, raw, room.dump(after), after.end
                 write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", values)
-        for each in [*map(_number, told.called), *([number] if told.left else [])]:
+        for each in [*map(_number, wakeups.called), *([number] if wakeups.left else [])]:
             self.rows.tell(write.opened, each, _bell(each))
         return answer
 
     def _awaited(self, name: str, busy: Busy) -> Awaited:
-        now, it = clock(), self._room(name)
-        awaited = room.awaited(it, busy, now)
+        now, state = clock(), self._room(name)
+        awaited = room.awaited(state, busy, now)
         if awaited is None:
             return None
         return min(awaited[1], SAFETY) if busy.token == awaited[0] else awaited[1], {
-            each.holder for each in it.inside
+            each.holder for each in state.inside
         } - {HANDED}
 
     def _held(self, prefix: str) -> list[Held]:
         with self.rows.database.reading() as (_, connection):
             locks = {_name(raw): (number, _load([(state,)])) for number, raw, state in connection.execute(_ROOMS)}
         now, host, found = clock(), parts_of(here())[0], []
-        for name, (number, it) in locks.items():
+        for name, (number, state) in locks.items():
             if lock_number(name)[0] == number and name.startswith(prefix):
-                for each in [each for each in it.inside if self._stands(each, now)]:
-                    pid, left, waiting = pid_here(each.holder), each.end - now, len(it.queue)
+                for each in [each for each in state.inside if self._stands(each, now)]:
+                    pid, left, waiting = pid_here(each.holder), each.end - now, len(state.queue)
                     found.append(Held(name, host, pid, None, each.fence, None, None, left, True, waiting))
         return found
 
     def _room(self, name: str) -> Room:
-        """As it was read last. `Locked`: not at this moment."""
+        """Return the state of a lock. Raise `Locked` if the database can't be read just now."""
         opened = self.rows.database.opened(clock())
         row = self.rows.database.row(opened, _ROOM, lock_number(name)[:1])
         try:
@@ -151,12 +152,12 @@ class DiskLocks(Port):
 
 
 def _number(token: bytes) -> int:
-    """Return the number by which a waiter in a queue is woken. One without a place is woken by that of the lock."""
+    """Return the number by which a waiter with a place in the queue is woken. Other waiters use the lock's number."""
     return int.from_bytes(token[:8], "little")
 
 
 def _bell(number: int) -> int:
-    """Return the number of the bell that rings for this number of a lock or of a token."""
+    """Return the number of the bell for the number of a lock or of a token."""
     return SINGLE + bell_of(number)
 
 
@@ -168,7 +169,7 @@ def _load(rows: list[Any]) -> Room:
     try:
         return room.load(rows[0][0]) if rows else EMPTY
     except (ValueError, TypeError) as error:
-        raise sqlite3.DatabaseError("what it says of a lock is no room") from error
+        raise sqlite3.DatabaseError("the state of a lock can't be read") from error
 
 
 def _last_fence(write: Write) -> int:

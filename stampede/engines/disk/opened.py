@@ -1,4 +1,4 @@
-"""What a directory means at present: its stamps, and links to its database."""
+"""The database that a directory uses at present: its stamps, and connections to it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["LOOK", "DatabaseLink", "Opened", "Row"]
 Row = tuple[Any, ...]
 
 LOOK = 0.1
-"""Seconds between two looks whether the directory is still the same, of readers and of hits in a local tier. Writers
-look each time."""
+"""Seconds between two checks of readers, and of hits in a local tier, whether the directory still uses this database.
+Writers check each time."""
 
 _IDLE = 16
 
 
 class DatabaseLink:
-    """A connection to the database, for one thread at a time. If that is interrupted, and the last reference to it is
-    lost, its transaction is rolled back."""
+    """A connection to the database, for one thread at a time. If an exception interrupts that thread, and the last
+    reference to the link is lost, SQLite rolls its transaction back."""
 
     sql: sqlite3.Connection
 
@@ -38,14 +38,14 @@ class DatabaseLink:
         self.busy = True
 
     def connect(self, file: Path, patience: float) -> None:
-        there = f"{file.as_uri()}?mode=rw"  # never made by opening it
-        self.sql = sqlite3.connect(there, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+        uri = f"{file.as_uri()}?mode=rw"  # opening never makes a new file
+        self.sql = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
         self.sql.execute("PRAGMA synchronous = NORMAL")  # a power cut loses the last writes, and damages nothing
         self.sql.execute("PRAGMA journal_size_limit = 16777216")
         disk = os.statvfs(file)
-        pages = disk.f_blocks * disk.f_frsize >> 16  # the log is emptied at a sixteenth of a small file system
+        pages = disk.f_blocks * disk.f_frsize >> 16  # empty the log at a sixteenth of a small file system
         self.sql.execute(f"PRAGMA wal_autocheckpoint = {min(pages, 1000) or 1000}")  # 1000: SQLite's default
-        self.sql.execute("PRAGMA busy_timeout = 0")  # from here on we wait by ourselves, in `Database`
+        self.sql.execute("PRAGMA busy_timeout = 0")  # from here on, `DiskDatabase` itself waits and tries again
 
     def close(self) -> None:
         self.busy = False
@@ -54,7 +54,7 @@ class DatabaseLink:
 
 
 class Opened:
-    """The stamps and the links of one process to one database."""
+    """The stamps of one database, and the links of this process to it."""
 
     def __init__(self, stamps: DiskStamps, file: Path, timeout: float) -> None:
         self.stamps = stamps
@@ -63,28 +63,29 @@ class Opened:
         self.pulse = Pulse(self._still)  # of the tickets for local tiers
         self._file_name = str(file)
         self._timeout = timeout
-        self.writer: tuple[int, DatabaseLink] | None = None  # the thread that has begun to write, and by which link
+        self.writer: tuple[int, DatabaseLink] | None = None  # the thread of this process that writes now, and its link
         self._left = False
         self._idle: list[DatabaseLink] = []
         self._links: WeakSet[DatabaseLink] = WeakSet()
-        self._lock = threading.RLock()  # a finalizer may want a link in the middle of this
+        self._lock = threading.RLock()  # re-entrant: a finalizer may need a link while this is held
 
     @property
     def current(self) -> bool:
+        """Whether the directory still uses this database."""
         return self.stamps.current and os.access(self._file_name, os.F_OK)
 
     def _still(self, now: float) -> float:
-        """Return until when tickets hold: the stamps, which hits look at, outlive the removal of the directory."""
+        """Return until when tickets are valid. The stamps alone do not tell: their mapping outlives the directory."""
         if not self._left and self.current:
             return now + LOOK
-        self.looked = -inf  # the next reader is to see it, too
+        self.looked = -inf  # so that the next reader checks, too
         return -inf
 
     # -- links ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def link(self, *, patiently: bool = False) -> Iterator[DatabaseLink]:
-        """Lend a link. One that met trouble isn't used again."""
+        """Lend a link to a block. If the block raises, the link is closed."""
         link = self.take(patiently=patiently)
         try:
             yield link
@@ -94,8 +95,8 @@ class Opened:
         self.give_back(link)
 
     def take(self, *, patiently: bool = False) -> DatabaseLink:
-        """Return a link that no other thread has. `patiently`: others may be recovering the log, or be the last to
-        close it. Readers, perhaps in an event loop, leave that to `Database.patiently`."""
+        """Return a link that no other thread uses. `patiently`: wait while another process recovers the log, or closes
+        it as the last one. Readers may be in an event loop, so they do not wait here: see `DiskDatabase.patiently`."""
         with self._lock:
             if self._idle:
                 link = self._idle.pop()
@@ -118,15 +119,15 @@ class Opened:
         link.busy = False
 
     def end_own_write(self) -> None:
-        """End a write of this thread that a signal's exception has interrupted. While that exception is kept, so is the
-        transaction."""
+        """End a write of this thread that an exception of a signal's handler has interrupted. A reference to that
+        exception would otherwise keep the transaction open."""
         writer = self.writer
         if writer is not None and writer[0] == threading.get_ident():
             writer[1].close()
             self.writer = None
 
     def row(self, sql: str, args: Row) -> Row | None:
-        """Return one row, of one statement."""
+        """Return the first row that one statement finds, or None."""
         link = self.take()
         try:
             found: list[Row] = link.sql.execute(sql, args).fetchall()
@@ -137,7 +138,7 @@ class Opened:
         return found[0] if found else None
 
     def leave(self) -> None:
-        """Void what is kept under tickets, and close the links that are idle."""
+        """Make all tickets invalid, and close the idle links."""
         self._left = True
         self.pulse.until = -inf
         self._close_idle()
@@ -151,10 +152,11 @@ class Opened:
     # -- forks ----------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Close every link, and let no statement begin before the fork is done.
+        """Close all links, and let no statement begin until the fork is done.
 
-        SQLite's record of who locks what is copied by a fork, and wrong in the child: it believes that it holds the
-        parent's locks, and the parent may then remove the log under its hands. Statements under way are given a second.
+        A fork copies SQLite's table of locks, which is wrong in the child: the child would believe that it holds the
+        parent's locks, and the parent might remove the log while the child uses it. This waits at most one second for
+        the statements under way.
         """
         deadline = time.monotonic() + 1
         self._lock.acquire()
@@ -166,7 +168,8 @@ class Opened:
         self._lock.release()
 
     def start_again(self) -> list[DatabaseLink]:
-        """In a forked child. Return the links of the parent's other threads: closing them would write."""
+        """Begin anew in a forked child. Return the links that the parent's other threads were using: the caller must
+        keep them, because closing them would write to the file."""
         self._lock = threading.RLock()
         self._idle, self.writer = [], None
         self.looked = self.pulse.until = -inf

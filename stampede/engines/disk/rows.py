@@ -1,4 +1,4 @@
-"""The verbs as statements: what each port's question reads and changes, each decided in one transaction."""
+"""The verbs as SQL statements: what each verb reads and changes. Each change is decided in one transaction."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = ["Awaited", "Port", "Rows", "bell_of", "key_number", "lock_number"]
 
 T = TypeVar("T")
 
-SWEEP = 60.0  # seconds between two looks for what dead processes left
-LOG = 16 << 20  # bytes that stay free beside the database: SQLite's log is cut to this size
-PAGE = 1000  # rows that are listed at once
+SWEEP = 60.0  # seconds between two removals of expired leases, locks and failures
+LOG = 16 << 20  # bytes of the file system that are left free: SQLite's log is cut to this size
+PAGE = 1000  # rows of one page of `page`
 
 _MESSAGE = 4000
 _LEAST = -(1 << 63)
 _LONGEST = 900_000_000  # SQLite's own limit is a little above
 
-# Whatever stands in the file: these columns are bytes, or numbers, or 0.
+# The casts make each column bytes or a number, even if the file is damaged.
 _COLUMNS = (
     "key, CAST(ifnull(id, '') AS BLOB), "
     + ", ".join(f"CAST(ifnull({name}, 0) AS REAL)" for name in ("fresh", "keep", "cost", "margin", "ttl"))
@@ -47,7 +47,7 @@ _COLUMNS = (
 )
 _LEASE_COLUMNS = "token, CAST(ifnull(leases.ends, 0) AS REAL), holder, CAST(ifnull(fence, 0) AS INTEGER)"
 _PAGE = "SELECT number, key, CAST(ifnull(keep, 0) AS REAL) FROM entries WHERE number > ? ORDER BY number LIMIT ?"
-_LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the rest is also in the value's header
+_LOOK = "SELECT key, id, fresh, keep, value FROM entries WHERE number = ?"  # the value's header has the other columns
 _LEASE = f"SELECT {_LEASE_COLUMNS} FROM leases WHERE number = ?"
 _STATE = f"""
     SELECT {_COLUMNS}, leases.number IS NOT NULL, {_LEASE_COLUMNS},
@@ -57,34 +57,34 @@ _STATE = f"""
         LEFT JOIN leases ON leases.number = asked
         LEFT JOIN pasts ON pasts.number = asked
 """
-_DECIDED = _STATE.replace("ifnull(value, '')", "''")  # what is decided without the value itself
+_DECIDED = _STATE.replace("ifnull(value, '')", "''")  # for changes that do not need the value itself
 
 _Name = tuple[int, bytes]
 
 Awaited: TypeAlias = tuple[float, Iterable[str]] | None
-"""How long a waiter that is not woken waits until it looks again, and the processes that hold what it waits for. None:
-not at all, since something has happened."""
+"""How many seconds a waiter waits if it is not woken, and the processes that hold what it waits for. None: do not wait,
+because something has changed already."""
 
 
 @lru_cache(8192)
 def key_number(key: str, person: bytes = b"") -> _Name:
-    """The 64-bit number that a key goes by, and its bytes: rows are found by the one and believed by the other."""
+    """Return the 64-bit hash of a key, by which its row is found, and its bytes, which are compared with the row's."""
     raw = key.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=8, person=person).digest(), "little", signed=True), raw
 
 
 def lock_number(name: str) -> _Name:
-    """The same for locks."""
+    """Return the 64-bit hash of a lock's name, and its bytes."""
     return key_number(name, b"lock")
 
 
 def bell_of(number: int) -> int:
-    """The bell that rings for a number: one for all that share a slot, since who is told no longer is expected."""
+    """Return the bell for a number. All numbers of a slot share it: `expected` clears the note for all of them."""
     return number & (SLOTS - 1)
 
 
 class Rows:
-    """One directory's entries and leases, for one process."""
+    """The entries, leases and generations of one directory, as one process uses them."""
 
     def __init__(self, database: DiskDatabase, max_bytes: int) -> None:
         self.database = database
@@ -96,12 +96,12 @@ class Rows:
     # -- hits ---------------------------------------------------------------------------------------------------
 
     def look(self, key: str) -> Found | None:
-        """The entry while it is fresh; None in any doubt."""
+        """Return the entry if it is fresh. None: it is not, or the database can't be read just now; claim."""
         number, raw = key_number(key)
         now = clock()
         try:
             opened = self.database.opened(now)
-            stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # sampled before the read
+            stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # sampled before the read: see `stamps.py`
             row = self.database.row(opened, _LOOK, (number,))
         except (EngineError, Locked):
             return None
@@ -111,7 +111,7 @@ class Rows:
         return self._found(opened, number, Entry(value, id, fresh=fresh - now, keep=keep - now), stamp)
 
     def generation_at_hand(self, scope: str) -> str | None:
-        """The generation, while nobody has bumped one since it was read; None in any doubt."""
+        """Return the generation that was read last, unless there was a bump since. None: read it."""
         known, stamp, generations = self._known
         try:
             opened = self.database.opened(clock())
@@ -123,12 +123,12 @@ class Rows:
     # -- claims -------------------------------------------------------------------------------------------------
 
     def answer(self, key: str, token: bytes, ask: Ask) -> Reply | None:
-        """A claim's answer as far as reading goes; None: it takes a transaction to say more."""
+        """Return the answer to a claim if a plain read decides it. None: it needs a transaction."""
         number, raw = key_number(key)
         now = clock()
         database = self.database
         opened = database.opened(now)
-        stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # before the read: what changes later, changes the stamp
+        stamp = opened.stamps.words[8 + (number & 0xFFFF)]  # before the read: a later change also changes the stamp
         row = database.row(opened, _STATE, (number,))
         was = NOTHING if row is None else _record_of(row, raw)
         reply = self._decide(was, token, ask, now)[1]
@@ -137,12 +137,11 @@ class Rows:
         return None if isinstance(reply, Granted) else reply
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        """The answer, decided in a transaction; a lease that is granted stands when it is given."""
+        """Answer a claim in a transaction. A lease that is granted is stored by then."""
         return self.change(key, self._decide, token, ask, state=_STATE)
 
     def change(self, key: str, question: Callable[..., Change[T]], *terms: Any, state: str = _DECIDED) -> T:
-        """The answer to a question of `record`. When it is given, what it has made of the key is so, and who waits is
-        told."""
+        """Return the answer of a function of `model/record.py`. By then the key has changed, and waiters are woken."""
         number, raw = key_number(key)
         with self.database.writing() as write:
             now = clock()
@@ -162,26 +161,27 @@ class Rows:
         return Found(entry, Ticket(stamps.words, stamps.slot(number), stamp, opened.pulse))
 
     def _decide(self, was: Record, token: bytes, ask: Ask, now: float) -> Change[Reply]:
-        """A lease whose holder is dead is none."""
+        """Decide a claim. A lease whose holder is dead does not count."""
         lease = was.lease
         if lease is not None and lease.token != token and not self._stands(lease, now):
             was = Record(was.kept, None, was.past)
         return record.claim(was, token, ask, now, holder=process())
 
     def _stands(self, lease: Lease, now: float) -> bool:
-        """A lease stands until its end, or its holder's."""
+        """Return whether a lease is valid: it has not ended, and its holder lives."""
         return lease.end > now and not dead(lease.holder)
 
     def tell(self, opened: Opened, number: int, bell: int) -> None:
-        """After the commit: wake who waits for this number, in all processes. Mostly nobody does."""
+        """Wake the waiters for this number in all processes; call it after the commit. Mostly there are none."""
         if opened.stamps.expected(number):
             self.wake_files.ring(bell)
 
     def expect(self, number: int) -> None:
-        """Note that somebody waits for this number; before it is read whether there is still a reason."""
+        """Note that a caller waits for this number. Call it before reading whether there is still a reason to wait."""
         self.database.opened().stamps.expect(number)
 
     def awaited(self, key: str, busy: Busy) -> Awaited:
+        """Return how long to wait for the lease that `busy` names. None: it has ended already."""
         now = clock()
         row = self.database.row(self.database.opened(now), _LEASE, (key_number(key)[0],))
         lease = _lease_of(row) if row is not None else None
@@ -218,11 +218,11 @@ class Rows:
         if lease is None or not self._stands(lease, now):
             return Shown(entry, b"")
         pid = pid_here(lease.holder) if isinstance(lease.holder, str) else None
-        host = here().rpartition(":")[0]  # a directory is of one machine, whose processes may be in other containers
+        host = here().rpartition(":")[0]  # the directory is on this machine, but the holder may be in another container
         return Shown(entry, lease.token, lease.end - now, f"{host}:{'' if pid is None else pid}")
 
     def page(self, prefix: str, cursor: int | None = None) -> tuple[list[str], int | None]:
-        """By the numbers of keys, whichever they are: a page takes no longer where few begin with this."""
+        """Return one page of keys. Pages go by number, over all keys: each takes the same time, however few match."""
         raw = prefix.encode("utf-8", "surrogatepass")
         with self.database.reading() as (_, connection):
             rows = connection.execute(_PAGE, (_LEAST if cursor is None else cursor, PAGE)).fetchall()
@@ -232,11 +232,12 @@ class Rows:
         return [key.decode("utf-8", "surrogatepass") for key in found], after
 
     def generation(self, scope: str, *, surely: bool = False) -> str:
-        """Known to the process while no one bumps; asked anew after. `surely`: of what the directory means now."""
+        """Return the generation of a scope. It is remembered until the next bump. `surely`: check first that the
+        directory still uses this database."""
         known, stamp, generations = self._known
         opened = self.database.opened(None if surely else clock())
         now = opened.stamps.words[GENERATIONS]
-        if now == MARK and not surely:  # perhaps for good: another file is in its place
+        if now == MARK and not surely:  # the mark may stay for ever, if the database was replaced: check that
             return self.generation(scope, surely=True)
         if known is not opened or now != stamp or now == MARK:
             generations = {}
@@ -263,12 +264,12 @@ class Rows:
             softer = f"{hard}~{os.urandom(4).hex()}"
             write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, softer))
 
-    # -- what is kept, and what must go -------------------------------------------------------------------------------
+    # -- storing and evicting -----------------------------------------------------------------------------------------
 
     def _limit(self, file: Path) -> int:
         """Return how many bytes the database may have: `max_bytes`, or less on a small or nearly full file system.
 
-        Some room is left free there, for SQLite's log: without it nothing could be evicted, either.
+        Some room is left free for SQLite's log, without which nothing could be evicted.
         """
         try:
             disk, size = os.statvfs(file), os.stat(file).st_size
@@ -280,10 +281,10 @@ class Rows:
         return min(self._max_bytes, most - min(most // 2, LOG))
 
     def _become(self, write: Write, number: int, raw: bytes, was: Record, after: Record, now: float) -> None:
-        """Let the rows say what they did not."""
+        """Write the differences between two records of a key to its rows."""
         kept, lease, past = after.kept, after.lease, after.past
         if after is NOTHING:
-            write.change(number)  # also where there is no row: an evicted one may live on in a local tier
+            write.change(number)  # even if there is no row: a local tier may still have an entry that was evicted here
             write.execute("DELETE FROM entries WHERE number = ? AND key = ?", (number, raw))
         elif kept is not None and kept is not was.kept:
             write.change(number)
@@ -302,7 +303,10 @@ class Rows:
         size, limit = len(entry.value), self._limit(write.opened.file)
         if size > min(limit, _LONGEST):
             key = raw.decode("utf-8", "surrogatepass")
-            raise TooLarge(f"{key!r} has {size} bytes: {self.database.directory} keeps {limit}")
+            raise TooLarge(
+                f"the value of {key!r} has {size} bytes: {self.database.directory} can store {limit} at most "
+                "(max_bytes, or less on a small file system)"
+            )
         self._make_room(write, limit - size, now)
         write.execute(
             "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -313,7 +317,8 @@ class Rows:
         )  # fmt: skip
 
     def _make_room(self, write: Write, limit: int, now: float) -> None:
-        """Remove what has gone, then what nobody asked for since the hand last came by: a little at each store."""
+        """Remove some expired entries; then evict entries that were not read since the hand last came by. Each store
+        does a little of this work."""
         write.execute("DELETE FROM entries WHERE number IN (SELECT number FROM entries WHERE gone < ? LIMIT 8)", (now,))
         if now - self._swept > SWEEP:
             self._swept = now
@@ -326,7 +331,8 @@ class Rows:
             self._evict(write)
 
     def _evict(self, write: Write) -> None:
-        """One step of the hand: entries in the order of their numbers, a second chance to those in use."""
+        """Move the hand by one step: evict the next entries in the order of their numbers, but spare those in use once
+        (the clock algorithm)."""
         stamps = write.opened.stamps
         sql = "SELECT number FROM entries WHERE number > ? ORDER BY number LIMIT 64"
         numbers = [row[0] for row in write.execute(sql, (stamps.words[HAND] + _LEAST,))]
@@ -356,7 +362,7 @@ class Rows:
 
 
 class Port:
-    """Verbs of one colour. `run` has done what may wait for another writer."""
+    """The base of the ports of one colour. `run` executes what may wait for another writer."""
 
     def __init__(self, rows: Rows, colour: Colour, run: Run) -> None:
         self.rows = rows
@@ -364,6 +370,7 @@ class Port:
         self.run = run
 
     async def read(self, read: Callable[..., T], *args: Any) -> T:
+        """Return the result of a read, which runs in the caller's own thread unless the database is locked."""
         try:
             return read(*args)
         except Locked:
@@ -378,10 +385,10 @@ class Port:
         name: str,
         busy: Busy,
     ) -> None:
-        """Wait for the bell of this number, or until it is time to look again. It is listened to before `awaited` looks
-        whether there is still a reason to wait: nothing falls between."""
+        """Wait for a bell, or until it is time to look again. The bell is listened to before `awaited` reads whether
+        there is still a reason to wait: a change in between rings it."""
         wake_files = self.rows.wake_files
-        bell, told = wake_files.listen(bell_number)
+        bell, is_woken = wake_files.listen(bell_number)  # False: no process can wake us
         try:
             await self.read(self.rows.expect, number)
             found = await self.read(awaited, name, busy)
@@ -390,7 +397,7 @@ class Port:
                 for holder in holders:
                     if holder != process():
                         wake_files.watch(holder, bell)
-                await self._colour.park(bell, min(timeout, longest if told else LOOK))
+                await self._colour.park(bell, min(timeout, longest if is_woken else LOOK))
         finally:
             wake_files.forget(bell_number, bell)
 
@@ -401,8 +408,8 @@ def _kept(row: Sequence[Any]) -> Kept:
 
 
 def _generation_of(found: list[str]) -> str:
-    """Of all scopes' own part and a scope's own, each with what stands behind a `~`. A scope that was never bumped has
-    none."""
+    """Join the generation of all scopes and that of one scope, each with its soft part after a `~`. A scope that was
+    never bumped has none."""
     parts = [each.partition("~") for each in found]
     hard = ".".join(hard for hard, _, _ in parts if hard)
     softer = ".".join(softer for _, _, softer in parts)
@@ -415,8 +422,8 @@ def _lease_of(row: Sequence[Any]) -> Lease:
 
 
 def _record(connection: Any, state: str, number: int, raw: bytes) -> Record:
-    """All that is known of one key at one moment."""
-    row, *_ = connection.execute(state, (number,)).fetchall()  # more, if the file is damaged
+    """Return the record of one key."""
+    row, *_ = connection.execute(state, (number,)).fetchall()  # several rows, if the file is damaged
     return _record_of(row, raw)
 
 
@@ -429,7 +436,7 @@ def _past_of(failures: Any, end: float) -> Past | None:
     try:
         return decode_past(failures, end)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return None  # it is damaged
+        return None  # the row is damaged
 
 
 def _put_lease(write: Write, number: int, lease: Lease | None) -> None:
@@ -449,7 +456,8 @@ def _put_past(write: Write, number: int, past: Past | None, now: float) -> None:
 
 
 def _takes_more(write: Write, limit: int) -> bool:
-    """By pages of 4 KiB, which SQLite makes: what is freed is used again, so the file grows no further."""
+    """Return whether the used pages of the database take more than `limit` bytes. Free pages do not count: SQLite uses
+    them again before the file grows."""
     pages: int = write.execute("PRAGMA page_count").fetchall()[0][0]
     if pages * 4096 <= limit:
         return False

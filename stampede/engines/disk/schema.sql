@@ -1,4 +1,4 @@
--- Times are seconds of the directory's clock (boot.py). `number` is the 64-bit hash of a key or a name.
+-- Times are seconds of the machine's clock (kit/boot_clock.py). `number` is the 64-bit hash of a key or a name.
 
 CREATE TABLE clock (one INTEGER PRIMARY KEY, boot TEXT, now REAL, wall REAL);
 
@@ -8,7 +8,7 @@ CREATE TABLE entries (
     id     BLOB NOT NULL,
     fresh  REAL NOT NULL,
     keep   REAL NOT NULL,
-    gone   REAL NOT NULL,  -- when the row may go: keep, or fresh and a grace for those who waited
+    gone   REAL NOT NULL,  -- when the row may be removed: keep, or fresh and a grace for callers that were waiting
     cost   REAL NOT NULL,
     margin REAL NOT NULL,
     ttl    REAL NOT NULL,
@@ -26,7 +26,7 @@ CREATE TABLE leases (
     fence  INTEGER NOT NULL
 );
 
--- A lock, as `stampede.model.room` writes it down.
+-- A lock: its state as `dump` of `model/room.py` encodes it.
 CREATE TABLE rooms (
     number INTEGER PRIMARY KEY,
     name   BLOB NOT NULL,
@@ -34,7 +34,7 @@ CREATE TABLE rooms (
     ends   REAL NOT NULL
 );
 
--- What abandoned leases left for those who waited for them, and until when their key rests; as `story.py` writes it.
+-- The verdicts of abandoned leases, for their waiters, and until when the key rests, as `kit/failures.py` encodes them.
 CREATE TABLE pasts (
     number INTEGER PRIMARY KEY,
     story  BLOB NOT NULL,

@@ -1,15 +1,16 @@
-"""The stamps: a table in shared memory that tells every process at once that a key's entry has changed.
+"""The stamps: a table in shared memory by which all processes see at once that the entry of a key has changed.
 
-There is a slot for each hash of a key. A writer marks the slot inside its transaction, and puts a unique stamp there
-after the commit. A reader samples the slot before it reads, and keeps nothing that it read under a mark. The order
-matters: a stamp put before the commit, or sampled after the read, can name an old value for ever. (If one writer's
-stamp removes the next one's mark, what is read meanwhile is kept only until that one puts its own.)
+Keys share slots by their hashes. A writer marks the slot inside its transaction, and writes a unique stamp there after
+the commit. A reader samples the slot before it reads the entry, and keeps nothing that it read under a mark. The order
+matters: if the stamp is written before the commit, or sampled after the read, it can stand for an old value for ever.
+(If one writer's stamp overwrites the next writer's mark, values that are read meanwhile are kept only until that writer
+puts its own stamp.)
 
-Aligned words of 8 bytes are read and written whole by memoryview on every machine that Python 3.11 runs on with 64
-bits; the system calls of a transaction stand between the mark, the commit and the stamp, for machines that reorder.
+memoryview reads and writes aligned words of 8 bytes in one step on each 64-bit machine that runs Python 3.11. On
+machines that reorder memory accesses, the system calls of a transaction separate the mark, the commit and the stamp.
 
-The file is also the directory's identity (which database file is in use). It is made whole, under another name, before
-it can be seen: a hole in it would be a SIGBUS on a full disk.
+The file also identifies the directory's present database file. It is written completely under another name before other
+processes can see it: a hole in it would raise SIGBUS on a full disk.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from pathlib import Path
 __all__ = ["GENERATIONS", "HAND", "MARK", "SLOTS", "WRITER", "DiskStamps", "UnreadableStamps"]
 
 SLOTS = 1 << 16
-MARK = 1  # instead of a stamp: a change is under way, or its writer died
+MARK = 1  # in place of a stamp: a change is under way, or its writer has died
 
 _MAGIC = int.from_bytes(b"stampede", "little")
 _WORDS = 8 + SLOTS
 _SIZE = 8 * _WORDS + 2 * SLOTS
 
-# The words in front of the slots: the process that has last begun to write; where eviction goes on, and so forth.
+# The words before the slots. WRITER: the process that began to write last. HAND: where the next eviction begins.
 _WHAT, _INCARNATION, GENERATIONS, WRITER, HAND = range(5)
 
 
 class UnreadableStamps(Exception):
-    """The file is no table of stamps."""
+    """Raised if a file is no table of stamps."""
 
 
 class DiskStamps:
-    """One mapping of one file of stamps. It outlives the file's removal, as tickets point into it."""
+    """A mapped file of stamps. The mapping outlives the file's removal, because tickets refer to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -50,16 +51,16 @@ class DiskStamps:
         finally:
             os.close(fd)
         self.words = view[: 8 * _WORDS].cast("Q")
-        self.used = view[8 * _WORDS : 8 * _WORDS + SLOTS]  # a byte per slot: asked for since eviction came by
-        self._awaited = view[8 * _WORDS + SLOTS :]  # a byte per slot: somebody waits, or did when it last changed
+        self.used = view[8 * _WORDS : 8 * _WORDS + SLOTS]  # a byte per slot: read since eviction last came by
+        self._awaited = view[8 * _WORDS + SLOTS :]  # a byte per slot: there may be waiters
         if self.words[_WHAT] != _MAGIC:
-            raise UnreadableStamps(f"{path} doesn't begin as it should")
+            raise UnreadableStamps(f"{path} does not begin with the mark of this format")
         self._identity = status.st_dev, status.st_ino
         self.incarnation = f"{self.words[_INCARNATION]:016x}"
 
     @staticmethod
     def make(path: Path, incarnation: str) -> None:
-        """Make a whole new file, every block of it allocated."""
+        """Make a new file, with all its blocks allocated."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             head = _MAGIC.to_bytes(8, "little") + int(incarnation, 16).to_bytes(8, "little")
@@ -70,7 +71,7 @@ class DiskStamps:
 
     @property
     def current(self) -> bool:
-        """Whether the directory still has this very file, whose number is not used again while it is mapped."""
+        """Whether the directory still has this file. Its inode number is not used again while it is mapped."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -99,7 +100,7 @@ class DiskStamps:
         self.words[GENERATIONS] = word
 
     def touch(self, number: int) -> None:
-        """Remember that this key is in use."""
+        """Note that this key was read, so that eviction spares it once."""
         at = number & (SLOTS - 1)
         if not self.used[at]:
             self.used[at] = 1
@@ -107,18 +108,18 @@ class DiskStamps:
     # -- waiters ------------------------------------------------------------------------------------------------
 
     def expect(self, number: int) -> None:
-        """Note that somebody waits for this number. To be called before it is read whether there is still a reason."""
+        """Note that a caller waits for this number. Call it before reading whether there is still a reason to wait."""
         self._awaited[number & (SLOTS - 1)] = 1
 
     def expected(self, number: int) -> bool:
-        """Return whether somebody waits, once: those that go on waiting call `expect` again."""
+        """Return whether callers wait for this number, and clear the note: waiters that go on call `expect` again."""
         at = number & (SLOTS - 1)
         awaited = bool(self._awaited[at])
         if awaited:
-            self._awaited[at] = 0  # before they are told, or one that comes meanwhile would be forgotten
+            self._awaited[at] = 0  # before they are woken: a waiter that comes meanwhile sets it again
         return awaited
 
 
 def _unique() -> int:
-    """Return a stamp that no slot ever had."""
+    """Return a stamp that no slot has ever had."""
     return int.from_bytes(os.urandom(8), "little") | 2

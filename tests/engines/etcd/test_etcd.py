@@ -125,7 +125,7 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
 
         herd.append(Herd(visit))
         until(lambda number=number: len(run(holder.blocking.locks.held())) == 1 and waiting(holder) == number + 1)
-    until(lambda: all(engine._desk.queue("l").heard for engine in crowd))
+    until(lambda: all(engine._steps.queue("l").heard for engine in crowd))
     lock.release()
     assert [each.join() for each in herd] == [[None]] * 6
     assert order == list(range(6))
@@ -259,7 +259,7 @@ def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
     engine, worker, token = open_(), open_(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.9)), Granted)
     if how == "frozen":  # and its lease not ended as early as it could have been
-        worker, had = engine, engine._desk._owned.get(("l", token))
+        worker, had = engine, engine._steps._owned.get(("l", token))
         assert had is not None
         had.lease.renewed -= LONG
     if how == "astray":  # the change to a longer lease, whose answer is lost
@@ -278,9 +278,9 @@ def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
         assert run(engine.blocking.locks.renew("l", token, 0.9))
     else:
         assert isinstance(run(worker.blocking.locks.acquire("l", token, 3.0)), Granted)
-    look = {"request_range": {"key": b64(worker._desk._names.place("l", token))}}
-    ((place,),) = worker._desk._txn([], [look], []).places
-    own = worker._desk._owned.get(("l", token))
+    look = {"request_range": {"key": b64(worker._steps._names.place("l", token))}}
+    ((place,),) = worker._steps._txn([], [look], []).places
+    own = worker._steps._owned.get(("l", token))
     assert own is not None
     assert own.lease.id == place.lease
     assert run(worker.blocking.locks.holder("l"))[0][1] >= 2
@@ -369,7 +369,7 @@ def test_what_no_etcd_says_is_trouble(open_: Open, proxy: Proxy) -> None:
 def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdServer, open_: Open) -> None:
     """A lock would be had that somebody else believes in; or an error be raised that is no EngineError."""
     engine = open_()
-    key = engine._desk._names.queue("l")[0] + b"no token"
+    key = engine._steps._names.queue("l")[0] + b"no token"
     engine._gateway.ask("/v3/kv/put", {"key": b64(key), "value": "eA=="})
     assert isinstance(taken(engine), Busy)
     assert len(run(engine.blocking.locks.held())) == 1
@@ -390,7 +390,7 @@ def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -
         await Lock("l", on=engine).aacquire()
 
     waiter = Herd(Lock("l", on=engine).acquire if colour == "sync" else lambda: asyncio.run(wait()))
-    until(lambda: engine._hub._watches)
+    until(lambda: engine._watches._watches)
     engine.close()
     (error,) = waiter.join()
     assert isinstance(error, EngineClosed)
@@ -407,7 +407,7 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
     assert all(each.acquire() for each in held)
     herd = Herd(*[lambda name=name: entered(engine, name) for name in names])
     until(lambda: all(each.waiting for each in run(holder.blocking.locks.held())))
-    assert len(engine._hub._watches) <= 2
+    assert len(engine._watches._watches) <= 2
     for each in held:
         each.release()
     assert herd.join() == [True] * 5
@@ -416,14 +416,14 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
 def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy) -> None:
     """What was stored meanwhile would be told to nobody, and who waits for it believe that nothing was."""
     engine, told = open_(f"etcd://127.0.0.1:{proxy.port}"), list[Any]()
-    ear = engine._hub.watch((b"k", b""), told.append)
+    ear = engine._watches.watch((b"k", b""), told.append)
     server.ask("/v3/kv/put", key=b64(b"k"))
     until(lambda: told)
     assert [each["kv"]["key"] for each in told.pop()] == [b64(b"k")]
     proxy.cut()
     until(lambda: told == [None])
     assert not ear.hears
-    assert engine._hub._watches == set()
+    assert engine._watches._watches == set()
 
 
 def test_the_watch_of_a_queue_outlives_its_connection(
@@ -435,9 +435,9 @@ def test_the_watch_of_a_queue_outlives_its_connection(
     lock = Lock("l", on=holder)
     assert lock.acquire()
     herd = Herd(lambda: entered(engine))
-    until(lambda: engine._desk.queue("l").heard)
+    until(lambda: engine._steps.queue("l").heard)
     proxy.cut()
-    until(lambda: engine._hub._watches)
+    until(lambda: engine._watches._watches)
     lock.release()
     assert herd.join() == [True]
 
@@ -461,7 +461,7 @@ def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyP
         first = Herd(lambda: far.get_or_compute("k", compute))
         assert began.wait(20)
         second = Herd(lambda: near.get_or_compute("k", lambda: 2) if colour == "sync" else asyncio.run(wait()))
-        until(lambda: engine._hub._watches)
+        until(lambda: engine._watches._watches)
         go_on.set()
         assert first.join() == [1]
         ended.append(time.monotonic())
@@ -474,7 +474,7 @@ def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monke
     engine, first, token = open_(), new_id(), new_id()
     assert isinstance(taken(engine, first), Granted)
     assert isinstance(taken(engine, token, waits=True), Busy)
-    own = engine._desk._owned.get(("l", token))
+    own = engine._steps._owned.get(("l", token))
     assert own is not None
     own.lease.renewed -= 0.2 * LONG  # as if it had waited so long
     assert run(engine.blocking.locks.release("l", first))
@@ -507,7 +507,7 @@ def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: p
     busy = taken(engine, waits=True)
     assert isinstance(busy, Busy)
     waiter = Herd(lambda: run(engine.blocking.locks.wait("l", busy, LONG)))
-    until(lambda: engine._hub._watches)
+    until(lambda: engine._watches._watches)
     engine._gateway.leave(engine._gateway.member())
     assert waiter.join() == [None]
 
@@ -573,7 +573,7 @@ def test_tls(open_: Open) -> None:
         holder, engine = Lock("l", on=open_(url)), open_(url)
         assert holder.acquire()
         herd = Herd(lambda: entered(engine))
-        until(lambda: engine._hub._watches)
+        until(lambda: engine._watches._watches)
         start = time.monotonic()
         holder.release()
         assert herd.join() == [True]

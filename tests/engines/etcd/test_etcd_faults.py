@@ -66,7 +66,7 @@ def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -
     holder, waiters = open_(url), [open_(url) for _ in range(2)]
     lock, order = Lock("l", on=holder, lease=2 * LEASE), list[int]()
     assert lock.acquire() and lock.token is not None
-    own = holder._desk._owned.get(("l", lock.token))
+    own = holder._steps._owned.get(("l", lock.token))
     assert own is not None
     first = lock.fence
     herd = []
@@ -217,7 +217,7 @@ def test_a_child_has_none_of_its_parent_s(open_: Open) -> None:
     lock = Lock("l", on=engine)
     assert lock.acquire()
     waiter = Herd(lambda: _visit(engine))
-    until(lambda: engine._hub._watches)
+    until(lambda: engine._watches._watches)
     pid = os.fork()
     if not pid:
         code = 1

@@ -320,7 +320,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
 
     herds = [Herd(partial(visit, name)) for name in ("l", "m")]
     until(lambda: [each.waiting for each in run(holder.blocking.locks.held())] == [1, 1])
-    own = holder._desk._owned["l", lock.token]  # type: ignore[index]
+    own = holder._steps._owned["l", lock.token]  # type: ignore[index]
     if how == "frozen":
         leader.freeze()
     else:
