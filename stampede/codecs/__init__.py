@@ -1,7 +1,7 @@
 """Entries as bytes, and bytes as entries, without ever running code that the bytes name.
 
-Here is how each type of value is written and read back, and the envelope around it. Where the bytes are stored is
-unknown here. Begin with `envelope.py`, then `sealed.py`.
+This package writes and reads each type of value, and the envelope around it. It does not know where the bytes are
+stored. Begin with `envelope.py`, then `sealed.py`.
 """
 
 from stampede.codecs.annotations import returns_of, values_of

@@ -1,4 +1,4 @@
-"""What a return annotation says: the types it reaches, their fields, and a fingerprint of their structure."""
+"""Return annotations: the types that they reach, their fields, and a fingerprint of their structure."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ BUILTIN |= LOWER.keys()
 
 
 def returns_of(function: Callable[..., Any]) -> Any:
-    """A function's return annotation, resolved; None if it has none, or one that can't be resolved."""
+    """Return a function's return annotation, resolved; None if it has none, or one that can't be resolved."""
     function = getattr(function, "__func__", function)
     annotation = annotations_of(function).get("return")
     if not unresolved(annotation):
         return annotation
-    function = inmost_of(function)  # where the annotation was written; a decorator's wrapper has other names around it
+    function = inmost_of(function)  # the annotation was written there; a decorator's wrapper has other globals
     try:
-        around = getclosurevars(function).nonlocals  # a class of the enclosing function
+        around = getclosurevars(function).nonlocals  # such as a class that the enclosing function defines
     except (TypeError, ValueError):
         around = {}
     return _resolve(annotation, getattr(function, "__globals__", {}), dict(around))
 
 
 def values_of(annotation: Any) -> Any:
-    """The type of a mapping's values; None if it is none of which that is known."""
+    """Return the type of a mapping's values; None if the annotation does not say it."""
     bare = _bare(annotation)
     origin, args = get_origin(bare), get_args(bare)
     return args[1] if isinstance(origin, type) and issubclass(origin, Mapping) and len(args) == 2 else None
@@ -65,7 +65,7 @@ def unresolved(annotation: Any) -> bool:
 
 
 def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any]) -> Any:
-    """The annotation without strings in it; None if a name in it is unknown."""
+    """Return the annotation without strings in it; None if a name in it is unknown."""
     holder: Any = SimpleNamespace(__annotations__={"it": annotation})
     try:
         return typing.get_type_hints(holder, globalns, localns, include_extras=True)["it"]
@@ -74,7 +74,7 @@ def _resolve(annotation: Any, globalns: dict[str, Any], localns: dict[str, Any])
 
 
 def _bare(annotation: Any) -> Any:
-    """The annotation without Annotated, NewType, Final, Required and `type X = ...` around it."""
+    """Return the annotation without Annotated, NewType, Final, Required and `type X = ...` around it."""
     while True:
         if get_origin(annotation) in (typing.Annotated, typing.Final, typing.Required, typing.NotRequired):
             annotation = get_args(annotation)[0]
@@ -114,13 +114,13 @@ def is_namedtuple(kind: type) -> bool:
 
 
 def reach(annotation: Any) -> Iterator[Any]:
-    """Every part of an annotation, and of the fields of the types in it, each once: classes and special forms."""
+    """Yield each part of an annotation, and of the fields of the types in it, once: classes and special forms."""
     seen: set[int] = set()
     todo = [annotation]
-    kept = []  # ids are compared, since not every annotation can be hashed
+    alive = []  # ids are compared, since not every annotation can be hashed: no part may be freed meanwhile
     while todo:
         part = _bare(todo.pop())
-        kept.append(part)
+        alive.append(part)
         if id(part) in seen:
             continue
         seen.add(id(part))
@@ -130,7 +130,7 @@ def reach(annotation: Any) -> Iterator[Any]:
         elif origin is not None:
             if origin not in _PLAIN_ORIGINS:
                 todo.append(origin)
-            if package_of(origin) is None:  # an array of anything is an array
+            if package_of(origin) is None:  # the type of an array's elements does not matter
                 todo += _flat(get_args(part))
         elif isinstance(part, TypeVar):
             todo += [part.__bound__, *part.__constraints__]
@@ -146,7 +146,7 @@ def _flat(args: tuple[Any, ...]) -> list[Any]:
 
 
 def fingerprint_of(*annotations: Any) -> int:
-    """A number for the structure of these types, the same in every process and Python version; 0 for none."""
+    """Return a number for the structure of these types, equal in every process and Python version; 0 for no types."""
     if not annotations:
         return 0
     seen: set[type] = set()

@@ -1,4 +1,4 @@
-"""Arrow's streams: pyarrow's tables and polars' frames, written uncompressed and read by their own libraries."""
+"""Arrow streams: pyarrow's tables and polars' frames, written uncompressed, and read by their own libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _arrow() -> Any:
     import pyarrow
 
     if int(pyarrow.__version__.partition(".")[0]) < 15:
-        raise CodecError(f"pyarrow {pyarrow.__version__} runs what is in hostile bytes: use one from 15 on")
+        raise CodecError(f"pyarrow {pyarrow.__version__} can run code from hostile bytes: install 15 or newer")
     import pyarrow.ipc
 
     return pyarrow
@@ -44,7 +44,7 @@ def write(table: Any) -> bytes:
 
 
 def read(blob: Any) -> Any:
-    """Return the table of a stream, which lies in these bytes. What it claims to hold must be there."""
+    """Return the table of a stream, without copying its bytes. Raise an error if it claims to hold more than these."""
     expect((blob,), (bytes, bytearray))
     table = _arrow().ipc.open_stream(blob).read_all()
     table.validate(full=True)
@@ -68,22 +68,24 @@ def _polars() -> list[Shape]:
 
     def lower(frame: Any) -> tuple[bytes]:
         if any("Object" in repr(kind) for kind in frame.dtypes):
-            raise CodecError("a polars frame with a column of objects can't be stored: cast it, or return .to_dicts()")
+            raise CodecError(
+                "a polars frame with a column of objects can't be stored: cast the column, or return .to_dicts()"
+            )
         sink = BytesIO()
         try:
             frame.write_ipc_stream(sink, compression="uncompressed")
-        except pl.exceptions.PanicException as error:  # which is no Exception
-            raise CodecError(f"a polars frame that can't be written: {error}") from None
+        except pl.exceptions.PanicException as error:  # it is not a subclass of Exception
+            raise CodecError(f"polars can't write this frame: {error}") from None
         blob = sink.getvalue()
         if not make(blob).equals(frame, null_equal=True):
-            raise CodecError("a polars frame that would not come back: return .to_dicts(), or .to_arrow()")
+            raise CodecError("a polars frame that would come back changed: return .to_dicts(), or .to_arrow()")
         return (blob,)
 
     def make(blob: Any) -> Any:
         try:
             return pl.read_ipc_stream(BytesIO(blob))
         except pl.exceptions.PanicException:
-            raise CodecError("a stream that polars can't read") from None
+            raise CodecError("polars can't read this stream") from None
 
     def make_series(blob: Any) -> Any:
         (series,) = make(blob).get_columns()

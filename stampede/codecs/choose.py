@@ -1,4 +1,4 @@
-"""From options to a codec; and the bodies that others make: pickle's, and those of a codec of one's own."""
+"""The choice of a codec by its options; and the bodies that pickle and users' own codecs make."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ NAMES = ["sealed", "msgpack", "json", "pickle"]
 
 @runtime_checkable
 class ValueCodec(Protocol):
-    """What `codec=` takes beside the names of ours: how values become bytes, and values again.
+    """A codec of your own for `codec=`: an object that turns values into bytes, and bytes into values.
 
-    Both methods are called by any thread. Whatever they raise is a `CodecError`: of `encode`, the value is served and
-    not kept; of `decode`, it is a miss. What `decode` gives must equal what `encode` was given
-    (`stampede.testing.CodecSuite` tries it). The bytes come in our envelope: a seal, the signature of a `signing_key`,
-    compression. A codec of another name, or a function with another return annotation, doesn't read them.
+    Any thread may call the methods. Whatever they raise becomes a `CodecError`. If `encode` raises, the value is
+    returned but not stored; if `decode` raises, it is a miss. `decode` must return what `encode` was given
+    (`stampede.testing.CodecSuite` checks it). The bytes are put into our envelope, with a seal or the signature of a
+    `signing_key`, and compressed if asked. A codec of another name, or a function with another return annotation, does
+    not read them.
 
     >>> import marshal
     >>> class Marshal:
-    ...     name = "marshal-4"  # another name for each change of its bytes
+    ...     name = "marshal-4"  # change the name whenever the bytes change
     ...
     ...     def encode(self, value):
     ...         return marshal.dumps(value, 4)
@@ -54,7 +55,7 @@ class ValueCodec(Protocol):
 
 
 class _Own:
-    """The body of a `ValueCodec`. An exception of `raises` is none of its values."""
+    """The body of a `ValueCodec`. Exceptions named in `raises` do not go through the codec."""
 
     number = 5
 
@@ -68,7 +69,9 @@ class _Own:
             return self._raised.dump(value, raised)
         data = self._codec.encode(value)
         if not isinstance(data, (bytes, bytearray)):
-            raise CodecError(f"the codec {self._codec.name!r} has made a {type(data).__name__} of it, and no bytes")
+            raise CodecError(
+                f"the codec {self._codec.name!r} returned a {type(data).__name__}: encode must return bytes"
+            )
         return bytes(data)
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
@@ -76,7 +79,7 @@ class _Own:
 
 
 class Pickled:
-    """A body that may hold anything pickle can. The envelope has checked the signature before it is loaded."""
+    """A body that may hold anything that pickle can. The envelope checks the signature before the body is loaded."""
 
     number = 4
 
@@ -99,9 +102,9 @@ def make_codec(
     compress: int | None = None,
     max_bytes: int | None = None,
 ) -> Codec:
-    """Return the codec of these options, whose sizes and keys settings have checked.
+    """Return the codec of these options. The settings have checked sizes and keys already.
 
-    OptionError names what else is wrong, MissingExtra the package to install.
+    OptionError names any other option that is wrong, MissingExtra the package to install.
     """
     given = [signing_key] if isinstance(signing_key, (bytes, str)) else signing_key or ()
     keys = [key.encode() if isinstance(key, str) else key for key in given]
@@ -112,7 +115,7 @@ def make_codec(
 def body_of(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleType], signed: bool) -> Body:
     given = tuple(trust)
     if given and name != "sealed":
-        raise OptionError(f"trust is an option of codec='sealed': with codec={name!r} leave it out")
+        raise OptionError(f"trust works only with codec='sealed': leave it out with codec={name!r}")
     if name not in NAMES:
         if isinstance(name, (str, type)) or not isinstance(name, ValueCodec) or not isinstance(name.name, str):
             raise OptionError(
@@ -129,5 +132,5 @@ def body_of(name: str | ValueCodec, returns: Any, trust: Iterable[type | ModuleT
     if name != "pickle":
         return Structured(name, returns)
     if not signed:
-        raise OptionError("codec='pickle' runs what is in the bytes: give a signing_key, or use codec='sealed'")
+        raise OptionError("codec='pickle' can run code from the bytes: give a signing_key, or use codec='sealed'")
     return Pickled(fingerprint_of(*known))

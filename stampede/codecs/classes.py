@@ -1,4 +1,4 @@
-"""The user's types on the wire: dataclasses, attrs classes, pydantic models, enums, NamedTuples and rows of an ORM."""
+"""Users' types on the wire: dataclasses, attrs classes, pydantic models, enums, NamedTuples and rows of an ORM."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ __all__ = ["is_text", "model_shape", "shapes_of", "trusted"]
 
 
 def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
-    """Return how the user's types travel: those that the annotation reaches, and those that are trusted."""
+    """Return how the user's types are stored: those that the annotation reaches, and those that are trusted."""
     shapes: dict[type, Shape] = {}
     taken: dict[str, int] = {}
     kinds: tuple[Any, ...] = tuple(trust)
     for kind in kinds:
         if not isinstance(kind, type) or kind.__module__ == "builtins" or kind in BUILTIN:
-            raise OptionError(f"trust holds {kind!r}: it can hold classes and modules of yours")
+            raise OptionError(f"trust contains {kind!r}: name only classes and modules of yours")
         if model_shape(kind, "") is None and _plain(kind, "") is None:
             raise OptionError(
-                f"trust holds {kind!r}, whose objects are more than their attributes, as it says how they are made "
-                "or pickled: make it a dataclass, or use codec='pickle' with a signing_key"
+                f"trust contains {kind!r}, whose objects can't be stored by their attributes, because it defines how "
+                "they are made or pickled: make it a dataclass, or use codec='pickle' with a signing_key"
             )
     for part in (*reach(returns), *(part for kind in kinds for part in reach(kind))):
         if isinstance(part, type) and part not in shapes and part not in BUILTIN:
             tag = f"{part.__module__}:{part.__qualname__}"
             taken[tag] = taken.get(tag, 0) + 1
-            tag = tag if taken[tag] == 1 else f"{tag}#{taken[tag]}"  # two local classes of one name
+            tag = tag if taken[tag] == 1 else f"{tag}#{taken[tag]}"  # two local classes with one name
             shape = model_shape(part, tag) or (_plain(part, tag) if part in kinds else None)
             if shape is not None:
                 shapes[part] = shape
@@ -49,7 +49,7 @@ def shapes_of(returns: Any, trust: Iterable[type] = ()) -> list[Shape]:
 
 
 def trusted(modules: Sequence[str]) -> Callable[[Any], Shape | None]:
-    """Return what gives the shape of any class of these modules, and of those below: for it, or for its tag."""
+    """Return a function that takes a class or a tag, and returns its shape if it is of these modules, or below one."""
 
     def found(asked: Any) -> Shape | None:
         tag = f"{asked.__module__}:{asked.__qualname__}" if isinstance(asked, type) else asked
@@ -62,7 +62,7 @@ def trusted(modules: Sequence[str]) -> Callable[[Any], Shape | None]:
 
 
 def _class_in(tag: Any, modules: Sequence[str]) -> type | None:
-    """Return the class that a tag names, if it is made in one of these modules, or below one."""
+    """Return the class that a tag names; None if it was not made in one of these modules, or below one."""
     module, colon, qualname = tag.partition(":") if isinstance(tag, str) else ("", "", "")
     if not colon or not any(module == each or module.startswith(f"{each}.") for each in modules):
         return None
@@ -73,13 +73,13 @@ def _class_in(tag: Any, modules: Sequence[str]) -> type | None:
 
 
 def is_text(kind: type) -> bool:
-    """Whether it is a class of texts, such as one that marks them as safe HTML; no enum, and not numpy's."""
+    """Return whether a class is a subclass of str, such as one that marks safe HTML, but not an enum or numpy's."""
     return issubclass(kind, str) and not issubclass(kind, Enum) and package_of(kind) is None
 
 
 def model_shape(kind: Any, tag: str) -> Shape | None:
-    """Return how objects travel by their fields; None: naming their class is not enough."""
-    row = row_shape(kind, tag)  # which may be a dataclass or a pydantic model, too
+    """Return how a class's objects are stored by their fields; None: it is not enough to name the class."""
+    row = row_shape(kind, tag)  # first, because it may be a dataclass or a pydantic model, too
     if row is not None:
         return row
     if issubclass(kind, Enum):
@@ -92,7 +92,7 @@ def model_shape(kind: Any, tag: str) -> Shape | None:
         return shape
     if is_namedtuple(kind):
         return _namedtuple(kind, tag)
-    # `object.__new__` makes the value: not one of a dataclass that is also a dict or an exception.
+    # `object.__new__` has to make the value, and can't if a dataclass is also a dict or an exception.
     makes = all(base.__new__ is object.__new__ or not found_for_good(base) for base in kind.__mro__)
     return _record(kind, tag) if makes and (is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")) else None
 
@@ -110,7 +110,7 @@ def _namedtuple(kind: Any, tag: str) -> Shape:
 
     def rebuild(*args: Any) -> Any:
         if len(args) != count:
-            raise CodecError(f"{len(args)} fields for {tag}, which has {count}")
+            raise CodecError(f"the entry has {len(args)} fields for {tag}, which has {count}")
         return tuple.__new__(kind, args)
 
     def lower(value: Any) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ _NO_FIELD = ": declare it as a field, or make it a cached_property"
 
 
 def _record(kind: Any, tag: str) -> Shape:
-    """A dataclass or attrs class: exactly its fields, set without its `__init__` or `__setattr__`."""
+    """Return the shape of a dataclass or attrs class: its fields, set without its `__init__` or `__setattr__`."""
     names = tuple(fields_of(kind))
     inside = frozenset(names) - slots_of(kind)
     beside = sorted(slots_of(kind) - {*names})
@@ -143,16 +143,16 @@ def _record(kind: Any, tag: str) -> Shape:
     return Shape(tag, kind, lower, _rebuilder(kind, names))
 
 
-_SAYS = frozenset({
+_MAKING = frozenset({
     "__new__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__", "__getstate__", "__setstate__",
 })  # fmt: skip
-"""By which a class says how its objects are made, or pickled."""
+"""Methods by which a class defines how its objects are made or pickled."""
 
 
 def _plain(kind: Any, tag: str) -> Shape | None:
-    """An ordinary class, whose objects are their attributes. None of its code is run to set them."""
+    """Return the shape of an ordinary class: its objects' attributes, set without its code. None for other classes."""
     own = [base for base in kind.__mro__ if base is not object]
-    if any(found_for_good(base) or not vars(base).keys().isdisjoint(_SAYS) for base in own):
+    if any(found_for_good(base) or not vars(base).keys().isdisjoint(_MAKING) for base in own):
         return None
     slots = slots_of(kind)
 
@@ -164,7 +164,7 @@ def _plain(kind: Any, tag: str) -> Shape | None:
         expect((open_ended, placed), dict, dict)
         made = object.__new__(kind)
         if not (slots.issuperset(placed) and all(type(name) is str for name in open_ended)):
-            raise CodecError(f"attributes that a {tag} can't have")
+            raise CodecError(f"the entry has attributes that a {tag} can't have")
         for name, value in placed.items():
             object.__setattr__(made, name, value)
         if open_ended:
@@ -175,11 +175,11 @@ def _plain(kind: Any, tag: str) -> Shape | None:
 
 
 def _rebuilder(kind: Any, names: tuple[str, ...]) -> Callable[..., Any]:
-    """A function that takes exactly these fields, in order. Generated: a loop over them takes four times as long."""
+    """Return a function that takes these fields in order, generated: a loop over them takes four times as long."""
     args = [f"_{n}" for n in range(len(names))]
     if kind.__setattr__ is object.__setattr__:
         lines = [f"made.{name} = {arg}" for name, arg in zip(names, args, strict=True)]
-    else:  # frozen, or with opinions of its own
+    else:  # frozen, or with its own `__setattr__`
         lines = [f"put(made, {name!r}, {arg})" for name, arg in zip(names, args, strict=True)]
     body = "\n    ".join(["made = new(kind)", *lines, "return made"])
     known: dict[str, Any] = {"new": object.__new__, "put": object.__setattr__, "kind": kind}
@@ -195,7 +195,7 @@ def _getter(names: tuple[str, ...]) -> Lower:
 
 
 def _model(kind: Any, tag: str) -> Shape:
-    """A pydantic model, unvalidated: its fields, which of them were set, what is extra and what is private."""
+    """Return the shape of a pydantic model, unvalidated: fields, which of them were set, extras, private attributes."""
     names = tuple(kind.__pydantic_fields__)
     may_have = {*names, *lazy(kind)}
     put = object.__setattr__

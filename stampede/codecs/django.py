@@ -1,7 +1,7 @@
-"""Objects of Django's models: the fields that were loaded, what was annotated, and what was selected or prefetched.
+"""Objects of Django's models: their loaded fields, annotations, and selected or prefetched objects.
 
-They come back as saved ones of their database, with the same fields deferred. Nothing of the class is run: no
-`__init__`, no `from_db`, no signal; of what was prefetched, the manager's `get_queryset`.
+They come back as saved objects of their database, with the same fields deferred. No code of the class is run: no
+`__init__`, no `from_db`, no signal. The exception is the manager's `get_queryset`, for prefetched objects.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def related(kind: Any) -> Iterator[Any]:
 
 
 class _Facts:
-    """What Django knows of a model."""
+    """What Django knows about a model."""
 
     def __init__(self, kind: Any) -> None:
         self.fields = {field.attname: field for field in kind._meta.concrete_fields}
-        # Another one when the model has other fields: what was stored before has no value for them.
+        # Changes with the model's fields: an entry that was stored before has no value for a new field.
         self.layout = crc32(",".join(sorted(self.fields)).encode())
-        self.managers: dict[str, str] = {}  # by the names under which prefetched objects are kept
+        self.managers: dict[str, str] = {}  # by the names under which prefetched objects are cached
         for field in kind._meta.get_fields():
             if field.one_to_many or field.many_to_many:
                 reverse = field.auto_created and not field.concrete
@@ -48,12 +48,12 @@ class _Facts:
 
 @functools.lru_cache(1024)
 def facts_of(kind: Any) -> _Facts:
-    """Return what is known of a model, once an object of it is met: models are ready late."""
+    """Return what is known about a model. Call it only once an object of the model exists: models are ready late."""
     return _Facts(kind)
 
 
 def _may_be_beside(kind: Any, name: str) -> bool:
-    """Whether an object may have such an attribute beside its fields, as `annotate` makes them."""
+    """Return whether an object may have such an attribute in addition to its fields, as `annotate` makes them."""
     return not name.startswith("_") and not hasattr(kind, name)
 
 
@@ -80,9 +80,9 @@ def row_shape(kind: Any, tag: str) -> Shape:
         expect((fields, beside, selected, prefetched), dict, dict, dict, dict)
         facts = facts_of(kind)
         if layout != facts.layout or not fields.keys() <= facts.fields.keys():
-            raise CodecError(f"the fields of a {tag} are others")
+            raise CodecError(f"the entry was stored for other fields of {tag}")
         if not all(type(name) is str and _may_be_beside(kind, name) for name in beside) or db not in connections:
-            raise CodecError(f"a {tag} with what it can't have")
+            raise CodecError(f"the entry has an attribute, or a database, that a {tag} can't have")
         made = kind.__new__(kind)
         vars(made).update(fields)
         made._state = ModelState()
@@ -107,8 +107,8 @@ def _field(value: Any) -> Any:
     return value.name
 
 
-# Django lets the objects that it selects or prefetches lead back to the one that it found them for. That way back is
-# left out, and made again: here it is a tuple, of the object without it, and of its names.
+# Objects that Django selects or prefetches refer back to the object for which they were loaded. This reference is not
+# stored, but made again. In its place is a tuple: the object without the reference, and the names of the reference.
 
 
 def _one_way(there: Any, value: Any) -> Any:

@@ -1,29 +1,29 @@
-"""What is around a value on the wire: a fixed header, a seal over everything, perhaps compression.
+"""The envelope around a value on the wire: a fixed header, a seal over everything, perhaps compression.
 
     offset  size
        0     2   magic, b"SG"
        2     1   version of this layout: 1, or 2 if signed
-       3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle, 5 one of the user's
+       3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle, 5 a user's own
        4     1   flags: 1 the value is a raised exception, 2 the body is compressed, 4 signed
        5     3   zero
        8     8   entry id
-      16     8   cost     seconds, big-endian IEEE doubles; infinity is for ever
+      16     8   cost     seconds, big-endian IEEE doubles; infinity means for ever
       24     8   margin
       32     8   ttl
       40     8   fresh
       48     8   keep
-      56     8   fingerprint of the return type; 0: none is known
+      56     8   fingerprint of the return type; 0: unknown
       64     4   CRC-32 of key, header and body
       68         body
 
 and if it is signed
 
-      64     8   when it was, by its writer's wall clock: seconds since 1970
+      64     8   when it was signed, by the writer's wall clock: seconds since 1970
       72    32   HMAC-SHA-256 of key, header, that moment, and body
      104         body
 
-The key is part of the seal, so that an entry is good for its own key only, and in its own generation. What the engine
-says beside it is signed by nobody: it can make an entry end sooner, and never later (see `algorithm/encoded.py`).
+The key is part of the seal, so an entry is valid only for its own key, and in its own generation. What the engine adds
+to an entry is not signed: it can make an entry end sooner, but never later (see `algorithm/encoded.py`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from stampede.model.entry import Entry
 HEADER = Struct(">2sBBB3x8sdddddQ")
 MAGIC, VERSION, SIGNED_VERSION = b"SG", 1, 2
 RAISED, COMPRESSED, SIGNED = 1, 2, 4
-INFLATED = 1 << 28  # bytes that a compressed body may grow to where no max_bytes says less
+INFLATED = 1 << 28  # the most bytes of an inflated body, if there is no max_bytes
 
-COPIED = 4096  # bytes up to which a copy costs less than a view
+COPIED = 4096  # up to so many bytes, a copy costs less than a view
 
 SKEW = 10.0
-"""Seconds by which the wall clocks of two machines that sign may differ. No time left is told by them: they only bound
-for how long an entry that somebody has put back is believed."""
+"""Seconds by which the wall clocks of two machines that sign may differ. Wall clocks do not measure the time that an
+entry has left. They only limit how long an old entry is accepted that an attacker has put back."""
 
 _clock = time.time
 
@@ -60,7 +60,7 @@ _LEAST = HEADER.size + _CRC.size
 
 
 class AnotherVersion(CodecError):
-    """A sound entry of this very key, written for another return type, or by another codec: during a deploy, mostly."""
+    """An intact entry of this key, written for another return type, or by another codec: mostly during a deploy."""
 
     def __init__(self, message: str, ttl: float) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class AnotherVersion(CodecError):
 
 
 class Body(Protocol):
-    """A value ↔ bytes. What goes wrong may be any exception: the envelope makes it a CodecError."""
+    """Turns a value into bytes and back. It may raise any exception: the envelope makes it a CodecError."""
 
     number: int  # on the wire
     fingerprint: int
@@ -79,7 +79,7 @@ class Body(Protocol):
 
 
 class Codec:
-    """Turns entries into bytes and back. Stateless between calls, and shared by threads."""
+    """Turns entries into bytes and back. It has no state between calls, and threads share it."""
 
     def __init__(
         self, body: Body, *, keys: Sequence[bytes] = (), compress: int | None = None, max_bytes: int | None = None
@@ -90,27 +90,27 @@ class Codec:
         self._max_bytes = max_bytes
         self._signed = SIGNED if keys else 0
         self._version = SIGNED_VERSION if keys else VERSION
-        self._head = HEADER.size + (_WRITTEN.size if keys else 0)  # what stands before the seal
-        self._start = self._head + (32 if keys else _CRC.size)  # of the body
+        self._head = HEADER.size + (_WRITTEN.size if keys else 0)  # the size of everything before the seal
+        self._start = self._head + (32 if keys else _CRC.size)  # where the body starts
         self._expected = MAGIC, self._version, body.number, self._signed, body.fingerprint
 
     def encode(self, key: str, entry: Entry[Any]) -> bytes:
-        """The entry's bytes, good for this key only. CodecError: the value can't be held; TooLarge: it is too big."""
+        """Return the entry's bytes, valid for this key. CodecError: it can't be stored. TooLarge: it is too large."""
         try:
             return self._encode(key, entry)
         except CodecError:
             raise
         except RecursionError as error:
-            raise CodecError("the value is nested too deeply, or holds itself") from error
-        except Exception as error:  # a value's own __reduce_ex__ and __str__ are asked, and a codec of the user's
+            raise CodecError("the value is nested too deeply, or contains itself") from error
+        except Exception as error:  # of the value's own __reduce_ex__ or __str__, or of the user's codec
             raise CodecError(f"the value can't be stored: {type(error).__name__}: {error}") from error
 
     def decode(self, key: str, blob: bytes) -> Entry[Any]:
-        """The entry that `encode` was given. Bytes that are not exactly such: CodecError, whatever they hold."""
-        try:  # all of it in here: this is most of a hit
+        """Return the entry that `encode` was given. Raise CodecError for any other bytes, whatever they hold."""
+        try:  # without helper functions: this is most of a hit
             size = len(blob)
             if size < _LEAST:
-                raise CodecError("the entry is cut short, or damaged in its first bytes")
+                raise CodecError("the entry is cut short, or its first bytes are damaged")
             magic, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint, crc = _SEALED(blob)
             if (magic, version, codec, flags & SIGNED, fingerprint) != self._expected or isnan(
                 cost + margin + ttl + fresh + keep
@@ -119,18 +119,18 @@ class Codec:
             start = self._start
             body: bytes | memoryview = blob[start:] if size < COPIED else memoryview(blob)[start:]
             if self._max_bytes is not None and size - start > self._max_bytes:
-                raise CodecError(f"{size - start} bytes are more than max_bytes, {self._max_bytes}")
+                raise CodecError(f"the entry has {size - start} bytes: more than max_bytes, {self._max_bytes}")
             head = blob[: self._head]
             if self._keys:
                 whole = self._is_signed(key, head, body, blob[self._head : start])
             else:
                 whole = _checksum(key, head, body) == crc
             if not whole:
-                raise CodecError("the seal is broken: changed bytes, the entry of another key, or another signing_key")
+                raise CodecError("the seal is broken: the bytes were changed, or are of another key or signing_key")
             if self._keys and (spent := _clock() - _WRITTEN.unpack_from(blob, _SIZE)[0] - SKEW) > 0:
                 fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
                 if keep <= 0:
-                    raise CodecError("its time is over: it was put back, or the machines' clocks differ")
+                    raise CodecError("the entry has expired: it was put back, or the machines' clocks differ")
             if flags & COMPRESSED:
                 body = self._inflate(body)
             raised = flags & RAISED != 0
@@ -141,7 +141,7 @@ class Codec:
         except CodecError:
             raise
         except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
-            # Its text may hold values, which don't belong into a log, or be hard to make: its name must do.
+            # Only the error's name: its text may hold values, which don't belong in a log, or raise when it is made.
             raise CodecError(f"the entry can't be read: {type(error).__name__}") from error
 
     def _encode(self, key: str, entry: Entry[Any]) -> bytes:
@@ -162,12 +162,14 @@ class Codec:
         return head + _signature(self._keys[0], key, head, body) + body
 
     def _complain(self, key: str, blob: bytes) -> None:
-        """Say what is wrong with it."""
+        """Raise a CodecError that says what is wrong with the header."""
         magic, version, codec, flags, *_, ttl, _, _, fingerprint = HEADER.unpack_from(blob)
         if magic != MAGIC or version not in (VERSION, SIGNED_VERSION):
-            raise CodecError("no entry of ours, or of a version that is not known here")
+            raise CodecError("the bytes are not an entry of stampede, or of a version that is unknown here")
         if flags & SIGNED != self._signed:
-            raise CodecError("the entry is not signed" if self._signed else "the entry is signed, and no key is known")
+            raise CodecError(
+                "the entry is not signed" if self._signed else "the entry is signed, but there is no signing_key here"
+            )
         why = ""
         if codec != self._body.number:
             why = "the entry was written by another codec"
@@ -176,7 +178,7 @@ class Codec:
         head, seal, body = blob[: self._head], blob[self._head : self._start], blob[self._start :]
         if why and (self._is_signed(key, head, body, seal) or seal == _CRC.pack(_checksum(key, head, body))):
             raise AnotherVersion(why, ttl)
-        raise CodecError(why or "the entry is of another layout, or a duration is not a number")
+        raise CodecError(why or "the entry has another layout, or a duration is not a number")
 
     def _is_signed(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
         return any(hmac.compare_digest(_signature(secret, key, head, body), seal) for secret in self._keys)
@@ -188,18 +190,18 @@ class Codec:
         if len(inflated) > limit:
             raise CodecError(f"the entry inflates to more than {limit} bytes")
         if not inflater.eof or inflater.unused_data:
-            raise CodecError("the compressed body is cut or continued")
+            raise CodecError("the compressed body is cut short, or followed by other bytes")
         return memoryview(inflated)
 
 
 def _check_raised(value: Any) -> None:
-    """An exception is the name of its class, its arguments, and perhaps its attributes by their names."""
+    """Raise CodecError unless a value is an exception: its class's name, arguments, and perhaps named attributes."""
     name, arguments, facts = (*value, {}) if type(value) is tuple and len(value) == 2 else value
     state = facts.get("state", {}) if type(facts) is dict and facts.keys() <= {"state"} else None
     if type(name) is not str or type(arguments) is not tuple or type(state) is not dict:
-        raise CodecError("an exception that is none")
+        raise CodecError("the entry should be an exception, and is none")
     if not all(type(each) is str for each in state):
-        raise CodecError("an exception whose attributes have no names")
+        raise CodecError("the entry is an exception with attributes that have no names")
 
 
 def _checksum(key: str, head: bytes, body: bytes | memoryview) -> int:

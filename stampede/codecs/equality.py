@@ -1,4 +1,4 @@
-"""Whether what came back is what went in: equal, of the same types, with the same attributes, all the way down."""
+"""The check that a value came back unchanged: equal, of the same types, with the same attributes, on every level."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CONTAINERS = (list, tuple, deque, dict)
 
 
 def alike(value: Any, other: Any) -> bool:
-    """Return whether both are equal, and of equal types down to the leaves.
+    """Return whether two values are equal, and of equal types down to the leaves.
 
-    What a cached property left on an instance does not count.
+    The values of cached properties do not count.
     """
     kind = type(value)
     if kind is not type(other):
@@ -59,7 +59,7 @@ def _attributes_alike(kind: type, value: Any, other: Any) -> bool:
     names = slots_of(kind).union(getattr(value, "__dict__", ()), getattr(other, "__dict__", ())) - lazy(kind)
     if not names and kind.__dictoffset__ == 0:
         return issubclass(kind, _CONTAINERS) or bool(value == other)
-    # By getattr: what an instance doesn't have, its class may have.
+    # By getattr: an attribute that the instance does not have may be its class's.
     return all(alike(getattr(value, name, _UNSET), getattr(other, name, _UNSET)) for name in names)
 
 
@@ -71,7 +71,7 @@ def _clock(value: datetime | time) -> Any:
 
 
 _FACTS: dict[type, Any] = {
-    float: repr,  # which tells -0.0 from 0.0, and NaN is itself
+    float: repr,  # -0.0 differs from 0.0, and NaN is equal to NaN
     datetime: _clock,
     time: _clock,
     date: repr,
@@ -84,6 +84,6 @@ _FACTS: dict[type, Any] = {
 
 @lru_cache(1024)
 def lazy(kind: type) -> frozenset[str]:
-    """Return the attributes that an instance may lose: its class makes them anew, or nothing asks for them."""
+    """Return the attributes that an instance may lose: its class computes them again, or nothing reads them."""
     names = (name for base in kind.__mro__ for name, each in vars(base).items() if isinstance(each, cached_property))
     return frozenset({*names, "__orig_class__", "__pydantic_fields_set__"})

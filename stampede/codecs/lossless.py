@@ -1,7 +1,7 @@
-"""What is known to come back from msgspec as it is, so that it need not be read back when it is stored.
+"""Values that msgspec is known to return unchanged, so that they need not be read back when they are stored.
 
-These are builtins as they are annotated, and dataclasses of them. The values in one place of all objects of a type are
-looked at together, in C. Of anything else, reading it back tells whether it comes back (`alike`).
+These are builtins as annotated, and dataclasses of them. The values of one field, in all objects of a type, are checked
+together, in C. All other values are read back and compared (`alike`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from msgspec import inspect
 __all__ = ["Certain", "certain_of"]
 
 Certain: TypeAlias = Callable[[Sequence[Any]], bool]
-"""Will each of these values come back, equal and of its own types?"""
+"""A function that returns whether each of these values is certain to come back equal, and of the same types."""
 
 Kinds: TypeAlias = dict[type, Certain | None]
-"""The types that values may have, each with what else must hold for those of them."""
+"""The types that values may have, each with a further check of its values, or None."""
 
 _flat = chain.from_iterable
 
 
 def certain_of(annotation: Any, *, json: bool) -> Certain:
-    """Return the look at values with this annotation.
+    """Return the check of values with this annotation.
 
-    Where an annotation asks for more, such as lengths or bounds, nothing is certain, nor of a type that holds itself.
+    Nothing is certain if an annotation demands more, such as lengths or bounds, or if a type contains itself.
     """
     return _of_kinds(_kinds(inspect.type_info(annotation), json, ()))
 
@@ -58,17 +58,17 @@ def _kinds(info: inspect.Type, json: bool, above: tuple[type, ...]) -> Kinds:
 
 
 def _any(json: bool) -> Kinds:
-    """What has a word of its own in msgpack or JSON."""
+    """Return the types that have a form of their own in msgpack or JSON."""
     kinds: Kinds = {NoneType: None, bool: None, int: None, str: None}
     kinds |= {float: _are_finite} if json else {float: None, bytes: None}
-    certain = _of_kinds(kinds)  # of the dict that grows in the next line
+    certain = _of_kinds(kinds)  # it checks by the dict that grows in the next line
     kinds |= {list: _items(certain), dict: _entries(certain)}
     return kinds
 
 
 def _is_simple(info: inspect.DataclassType) -> bool:
-    """Whether its objects are their fields, in a `__dict__` and nowhere else, and no code of the class meddles."""
-    if not dataclasses.is_dataclass(info.cls):  # msgspec calls attrs classes so, too
+    """Return whether objects are just fields in a `__dict__`, and no code of the class interferes with them."""
+    if not dataclasses.is_dataclass(info.cls):  # for msgspec, attrs classes are dataclasses, too
         return False
     bases = [vars(base) for base in info.cls.__mro__ if base is not object]
     names = [field.name for field in dataclasses.fields(info.cls) if field.init]

@@ -1,4 +1,4 @@
-"""numpy on the wire: scalars, arrays and dtypes, as their bytes and what to read these by."""
+"""numpy on the wire: scalars, arrays and dtypes, as their bytes and a description of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXT = re.compile(r"[<>|=]?[?bhilqBHILQefdgFDGiufcmMSUV]\d{0,9}(\[\d{0,9}[a-zA-
 
 
 def dtype_parts(dtype: Any) -> Any:
-    """A dtype as text, or as tuples of such. CodecError: it holds objects, or more than its text tells."""
+    """Return a dtype as text, or as tuples of texts. CodecError: it holds objects, or more than its text says."""
     if dtype.char == "T":
         raise CodecError("an array of numpy's StringDType can't be stored: return np.array(it.tolist())")
     if dtype.hasobject:
@@ -39,7 +39,7 @@ def dtype_parts(dtype: Any) -> Any:
             "an array of objects can't be stored: give it a dtype, or return its .tolist(), or a pandas Series"
         )
     if dtype.metadata:
-        raise CodecError("a dtype's metadata would be lost: return it.astype() of one without")
+        raise CodecError("a dtype's metadata would be lost: return it.astype() with a dtype that has none")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return ("sub", dtype_parts(base), tuple(map(int, shape)))
@@ -54,17 +54,17 @@ def dtype_parts(dtype: Any) -> Any:
     text = dtype.str if np.dtype(dtype.str).char == dtype.char else dtype.newbyteorder("=").char
     if not _TEXT.fullmatch(text) or np.dtype(text) != dtype or np.dtype(text).char != dtype.char:
         raise CodecError(
-            f"an array of {dtype!r} can't be stored: return it.astype() of a dtype of fixed size, or a list"
+            f"an array of {dtype!r} can't be stored: return it.astype() with a dtype of fixed size, or a list"
         )
     return str(text)
 
 
 def dtype_of(parts: Any) -> Any:
-    """The dtype of these parts; CodecError for any others."""
+    """Return the dtype that `dtype_parts` made these parts of. CodecError for any other parts."""
     if type(parts) is str and _TEXT.fullmatch(parts):
         dtype = np.dtype(parts)
     elif type(parts) is not tuple or not parts or type(parts[0]) is not str:
-        raise CodecError("no dtype")
+        raise CodecError("the entry holds an invalid dtype")
     elif parts[0] == "sub":
         expect(parts, str, (str, tuple), tuple)
         dtype = np.dtype((dtype_of(parts[1]), parts[2]))
@@ -72,7 +72,7 @@ def dtype_of(parts: Any) -> Any:
         expect(parts, str, int, bool, tuple)
         kind, itemsize, aligned, fields = parts
         if kind != "fields":
-            raise CodecError("no dtype")
+            raise CodecError("the entry holds an invalid dtype")
         for field in fields:
             expect((field,), tuple)
             expect(field, str, int, (str, tuple), *[str] * (len(field) - 3))
@@ -87,15 +87,15 @@ def dtype_of(parts: Any) -> Any:
             align=aligned,
         )
     if dtype.hasobject or dtype_parts(dtype) != parts:
-        raise CodecError("no dtype of ours")
+        raise CodecError("the entry holds a dtype that stampede does not write")
     return dtype
 
 
-# -- arrays: their buffer, in the order in which it lies --------------------------------------------------------------
+# -- arrays: their buffer, in its order in memory ---------------------------------------------------------------------
 
 
 def parts_of(array: Any) -> tuple[Any, ...]:
-    """Dtype, shape, order and buffer of an array. It is copied only if it doesn't lie in one piece."""
+    """Return an array's dtype, shape, order and buffer. The array is copied only if it is not contiguous."""
     dtype = dtype_parts(array.dtype)
     if array.dtype.itemsize == 0 and array.size:
         raise CodecError("an array whose elements have no size can't be stored: return it.astype('U1'), or a list")
@@ -111,14 +111,14 @@ def parts_of(array: Any) -> tuple[Any, ...]:
 
 
 def array_of(dtype: Any, shape: Any, order: Any, buffer: Any) -> Any:
-    """Return the array over these bytes, without a copy. Nothing is allocated before it is known to be there."""
+    """Return the array over these bytes, without a copy. Nothing is allocated before the sizes are checked."""
     dtype = dtype_of(dtype)
     expect((shape, order, buffer), tuple, str, (bytes, bytearray))
     expect(shape, *[int] * len(shape))
     if order not in ("C", "F"):
-        raise CodecError("no array")
+        raise CodecError("the entry holds an array in an unknown order")
     if prod(shape) * dtype.itemsize != len(buffer) or (dtype.itemsize == 0 and prod(shape)):
-        raise CodecError("an array of another size than its bytes")
+        raise CodecError("the entry holds an array that has another size than its bytes")
     if not buffer:
         return np.empty(shape, dtype, order=order)
     return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
@@ -134,7 +134,7 @@ def _scalar(value: Any) -> tuple[Any, ...]:
 def _make_scalar(dtype: Any, raw: Any) -> Any:
     made = array_of(dtype, (), "C", bytearray(raw) if type(raw) is bytes else raw)[()]
     if type(made) not in _SCALARS:
-        raise CodecError("no scalar")
+        raise CodecError("the entry holds an invalid numpy scalar")
     return made
 
 

@@ -1,7 +1,7 @@
-"""Types of other packages: arrays, frames and tables, the rows of an ORM, and texts that are marked as safe HTML.
+"""Types of other packages: arrays, frames, tables, rows of an ORM, and strings that are marked as safe HTML.
 
-The module that knows how they travel, and their package, is imported once a value or bytes hold one: other programs
-don't pay for it. A tag never changes its meaning.
+The module that stores them, and their package, are imported only when a value or an entry holds one: other programs do
+not pay for it. A tag never changes its meaning.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["advice", "is_row", "package_of", "rebuilder", "related", "row_shape"
 
 DATA = {"numpy": "numpy", "pandas": "pandas", "polars": "arrow", "pyarrow": "arrow"}
 ROWS = {"sqlalchemy": "sqlalchemy", "django": "django"}
-"""The packages, and the module here that knows how their values travel."""
+"""The packages, each with the module here that stores their values."""
 
 TEXTS = ("django.utils.safestring:SafeString", "markupsafe:Markup")
-"""Texts that are marked as safe HTML, which templates give. They travel without being named."""
+"""String types that mark safe HTML, as templates return it. They are stored without being named in `trust`."""
 
 
 def _module(package: str) -> Any:
@@ -34,7 +34,7 @@ def _module(package: str) -> Any:
 
 
 def package_of(kind: type) -> str | None:
-    """Return the package of `DATA` that a type comes from."""
+    """Return the package of `DATA` that a type comes from; None if it comes from another one."""
     package = root_of(kind)
     return package if package in DATA and package in sys.modules else None
 
@@ -54,7 +54,7 @@ def _text(tag: str, kind: type) -> Shape:
 
 
 def shape_for(kind: type) -> Shape | None:
-    """Return how values of exactly this type travel, or None: it isn't known here, or doesn't travel."""
+    """Return how values of exactly this type are stored; None if it is unknown here, or can't be stored."""
     tag = f"{kind.__module__}:{kind.__qualname__}"
     if tag in TEXTS:
         return _text(tag, kind)
@@ -63,7 +63,7 @@ def shape_for(kind: type) -> Shape | None:
 
 
 def rebuilder(tag: Any) -> Raise:
-    """Return what makes values of the arguments behind this tag. CodecError: it is unknown, or not installed."""
+    """Return what makes values of the arguments behind a tag. CodecError: the tag is unknown, or not installed."""
     if tag in TEXTS:
         module, _, name = tag.partition(":")
         return _text(tag, getattr(importlib.import_module(module), name)).rebuild
@@ -73,7 +73,7 @@ def rebuilder(tag: Any) -> Raise:
     except ImportError as error:
         raise CodecError(f"the entry holds a value of {package}, which is not installed here") from error
     if make is None:
-        raise CodecError("bytes with a value of a type that is not known here")
+        raise CodecError("the entry holds a value of a type that is unknown here")
     return make
 
 
@@ -91,12 +91,12 @@ def _orm(kind: type) -> str | None:
 
 
 def is_row(kind: type) -> bool:
-    """Whether objects of this class are rows of a database."""
+    """Return whether objects of this class are rows of a database."""
     return _orm(kind) is not None
 
 
 def row_shape(kind: type, tag: str) -> Shape | None:
-    """Return how rows of this class travel, or None: its objects are no rows."""
+    """Return how rows of this class are stored; None if its objects are not rows."""
     package = _orm(kind)
     if package is None:
         return None
@@ -105,49 +105,49 @@ def row_shape(kind: type, tag: str) -> Shape | None:
 
 
 def related(kind: type) -> Iterator[Any]:
-    """Yield the classes that rows of this class may hold: of its columns, and of the rows that they lead to."""
+    """Yield the classes of what rows of this class may hold: values of columns, and related rows."""
     package = _orm(kind)
     if package is not None:
         yield from _module(package).related(kind)
 
 
-# -- what doesn't travel ----------------------------------------------------------------------------------------------
+# -- values that can't be stored --------------------------------------------------------------------------------------
 
 
 def advice(kind: type) -> str | None:
-    """Return what to do instead of storing a value of this type, which is refused; None: nothing is known."""
+    """Return what to do instead of storing a value of this type, which is refused; None if there is no advice."""
     for base in kind.__mro__:
-        told = ADVICE.get(f"{root_of(base)}.{base.__name__}")
-        if told is not None:
-            return told
+        known = ADVICE.get(f"{root_of(base)}.{base.__name__}")
+        if known is not None:
+            return known
         if base is not kind and package_of(base) is not None and shape_for(base) is not None:
             made = "np.array" if base.__name__ == "ndarray" else f"{root_of(base)}.{base.__name__}"
-            return f"return {made}(it), which is without what its class adds"
+            return f"return {made}(it), without what its class adds"
     return None
 
 
 _USED_UP = "its first reader would use it up: return it.all()"
-_NOT_ASKED = "it has not asked the database yet"
+_NOT_ASKED = "it has not queried the database yet"
 ADVICE = {
     "builtins.memoryview": "return bytes(it)",
     "datetime.tzinfo": "use a zoneinfo.ZoneInfo, or a datetime.timezone",
     "numpy.MaskedArray": "return its .data and its .mask, or .filled()",
     "numpy.recarray": "return np.array(it.tolist(), it.dtype.descr), a plain structured array",
     "numpy.record": "return it.item(), a tuple",
-    "pandas.GroupBy": "return what you compute of it",
+    "pandas.GroupBy": "return what you compute from it",
     "pandas.ExtensionArray": "return pd.Series(it)",
     "pandas.BaseOffset": "return its .freqstr",
     "polars.LazyFrame": "return its .collect()",
     "pyarrow.RecordBatch": "return pa.Table.from_batches([it])",
     "pyarrow.Array": "return pa.chunked_array([it]), or its .to_pylist()",
     "pyarrow.Scalar": "return its .as_py()",
-    "django.QuerySet": f"{_NOT_ASKED}, or would ask it again: return list(it)",
+    "django.QuerySet": f"{_NOT_ASKED}, or would query it again: return list(it)",
     "django.SimpleLazyObject": "it stands for another object: return that one",
-    "django.Promise": "it is translated anew wherever it is shown: return str(it)",
+    "django.Promise": "it is translated each time it is shown: return str(it)",
     "django.BaseManager": "return list(it.all())",
     **{f"sqlalchemy.{name}": _USED_UP for name in ("Result", "ScalarResult", "MappingResult")},
     "sqlalchemy.Row": "return tuple(it), or it._asdict()",
     "sqlalchemy.RowMapping": "return dict(it)",
     "sqlalchemy.Query": f"{_NOT_ASKED}: return it.all()",
-    "sqlalchemy.Select": f"{_NOT_ASKED}: return what it finds",
+    "sqlalchemy.Select": f"{_NOT_ASKED}: execute it, and return its rows",
 }

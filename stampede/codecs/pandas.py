@@ -1,7 +1,7 @@
-"""pandas on the wire, by columns: each as an array's buffer, or as Arrow where Arrow holds it already.
+"""pandas on the wire, by columns: each as an array's buffer, or as Arrow if Arrow holds it already.
 
-Not through Arrow as a whole: that forgets an index's frequency, and takes objects, numpy's and nullable dtypes for
-one another.
+A whole frame is not stored as Arrow: that would lose an index's frequency, and mix up objects, numpy's dtypes and
+nullable dtypes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def of(package: str) -> Iterable[Shape]:
 
 
 def _zone(zone: Any) -> Any:
-    """A zone as it is, or pytz's, which pandas 2 has for every name, by its name."""
+    """Return a zone unchanged; one of pytz's, which pandas 2 uses for every named zone, by its name."""
     if type(zone).__module__.partition(".")[0] != "pytz":
         return zone
     if getattr(zone, "zone", None) is None:
@@ -53,7 +53,7 @@ def _in_zone(moments: Any, zone: Any) -> Any:
 
 
 def _frequency(offset: Any) -> str | None:
-    """The name of a frequency, where that is all of it."""
+    """Return a frequency's name. CodecError: the name alone does not make the same frequency."""
     if offset is None:
         return None
     try:
@@ -61,17 +61,17 @@ def _frequency(offset: Any) -> str | None:
     except ValueError:
         same = False
     if not same:
-        raise CodecError(f"a frequency of {offset!r} can't be stored: set .freq = None")
+        raise CodecError(f"the frequency {offset!r} can't be stored: set .freq = None")
     return str(offset.freqstr)
 
 
 def _offset(freq: Any) -> Any:
     if freq is not None and len(freq) > 100:
-        raise CodecError("no frequency")
+        raise CodecError("the entry holds an invalid frequency")
     return None if freq is None else to_offset(freq)
 
 
-# -- columns: each kind of array under a word of its own --------------------------------------------------------------
+# -- columns: each kind of array under its own name -------------------------------------------------------------------
 
 
 def _column(values: Any) -> tuple[Any, ...]:
@@ -81,10 +81,10 @@ def _column(values: Any) -> tuple[Any, ...]:
         if dtype.kind == "O":
             return ("objects", *array)
         text, shape, order, buffer = parts_of(array)
-        return "numpy", text, shape, order, bytearray(buffer)  # to be written to, whoever could write to this one
+        return "numpy", text, shape, order, bytearray(buffer)  # writable when it is read, even if this one is not
     found = next((column for column in _COLUMNS.values() if isinstance(dtype, column.type)), None)
     if found is None:
-        raise CodecError(f"a column of dtype {dtype} can't be stored: return it.astype() of another, or .to_dense()")
+        raise CodecError(f"a column of dtype {dtype} can't be stored: return it.astype() with another, or .to_dense()")
     return found.lower(values)
 
 
@@ -97,7 +97,7 @@ def _array(parts: Any) -> Any:
     if word == "numpy":
         array = array_of(*args)
         if array.ndim != 1:
-            raise CodecError("a column of more than one dimension")
+            raise CodecError("the entry holds a column of more than one dimension")
         return array
     return _COLUMNS[word].rebuild(*args)
 
@@ -110,7 +110,7 @@ def _numbers(values: Any) -> tuple[Any, ...]:
 def _masked(numbers: Any, mask: Any) -> Any:
     data, missing = _array(numbers), _array(mask)
     if missing.dtype != bool or data.shape != missing.shape:
-        raise CodecError("a mask that is none")
+        raise CodecError("the entry holds an invalid mask")
     kinds = {"b": pd.arrays.BooleanArray, "f": pd.arrays.FloatingArray}
     return kinds.get(data.dtype.kind, pd.arrays.IntegerArray)(data, missing)
 
@@ -118,7 +118,7 @@ def _masked(numbers: Any, mask: Any) -> Any:
 def _make_categorical(codes: Any, categories: Any, ordered: Any) -> Any:
     _are_indexes(categories)
     dtype = pd.CategoricalDtype(categories, ordered=ordered)
-    return pd.Categorical.from_codes(_array(codes), dtype=dtype)  # looks whether there are such categories
+    return pd.Categorical.from_codes(_array(codes), dtype=dtype)  # it checks that the categories exist
 
 
 def _make_intervals(left: Any, right: Any, closed: Any) -> Any:
@@ -137,7 +137,7 @@ def _texts(values: Any) -> tuple[Any, ...]:
 
 def _make_texts(storage: Any, nullable: Any, texts: Any) -> Any:
     if storage not in ("python", "pyarrow"):
-        raise CodecError("no texts")
+        raise CodecError("the entry holds strings in an unknown storage")
     dtype = pd.StringDtype(storage, na_value=pd.NA if nullable else np.nan)
     if storage == "pyarrow":
         return dtype.__from_arrow__(_arrow().unpack(texts))
@@ -186,7 +186,7 @@ _COLUMNS = {
 
 def _are_indexes(*values: Any) -> None:
     if not all(issubclass(type(value), pd.Index) for value in values):
-        raise CodecError("no index")
+        raise CodecError("the entry holds an invalid index")
 
 
 def _index(value: Any) -> tuple[Any, ...]:
@@ -198,9 +198,9 @@ def _make_index(kind: Any, parts: Any, name: Any, freq: Any) -> Any:
     array = _array(parts)
     made = pd.Index(array, name=name, dtype=array.dtype)
     if type(made).__name__ != kind:
-        raise CodecError("another index")
+        raise CodecError("the entry holds an index of another type than it says")
     if freq is not None:
-        made.freq = _offset(freq)  # refused if it is another
+        made.freq = _offset(freq)  # pandas raises if it does not match
     return made
 
 

@@ -1,4 +1,4 @@
-"""pydantic on the wire: its URLs and secrets, and under msgspec its models, by the names of their fields."""
+"""pydantic on the wire: its URLs and secrets; for msgspec also its models, by the names of their fields."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ __all__ = ["model_of", "plain_shape", "tree_of_model"]
 
 
 def tree_of_model(value: Any) -> Any:
-    """Return the model in JSON's words, as `model_of` takes it."""
+    """Return a model as values of JSON's types, which `model_of` takes."""
     try:
         return value.model_dump(mode="json", round_trip=True, by_alias=False)
     except ValueError as error:  # PydanticSerializationError is one
         kind = type(value).__qualname__
-        raise CodecError(f"pydantic can't write this {kind} ({error}): use codec='sealed', which keeps it") from error
+        raise CodecError(
+            f"pydantic can't write this {kind} ({error}): use codec='sealed', which can store it"
+        ) from error
 
 
 def model_of(kind: Any, tree: Any) -> Any:
-    """Return the model again, validated."""
-    if kind.model_config.get("strict"):  # such a model takes a date's text from JSON only
+    """Return the model that `tree_of_model` was given, validated."""
+    if kind.model_config.get("strict"):  # a strict model accepts a date's text only from JSON
         return kind.model_validate_json(json.dumps(tree), by_alias=False, by_name=True)
     return kind.model_validate(tree, by_alias=False, by_name=True)
 
@@ -34,7 +36,7 @@ def model_of(kind: Any, tree: Any) -> Any:
 
 @lru_cache(1024)
 def plain_shape(kind: Any, tag: str) -> Shape | None:
-    """Return the shape of a URL's type, or of a secret's; None for any other."""
+    """Return the shape of a type of URLs or secrets; None for any other type."""
     networks, types = sys.modules.get("pydantic.networks"), sys.modules.get("pydantic.types")
     if networks is not None and issubclass(kind, (networks.AnyUrl, getattr(networks, "_BaseMultiHostUrl", ()))):
         return _url(kind, tag)
@@ -48,7 +50,7 @@ def _url(kind: Any, tag: str) -> Shape:
     def lower(value: Any) -> tuple[Any, ...]:
         text = str(value)
         if kind(text) != value:
-            raise CodecError(f"a {kind.__qualname__} that its text {text!r} does not make again: return str(it)")
+            raise CodecError(f"a {kind.__qualname__} that differs from what its text {text!r} makes: return str(it)")
         return (text,)
 
     return plain(tag, kind, lower, str)

@@ -1,4 +1,4 @@
-"""What to do about a value that a codec refuses: only what works for that very value."""
+"""Advice about a value that a codec refuses. It names only what works for this value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stampede.errors import CodecError
 __all__ = ["ANNOTATION", "foreign", "not_alike", "where"]
 
 ANNOTATION = "the return annotation of the @cached function"
-_ONCE = ("__next__", "__anext__", "cr_await")  # of iterators, of async ones, of coroutines
+_ONCE = ("__next__", "__anext__", "cr_await")  # methods of iterators, async iterators, coroutines
 _PLAIN: tuple[type, ...] = (int, float, bytes, list, dict, tuple, set)
 
 
 def foreign(value: Any, codec: str) -> str:
-    """Return why a value of a type that this codec doesn't know is refused, and what to do."""
+    """Return why a codec refuses a value of a type that it does not know, and what to do."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     instead = advice(kind)
@@ -32,7 +32,7 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
     if hasattr(kind, "__struct_fields__"):
         return f"it is a msgspec.Struct: use codec='msgpack', and name it in {ANNOTATION}"
     if not sealed and (shape_for(kind) is not None or (kind in BUILTIN and kind is not object)):
-        return "use codec='sealed', which holds it"
+        return "use codec='sealed', which can store it"
     if model_shape(kind, "") is not None:
         if (refusal := _refusal(value, kind)) is not None:
             return refusal
@@ -47,7 +47,7 @@ def _remedy(value: Any, kind: type, codec: str) -> str:
 
 
 def _refusal(value: Any, kind: Any) -> str | None:
-    """Return why the sealed codec refuses an object of a model although its type is named; None: it doesn't."""
+    """Return why the sealed codec refuses an object of a model even if its type is named; None if it does not."""
     shape = model_shape(kind, f"{kind.__module__}:{kind.__qualname__}")
     try:
         if shape is not None:
@@ -58,14 +58,14 @@ def _refusal(value: Any, kind: Any) -> str | None:
 
 
 def not_alike(value: Any, read: Any, codec: str) -> str:
-    """Return why a value is refused that would come back from this codec as another one."""
+    """Return why a codec refuses a value that would come back changed, and what to do."""
     value, read, place = where(value, read)
     kind, other = type(value), type(read)
     what = f"its {place}, of type {_named(kind)}," if place else f"a value of type {_named(kind)}"
     if kind is not other:
         return f"{what} would come back from {codec} as {_named(other)}: {_annotation(value, kind, codec)}"
-    remedy = _refusal(value, kind) or "use codec='sealed', which keeps all of it"
-    return f"{what} would come back from {codec} without something, or as another: {remedy}"
+    remedy = _refusal(value, kind) or "use codec='sealed', which stores all of it"
+    return f"{what} would come back from {codec} incomplete or changed: {remedy}"
 
 
 def _named(kind: type) -> str:
@@ -73,7 +73,7 @@ def _named(kind: type) -> str:
 
 
 def where(value: Any, read: Any, place: str = "") -> tuple[Any, Any, str]:
-    """Return the first part that differs, of the value and of what was read, and its place."""
+    """Return the first part of the value that differs from what was read, the part that was read, and its place."""
     if type(value) is not type(read):
         return value, read, place
     mine, theirs, form = value, read, "[{!r}]"
@@ -94,7 +94,7 @@ def _annotation(value: Any, kind: type, codec: str) -> str:
     if package_of(kind) == "numpy":
         return f"return its .item(), or name {_named(kind)} in the return annotation, or use codec='sealed'"
     if codec == "json" and kind is float:
-        return "JSON has no word for it: use codec='msgpack' or 'sealed'"
+        return "JSON can't represent it: use codec='msgpack' or 'sealed'"
     if kind in (tuple, set, frozenset):
-        return f"say {kind.__name__}[...] in {ANNOTATION}, or use codec='sealed'"
-    return f"say what it is in {ANNOTATION}, or use codec='sealed'" if kind in BUILTIN else _remedy(value, kind, codec)
+        return f"write {kind.__name__}[...] in {ANNOTATION}, or use codec='sealed'"
+    return f"name its type in {ANNOTATION}, or use codec='sealed'" if kind in BUILTIN else _remedy(value, kind, codec)

@@ -1,12 +1,12 @@
-"""Pickle protocol 5 with nothing in it that bytes could grip.
+"""Pickle protocol 5, restricted so that the bytes can't run any code.
 
 The bytes can name exactly one thing, `s.N`, which makes an inert node: a tag and its arguments. While opcodes run,
-the stack holds nodes, that one callable (a bound C method: nothing on it can be set) and exact builtins;
+the stack holds only nodes, this one callable (a bound C method, whose attributes can't be set) and exact builtins.
 BUILD, REDUCE, APPEND and the like find no method and no attribute of ours, the user's or the standard library's.
-Only when the last opcode has run are nodes replaced by the values they stand for, by the tables of this process.
+After the last opcode, the tables of this process replace the nodes by the values that they represent.
 
-Hostile bytes can't end the process by their depth (see `depth.py`). They may ask for much memory, or for a hash that
-takes for ever: `signing_key` keeps them out. A look at every opcode would double the price of a hit.
+Hostile bytes can't crash the process by their depth (see `nesting.py`). They may ask for much memory, or for a hash
+that takes for ever: a `signing_key` keeps them out. To check every opcode would double the price of a hit.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from stampede.errors import CodecError
 from stampede.runtime.threads import on_stack
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
-SHALLOW = 200  # bytes in which nothing nests too deeply for a small stack: 200 tuples, or two of 100 that are compared
-_scalar = SCALARS.issuperset  # of the types of some values
+SHALLOW = 200  # bytes that can't nest too deeply for a small stack: 200 tuples, or two of 100 that are compared
+_scalar = SCALARS.issuperset  # given the types of some values: are all of them scalars?
 
-# The memo's place 0 is the node maker's in every body, so that a sealed body needs no import and no Python name.
+# In every body, place 0 of the memo is the node maker's, so a body needs no import and no Python name.
 _NAMES = b"cs\nN\n\x940"  # GLOBAL s.N, MEMOIZE, POP
-_PLAIN = b"N\x940"  # NONE, MEMOIZE, POP: nothing is named, the places are the same
+_PLAIN = b"N\x940"  # NONE, MEMOIZE, POP: for a body without nodes, the places stay the same
 
 
 Trusted = Callable[[Any], Shape | None]
-"""The shape of a type, or of a tag, of a module that is trusted as a whole."""
+"""A function that returns the shape of a type, or of a tag, if it is of a module that is trusted as a whole."""
 
 
 class Node(tuple[Any, ...]):
-    """A tag and arguments that stand for a value. Hashed by identity: a key of a dict before it is a value."""
+    """A tag and arguments that represent a value. Hashed by identity: it may be a dict's key before it is a value."""
 
     __slots__ = ()
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
     def __setstate__(self, state: object) -> None:
-        raise CodecError("bytes that set the state of a node")
+        raise CodecError("the bytes set the state of a node")
 
 
 _node = MethodType(tuple.__new__, Node)
 
 
 class Sealed:
-    """The default body: builtins, the standard library's value types, and the shapes of a return type."""
+    """The default codec's body: builtins, the standard library's value types, and the shapes of a return type."""
 
     number = 1
 
@@ -86,10 +86,10 @@ class Sealed:
         unsealer = _Unsealer(source)
         value = unsealer.load()
         if source.read(1):
-            raise CodecError("bytes behind the value")
+            raise CodecError("there are bytes after the value")
         if not unsealer.named:
             return value
-        del unsealer  # and its memo, which holds two tuples for each node: a third of the work of settling
+        del unsealer  # and its memo of two tuples for each node, which would make settling a third slower
         return _Settling(self._rebuild, self._found).settle(value)
 
 
@@ -99,7 +99,7 @@ class _Sealer(pickle.Pickler):
     used = False
 
     def reducer_override(self, value: Any) -> Any:
-        """Called for whatever is no exact builtin."""
+        """Return the node of a value. Pickle calls this for every value that is not an exact builtin."""
         lower = self.lower.get(type(value))
         if lower is None:
             shape = shape_for(type(value)) or (self.found and self.found(type(value)))
@@ -115,26 +115,28 @@ class _Unsealer(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) != ("s", "N"):
-            raise CodecError(f"bytes that name {module[:100]}.{name[:100]}")
+            raise CodecError(f"the bytes name {module[:100]}.{name[:100]}")
         self.named = True
         return _node
 
 
 def _refuse_extensions(body: bytes | memoryview) -> None:
-    # The C unpickler hands out an extension code's class without asking find_class, once anybody has used the code.
-    # Hardly any process registers one, so nobody pays for this look at every opcode.
+    # Once an extension code has been used, the C unpickler returns its class without a call of find_class.
+    # Hardly any process registers such codes, so hardly any pays for this check of every opcode.
     if any(opcode.name.startswith("EXT") for opcode, _, _ in pickletools.genops(bytes(body))):
-        raise CodecError("bytes that use an extension code")
+        raise CodecError("the bytes use an extension code")
 
 
 class _Settling:
-    """Puts values where nodes are: lists, dicts and sets in place, the others anew; what is shared stays shared."""
+    """Replaces nodes by values: lists, dicts and sets in place, others by new objects. Shared objects stay shared."""
 
     def __init__(self, rebuild: dict[str, Raise], found: Trusted | None = None) -> None:
         self._rebuild = rebuild
         self._found = found
         self._made: dict[Node, Any] = {}
-        self._done: dict[int, tuple[Any, Any]] = {}  # id → it (kept alive, so that ids stay its own) and its value
+        self._done: dict[
+            int, tuple[Any, Any]
+        ] = {}  # id → the object (kept alive, so that its id stays unique) and its value
 
     def settle(self, value: Any) -> Any:
         kind = type(value)
@@ -155,11 +157,11 @@ class _Settling:
             return known[1]
         settle = _SETTLE.get(kind)
         if settle is None:
-            raise CodecError(f"bytes that leave a {kind.__name__} behind")
+            raise CodecError(f"the bytes make a {kind.__name__}, which no value may hold")
         return settle(self, value)
 
     def _late(self, tag: Any) -> Raise:
-        """By what is known only once a value needs it: a type of a trusted module, an array, a frame."""
+        """Return what rebuilds a tag that is looked up only when a value needs it: of a trusted module, or an array."""
         shape = self._found and self._found(tag)
         made = self._rebuild[tag] = shape.rebuild if shape else rebuilder(tag)
         return made
@@ -169,7 +171,7 @@ class _Settling:
         return [value if type(value) in SCALARS else settle(value) for value in values]
 
     def _keep(self, value: Any, settled: Any) -> Any:
-        # A list inside may have led back to this very value, and settled it first.
+        # A list inside may refer back to this value, and have settled it first.
         return self._done.setdefault(id(value), (value, settled))[1]
 
     def tuple(self, value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Objects of SQLAlchemy's mapped classes: what was loaded of them, and of those that they lead to.
+"""Objects of SQLAlchemy's mapped classes: their loaded attributes, and those of related objects.
 
-They come back detached: in no session, with their identity, and with the same attributes unloaded. Nothing of the class
+They come back detached: in no session, with their identity, and with the same attributes unloaded. No code of the class
 is run: no `__init__`, no validator, no event.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["facts_of", "plain", "related", "row_shape", "several"]
 
 
 class Facts:
-    """What SQLAlchemy knows of a mapped class."""
+    """What SQLAlchemy knows about a mapped class."""
 
     def __init__(self, kind: Any) -> None:
         self.mapper: Mapper[Any] = inspect(kind)
@@ -31,11 +31,11 @@ class Facts:
         self.relations = frozenset(relation.key for relation in self.mapper.relationships)
         self.identity = frozenset(self.mapper.get_property_by_column(each).key for each in self.mapper.primary_key)
         self.known = self.columns | self.relations | lazy(kind) | frozenset(self.mapper.all_orm_descriptors.keys())
-        # Another one when the class has other columns: what was stored before has no value for them.
+        # Changes with the class's columns: an entry that was stored before has no value for a new column.
         self.layout = crc32(",".join(sorted(self.columns)).encode())
 
     def make(self, columns: dict[str, Any], relations: dict[str, Any]) -> Any:
-        """A detached object with these attributes, and all others unloaded."""
+        """Return a detached object with these attributes, and all others unloaded."""
         made = self.mapper.class_manager.new_instance()
         vars(made).update(columns)
         for name, value in relations.items():
@@ -46,7 +46,7 @@ class Facts:
 
 @lru_cache(1024)
 def facts_of(kind: Any) -> Facts:
-    """Return what is known of a class, once an object of it is met: mapping ends late."""
+    """Return what is known about a class. Call it only once an object of it exists: mappings are complete late."""
     return Facts(kind)
 
 
@@ -57,7 +57,7 @@ def related(kind: Any) -> Iterator[Any]:
             try:
                 yield expression.type.python_type
             except NotImplementedError:
-                pass  # a type that says nothing of its values
+                pass  # a type that does not say what its values are
     for relation in mapper.relationships:
         yield relation.mapper.class_
     for below in mapper.self_and_descendants:
@@ -65,14 +65,14 @@ def related(kind: Any) -> Iterator[Any]:
 
 
 def several(there: Any) -> Any:
-    """Return the objects of a collection as a list; what is one object, or none, as it is."""
+    """Return the objects of a collection as a list; a single object, or None, unchanged."""
     if isinstance(there, dict):
         return [*there.values()]
     return [*there] if isinstance(there, (list, set)) else there
 
 
 def plain(value: Any) -> Any:
-    """A column's value without what notices its changes."""
+    """Return a column's value without the subclass that tracks its changes."""
     base = next((base for base in (dict, list, set) if isinstance(value, base)), None)
     return base(value) if base is not None and type(value) is not base and hasattr(value, "coerce") else value
 
@@ -90,14 +90,14 @@ def row_shape(kind: Any, tag: str) -> Shape:
         expect((columns, relations), dict, dict)
         facts = facts_of(kind)
         if layout != facts.layout or not facts.identity <= columns.keys() <= facts.columns:
-            raise CodecError(f"the columns of a {tag} are others")
+            raise CodecError(f"the entry was stored for other columns of {tag}")
         return facts.make(columns, relations)
 
     return Shape(tag, kind, lower, rebuild)
 
 
 def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
-    """What would come back as another: an object that is in use, or isn't, or isn't wholly, in the database."""
+    """Raise CodecError for an object that would come back changed: it is in use, or not fully in the database."""
     name = type(value).__qualname__
     if state.key is None:
         raise CodecError(f"a {name} that is not in the database yet can't be stored: commit it first, and refresh it")
@@ -110,7 +110,7 @@ def _refuse(value: Any, state: Any, facts: Facts, held: Iterable[str]) -> None:
         )
     if state.session is not None:
         raise CodecError(
-            f"a {name} of a session that is still open can't be stored, nor shared: put @detached (of "
+            f"a {name} of a session that is still open can't be stored or shared: put @detached (from "
             "stampede.contrib.sqlalchemy) below @cached, or close the session before you return it"
         )
     if more := [each for each in {*held} - facts.known if not each.startswith("_")]:

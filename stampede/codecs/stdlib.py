@@ -1,4 +1,4 @@
-"""The standard library's value types: each under a tag of ours, as a few plain arguments.
+"""The standard library's value types, each stored under a tag of ours as a few plain arguments.
 
 Pickle's own names for them differ between Python versions; a tag never changes its meaning.
 """
@@ -27,12 +27,12 @@ Raise: TypeAlias = Callable[..., Any]
 
 
 class Shape(NamedTuple):
-    """How values of one type travel: as a tag and arguments, and back."""
+    """How values of one type are stored: as a tag and arguments, and back."""
 
     tag: str
     type: type
     lower: Lower  # value → (tag, *arguments)
-    rebuild: Raise  # *arguments → value; any exception of it is bytes that are not believed
+    rebuild: Raise  # *arguments → value; if it raises anything, the bytes are not believed
 
 
 FACTORIES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)}
@@ -43,22 +43,22 @@ _ZONES = (NoneType, timezone, ZoneInfo)
 def expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
     """Raise CodecError unless the arguments are of exactly these types; `object` stands for any.
 
-    Constructors are given what they expect: none of them may ask a value of the bytes to convert itself.
+    Constructors get exactly the types that they expect, so that none asks a value of the bytes to convert itself.
     """
     if len(args) != len(kinds):
-        raise CodecError("a value with too many or too few arguments")
+        raise CodecError("the entry holds a value with too many or too few arguments")
     for arg, kind in zip(args, kinds, strict=True):
         if type(arg) is not kind and kind is not object and (type(kind) is not tuple or type(arg) not in kind):
-            raise CodecError(f"a value with an argument of type {type(arg).__name__}")
+            raise CodecError(f"the entry holds a value with an argument of type {type(arg).__name__}")
 
 
 def tagged(tag: str, type_: type, lower: Lower, rebuild: Raise) -> Shape:
-    """Return the shape of a lowering that gives the arguments only."""
+    """Return a shape whose `lower` returns the arguments only: the tag is added."""
     return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
 
 
 def plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Raise | None = None) -> Shape:
-    """Return a shape whose arguments are of exactly these types; `make` takes them, or else the type itself."""
+    """Return a shape whose arguments must be of exactly these types. `make`, by default the type, takes them."""
     make = make or type_
 
     def rebuild(*args: Any) -> Any:
@@ -74,12 +74,12 @@ def lost(name: str, attributes: Iterable[str], remedy: str = "") -> CodecError:
 
 
 def _text(tag: str, type_: Any) -> Shape:
-    """A type that its text makes again."""
+    """Return the shape of a type whose text makes an equal value."""
     return plain(tag, type_, lambda value: (str(value),), str)
 
 
 def text_shape(kind: Any, tag: str) -> Shape:
-    """A subclass of str, made without its `__new__`. Its characters travel, and nothing that it holds besides."""
+    """Return the shape of a subclass of str, made without its `__new__`. Objects with attributes are refused."""
     slots = slots_of(kind)
 
     def lower(value: Any) -> tuple[Any, ...]:
@@ -109,8 +109,8 @@ def _make_timezone(offset: timedelta, name: str | None) -> timezone:
 
 def _zone(value: ZoneInfo) -> tuple[Any, ...]:
     if value.key is None:
-        raise CodecError("a ZoneInfo made from a file has no name to be stored by: use ZoneInfo(key)")
-    value.__reduce__()  # refuses the same of one that was made from a file, and given a name
+        raise CodecError("a ZoneInfo made from a file can't be stored by a name: use ZoneInfo(key)")
+    value.__reduce__()  # raises for a zone that was made from a file and given a name
     return (value.key,)
 
 
@@ -120,7 +120,7 @@ def _pairs(items: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
 
 def _fill(into: Any, flat: tuple[Any, ...]) -> Any:
     if len(flat) % 2:
-        raise CodecError("a mapping with a key and no value")
+        raise CodecError("the entry holds a mapping with a key and no value")
     for key, value in zip(flat[::2], flat[1::2], strict=True):
         into[key] = value
     return into
@@ -130,7 +130,9 @@ def _defaultdict(value: defaultdict[Any, Any]) -> tuple[Any, ...]:
     factory = value.default_factory
     name = None if factory is None else getattr(factory, "__name__", "")
     if name is not None and FACTORIES.get(name) is not factory:
-        raise CodecError("a defaultdict can be stored if its factory is a builtin type: return dict(value) instead")
+        raise CodecError(
+            "a defaultdict can be stored only if its factory is a builtin type: return dict(value) instead"
+        )
     return (name, *_pairs(value.items()))
 
 

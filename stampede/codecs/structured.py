@@ -1,4 +1,4 @@
-"""msgpack and JSON, by msgspec: decoded to the return annotation, readable by other languages."""
+"""msgpack and JSON, by msgspec: decoded to the return annotation, and readable in other languages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stampede.keys.models import is_pydantic
 
 
 class Structured:
-    """A body of msgspec's. What may come back as another value is read when it is stored, and refused if it does."""
+    """A body that msgspec makes. A value that may come back changed is read when it is stored, and refused if it is."""
 
     def __init__(self, name: str, returns: Any = None) -> None:
         try:
@@ -28,10 +28,10 @@ class Structured:
         self.fingerprint = 0 if returns is None else fingerprint_of(returns)
         self._name, self._form = name, form
         self._refusal = importlib.import_module("msgspec").ValidationError
-        self._encode = form.Encoder(enc_hook=partial(_give, name == "json")).encode
+        self._encode = form.Encoder(enc_hook=partial(_encode_hook, name == "json")).encode
         kind = Any if returns is None else returns
         try:
-            self._decode = form.Decoder(kind, dec_hook=_take).decode
+            self._decode = form.Decoder(kind, dec_hook=_decode_hook).decode
         except TypeError as error:
             raise OptionError(f"codec={name!r} can't read a {returns!r} ({error}): use codec='sealed'") from error
         from stampede.codecs.lossless import certain_of  # it needs msgspec, too
@@ -43,7 +43,9 @@ class Structured:
         try:
             body: bytes = self._encode(value)
         except OverflowError as error:
-            raise CodecError(f"{self._name} has no such large numbers ({error}): use codec='sealed'") from error
+            raise CodecError(
+                f"{self._name} can't represent such a large number ({error}): use codec='sealed'"
+            ) from error
         if raised or not self._certain([value]):
             read = self._read(value, body, raised)
             if not alike(value, read):
@@ -56,12 +58,12 @@ class Structured:
         except (CodecError, ValueError, TypeError, self._refusal) as error:
             plain = self._form.decode(body)
             given, read, _ = where(value, plain)
-            if read is None and given is not None:  # JSON's word for what it has no word for
+            if read is None and given is not None:  # JSON writes null for what it can't represent
                 raise CodecError(not_alike(value, plain, self._name)) from error
             if is_row(type(given)):
                 raise CodecError(foreign(given, self._name)) from error
             why = f"a {type(value).__qualname__} is not what the function's return annotation says"
-            raise CodecError(f"{why}: {error}. Mend the annotation, or use codec='sealed'") from error
+            raise CodecError(f"{why}: {error}. Correct the annotation, or use codec='sealed'") from error
 
     def load(self, body: bytes | memoryview, raised: bool) -> Any:
         if raised:
@@ -70,8 +72,8 @@ class Structured:
         return self._decode(body)
 
 
-def _give(json: bool, value: Any) -> Any:
-    """What msgspec knows nothing of, in its words."""
+def _encode_hook(json: bool, value: Any) -> Any:
+    """Return a value of a type that msgspec does not know as one of a type that it knows."""
     kind: Any = type(value)
     if is_pydantic(kind):
         return tree_of_model(value)
@@ -82,7 +84,7 @@ def _give(json: bool, value: Any) -> Any:
     raise CodecError(foreign(value, "json" if json else "msgpack"))
 
 
-def _take(kind: Any, plain: Any) -> Any:
+def _decode_hook(kind: Any, plain: Any) -> Any:
     if is_pydantic(kind):
         return model_of(kind, plain)
     shape = plain_shape(kind, "") if isinstance(kind, type) else None
@@ -90,5 +92,5 @@ def _take(kind: Any, plain: Any) -> Any:
         return shape.rebuild(plain)
     origin = get_origin(kind) or kind
     if package_of(origin) is not None:
-        return origin(plain)  # a number of numpy's
+        return origin(plain)  # a numpy scalar
     raise CodecError(f"a {kind!r} can't be read by this codec: use codec='sealed'")

@@ -398,7 +398,7 @@ def test_what_pandas_and_numpy_name_things_by_is_a_key() -> None:
     assert len({*keys}) == len(keys)
     assert keys[2] == "pandas:Period(600,'M')" and canonical(np.dtype("float64")) == canonical(np.dtype("f8"))
     for other in (np.dtype("O"), np.dtype("f8,f8"), np.dtype("f8", metadata={"a": 1}), np.arange(3), pd.Series([1])):
-        with pytest.raises(KeyingError, match=r"pass what it was made of.*ignore=.*key="):
+        with pytest.raises(KeyingError, match=r"pass what it is made from.*ignore=.*key="):
             canonical(other)
 
 

@@ -205,7 +205,7 @@ def test_nobody_is_sent_to_where_it_is_refused_again() -> None:
 @pytest.mark.parametrize("text", [SafeString("<b>"), Markup("<b>")], ids=["django", "markupsafe"])
 def test_the_advice_for_safe_html_is_no_longer_than_it_must_be(text: str, name: str) -> None:
     """A user would name a type in `trust` that needs no trust."""
-    with pytest.raises(CodecError, match=r"use codec='sealed', which holds it$"):
+    with pytest.raises(CodecError, match=r"use codec='sealed', which can store it$"):
         make_codec(name).encode(KEY, Entry(text, ID))
 
 

@@ -290,12 +290,12 @@ REFUSED = {
     "changed": ("commit them first", lambda session: setattr(one := session.get(Member, 1), "name", "x") or one),
     "expired": ("expire_on_commit=False", lambda session: (one := session.get(Member, 1), session.commit()) and one),
     "with more": ("'more'", lambda session: setattr(one := session.get(Member, 1), "more", 1) or one),
-    "in a circle": ("holds itself", lambda session: (t := session.get(Team, 1), t.members[0].team) and t),
+    "in a circle": ("contains itself", lambda session: (t := session.get(Team, 1), t.members[0].team) and t),
     "a result": (r"return it\.all\(\)", lambda session: session.execute(select(Member))),
     "results": (r"return it\.all\(\)", lambda session: session.scalars(select(Member))),
     "rows": (r"tuple\(it\)", lambda session: session.execute(select(Member.id, Member.name)).all()),
     "a mapping": (r"dict\(it\)", lambda session: session.execute(select(Member.id)).mappings().all()),
-    "a statement": ("not asked", lambda session: select(func.count(Member.id))),
+    "a statement": ("not queried", lambda session: select(func.count(Member.id))),
     "a relationship's list": (r"list\(it\)", lambda session: session.get(Team, 1).members),
 }
 

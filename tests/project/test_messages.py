@@ -67,8 +67,8 @@ def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServ
         else:
             assert asyncio.run(other.aget_or_compute("k", lambda: 2)) == 2
     assert [record.getMessage() for record in caplog.records if "not believed" in record.getMessage()] == [
-        "what the engine holds for 'k' is not believed, and computed anew: the seal is broken: changed bytes, "
-        "the entry of another key, or another signing_key "
+        "what the engine holds for 'k' is not believed, and computed anew: the seal is broken: the bytes were changed, "
+        "or are of another key or signing_key "
         "(more like this in the next 10 s are not written)"
     ]
     assert other.stats().bad_bytes == 1
