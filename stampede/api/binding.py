@@ -1,4 +1,4 @@
-"""A decorated function's place in a cache: its identity, its options, and the cache that its first call finds."""
+"""A decorated function's place in a cache: its identity, its options, and the cache found at its first call."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _log = logging.getLogger("stampede")
 KEYING = ("key", "version", "namespace", "ignore")
 CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
 
-CAPTURED = """%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which says that all \
-are alike, or tells them apart"""
-TOLD = "whose state is part of its keys: a process in which it differs shares no values with this one"
-UNTOLD = "which nothing in its keys can tell: a process that has captured another one is served the same values"
+CAPTURED = """%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which declares all \
+such functions alike, or tells them apart"""
+IN_KEYS = "whose state is part of its keys: processes with another state share no values with this one"
+NOT_IN_KEYS = "which is not part of its keys: a process that has captured another one gets the same values"
 
 
 class Home(Protocol):
-    """The cache in which a function keeps its values."""
+    """The cache that stores the values of a function."""
 
     namespace: str
     policy: Policy
@@ -62,7 +62,7 @@ class Home(Protocol):
 
 
 class Binding:
-    """One decorated function, and the cache in which it keeps its values."""
+    """One decorated function, and the cache that stores its values."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Binding:
     ) -> None:
         self.check(options)
         key = options.get("key")
-        self.function = self.origin = function  # `origin`: by which its values are computed
+        self.function = self.origin = function  # `origin` computes the values
         self.options = dict(options)
-        self._written = written or function  # by which it is told from others
+        self._written = written or function  # the function of the source code, for its identity
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
         self._of_class = bound and next(iter(signature_of(function).parameters), None) == "cls"
@@ -85,30 +85,30 @@ class Binding:
         self.parameters = Parameters(function, options.get("ignore", ()))
         self._ttl, self._ttl_asks = ttl_of_call(options.get("ttl"), self.parameters)
         namespace = options.get("namespace")
-        # Such a function may look at more than the arguments: a tenant in a context, the day of the week.
+        # A function as key= or namespace= may use more than the arguments, such as a tenant in a context, or the date.
         pure = not callable(key) and not callable(namespace)
         self.fast_hit = FastHit(function, self.parameters, suspending=self.suspending, bound=bound, pure=pure)
         self._find = find
-        self._lock = threading.RLock()  # a finalizer that runs in the middle of binding may call the function
+        self._lock = threading.RLock()  # re-entrant: a finalizer that runs during binding may call the function
         self._home: Home | None = None
         self._identity = self._told_by()
         self._scope: ScopeSide | None = None
         self._make_key: Callable[..., str] | None = None
-        # What verbs don't ask for: parameters that are no part of the key, but for the object that they are bound to.
+        # Verbs don't take the parameters that are not part of the key, except for the object that they are bound to.
         absent = self.parameters.absent(key)
         if callable(namespace):
             absent = absent.difference(arguments_named("namespace", namespace, self.parameters))
         self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
         if key is not None:
-            self._key_maker("")  # a field that the signature can't fill is an error of this line
+            self._key_maker("")  # raise now if the signature lacks a field of the key
         enrolled.add(self)
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self._lock = threading.RLock()  # a thread that was binding is not here to open it
+        self._lock = threading.RLock()  # the thread that held the lock does not exist in the child
 
     def join(self, duplicate_names: DuplicateNames) -> None:
-        """One of those that are decorated for one cache: OptionError if it would be served what another computes."""
+        """Add the function to those of its cache. OptionError: it would be served the values of another one."""
         if self.options.get("key") is None and self._identity.complete:
             duplicate_names.add(self._name(self._namespace("")), self._identity)
 
@@ -117,32 +117,32 @@ class Binding:
         return told_apart(identity_of(self._written, self.options.get("ignore", ()), objects=objects))
 
     def _returns(self) -> Any:
-        """The type of its values, as far as its annotation says."""
+        """Return the type of the values, as far as the annotation tells."""
         return returns_of(self._written)
 
     def _policy(self, policy: Policy) -> Policy:
-        """Its cache's policy, as its own options change it."""
+        """Return the cache's policy, changed by the function's own options."""
         own = _among(self.options, OPTIONS)
         if self._ttl is not None:
             del own["ttl"]
         return policy.with_options(**own)
 
     def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-        """How long this call's values are fresh, where that depends on its arguments."""
+        """Return the ttl of this call, as a function of the value. None: it does not depend on the arguments."""
         return None if self._ttl is None else self._ttl(*args, **kwargs)
 
     def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-        """The same of a value that is set, of whose call only that is known which is part of the key."""
+        """Return `ttl_of` for a value that is set. OptionError: it depends on arguments that are no part of the key."""
         unknown = self._absent.intersection(self._ttl_asks)
         if unknown:
             raise OptionError(
-                f"how long a value of {self.function.__qualname__} is fresh depends on {', '.join(sorted(unknown))}, "
-                "which is no part of its key: give set() a ttl="
+                f"the ttl of {self.function.__qualname__} depends on {', '.join(sorted(unknown))}, which is not part "
+                "of its key: give set() a ttl="
             )
         return self.ttl_of(args, kwargs)
 
     def _namespace(self, default: str) -> str:
-        """That of all its keys: one that depends on the arguments stands in each, behind its cache's."""
+        """Return the namespace of all keys. One that depends on arguments is added to each key, after the cache's."""
         namespace = self.options.get("namespace", default)
         return default if callable(namespace) else str(namespace)
 
@@ -151,7 +151,7 @@ class Binding:
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Refuse at decoration what can be known to be wrong then."""
+        """Raise OptionError for wrong options, as far as they can be checked without the function."""
         known = [*KEYING, *CODING, *OPTIONS]
         for name in options:
             if name not in known:
@@ -161,7 +161,7 @@ class Binding:
         )
         coding = checked(_among(options, CODING), CACHE)
         if coding.get("codec", "pickle") != "pickle":
-            make_codec(coding["codec"])  # or its package is missing, or it is no codec
+            make_codec(coding["codec"])  # raises if its package is missing, or if it is no codec
         for name, function in (("version", ""), ("namespace", ", or a function of the arguments")):
             value = options.get(name, "")
             if not isinstance(value, (str, int)) and not (function and callable(value)):
@@ -195,7 +195,7 @@ class Binding:
         with self._lock:
             if self._scope is None or self._home is not home:
                 if not (self._identity.named or self._identity.complete):
-                    self._identity = self._told_by()  # what was missing when it was decorated is there now
+                    self._identity = self._told_by()  # names that were undefined at decoration are defined now
                 namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
                 if self.options.get("key") is None:
@@ -203,7 +203,7 @@ class Binding:
                     self._warn_of_captured(home)
                     prefix = f"{name}:"
                 else:
-                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # a cache's own key
+                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # as a key of the cache itself
                 policy = self._policy(home.policy)
                 coding = checked(_among(self.options, CODING), CACHE)
                 self._make_key = self._key_maker(prefix)
@@ -215,24 +215,24 @@ class Binding:
         identity = self._identity
         if identity.named or not home.shared:
             return
-        told = [name for name, _ in identity.captured if name not in identity.untold]
-        for names, what_then in ((identity.untold, UNTOLD), (told, TOLD)):
+        in_keys = [name for name, _ in identity.captured if name not in identity.untold]
+        for names, effect in ((identity.untold, NOT_IN_KEYS), (in_keys, IN_KEYS)):
             if names:
-                _log.warning(CAPTURED, identity.name, " and ".join(dict.fromkeys(names)), what_then)
+                _log.warning(CAPTURED, identity.name, " and ".join(dict.fromkeys(names)), effect)
 
     def unbind(self) -> None:
-        """Forget the cache: the next call finds it again."""
+        """Forget the cache. The next call finds it again."""
         with self._lock:
             self._home = self._scope = None
             self.fast_hit.fast.clear()
 
     def forget_fast(self) -> None:
-        """What is kept is found by asking the cache, until it has come home again."""
+        """Empty the table of hits. Calls ask the cache until a value is adopted again."""
         self.fast_hit.fast.clear()
 
 
 def _of_call(name: str, option: Any) -> bool:
-    """It may ask for more than the value: that is seen when the function is known."""
+    """Return whether the option may need arguments of the call, and is checked once the function is known."""
     return name == "ttl" and callable(option)
 
 

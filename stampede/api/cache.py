@@ -1,4 +1,4 @@
-"""The cache: an engine behind a local tier, with plain verbs and an `a`-twin of each that does I/O."""
+"""The cache: an engine behind a local tier, with blocking verbs, and an async `a`-twin of each that does I/O."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from stampede.settings import CacheSettings, cache_settings, from_mapping
 __all__ = ["Cache"]
 
 CLOSING = 1.0
-"""Seconds for which a cache that is closed waits until its leases are given back. Beyond, they end by themselves."""
+"""Seconds for which `close` waits until the leases are given back. Later ones expire by themselves."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,10 +66,10 @@ T = TypeVar("T")
 
 @with_twins
 class Cache:
-    """Values by key, computed once however many ask: `cache.get_or_compute("k", fn, ttl=60)`.
+    """Values by key. Concurrent callers share one computation: `cache.get_or_compute("k", fn, ttl=60)`.
 
-    `url` names the engine, or is a client object that leads to it (redis-py's); `engine` hands over one that exists
-    already. The other arguments are those of a settings file's `[caches.NAME]` table.
+    `url` names the engine, or is a client object such as redis-py's; `engine` is an engine that exists already. The
+    other arguments are those of a `[caches.NAME]` table in a settings file.
 
     >>> cache = Cache(ttl="10m", stale="1h")  # or Cache("redis://localhost"), Cache("disk:///var/cache/shop") ...
     >>> cache.get_or_compute("answer", lambda: 42)
@@ -103,7 +103,7 @@ class Cache:
         engine: Engine | None = None,
         observers: Iterable[events.Observer] = (),
     ) -> Cache:
-        """The cache that a settings file describes; on another engine than its own, if one is given."""
+        """Return the cache that settings describe, on `engine` instead of theirs if one is given."""
         cache = cls.__new__(cls)
         cache._set_up(settings, engine, None, tuple(observers))
         return cache
@@ -147,7 +147,7 @@ class Cache:
         watch(self)
 
     def _front(self, settings: CacheSettings) -> LocalTier:
-        """The memory engine's own tier, or the one asked for in front of a shared engine."""
+        """Return the memory engine's own tier, or the tier in front of a shared engine, if the settings ask for one."""
         if not self.engine.shared:
             return LocalTier(self.engine.tier, shared=False)
         if not settings.local:
@@ -176,7 +176,7 @@ class Cache:
     def scope(
         self, name: str, policy: Policy, returns: Any = None, *, called: str | None = None, **codec: Any
     ) -> Scope:
-        """One function's part of this cache; its values are encoded for its return annotation."""
+        """Return one function's part of this cache. Its values are encoded for its return annotation."""
         settings = self.settings
         coder = make_codec(
             codec.get("codec", settings.codec),
@@ -192,7 +192,7 @@ class Cache:
 
     @showing(PolicyOptions)
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
-        """The key's value; `function` computes it if it is missing, in one caller of all that ask.
+        """Return the key's value. If it is missing, one of all callers computes it with `function`.
 
         >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
         'hello'
@@ -203,7 +203,7 @@ class Cache:
         value: T = found.value
         return value
 
-    @overload  # an async function is a function too: the narrower comes first
+    @overload  # an async function matches both: the narrower overload comes first
     async def aget_or_compute(
         self, key: str, function: Callable[[], Awaitable[T]], **options: Unpack[PolicyOptions]
     ) -> T: ...
@@ -212,7 +212,7 @@ class Cache:
 
     @showing(PolicyOptions)
     async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
-        """The same for async callers; `function` may be a plain one.
+        """Return the key's value, awaited. `function` may be async or plain.
 
         >>> async def greet():
         ...     return "hello"
@@ -225,16 +225,16 @@ class Cache:
     def _at_hand(
         self, key: str, options: Mapping[str, Any], block: Block | None = None
     ) -> Resident | Entry[Any] | None:
-        for name in options:  # a set's own comparison would make a set of them
+        for name in options:  # a comparison of sets would build a set first
             if name not in _NAMES:
-                DEFAULT.with_options(**options)  # an error of every call, not only of those that compute
-        key = self._root_prefix + key if type(key) is str else self._key(key)  # a call less in every hit
+                DEFAULT.with_options(**options)  # raises at every call, not only if the call computes
+        key = self._root_prefix + key if type(key) is str else self._key(key)  # saves a call in every hit
         return self._root.at_hand(key) if block is None else self._root.at_hand_of(block, key)
 
     async def _computed(
         self, root: ScopeSide, key: str, function: Callable[[], Any], options: Mapping[str, Any]
     ) -> Any:
-        """The value of what is not at hand; or of what may have to go another way."""
+        """Return the value of a key that is not at hand, or that a `refreshing` or `bypassed` block may concern."""
         block = around(lambda: self)
         if block is not None and block.straight:
             return await root.colour.call(function)
@@ -245,10 +245,10 @@ class Cache:
             raise OptionError(f"the function to compute {key!r} is {function!r}: give something callable")
         policy = self.policy.with_options(**options)
         result = await root.fetch(self._key(key), function, policy, once=block)
-        return called(partial(value_of, result, policy))  # which may end in the function's own StopIteration
+        return called(partial(value_of, result, policy))  # may raise the function's own StopIteration
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value if it is fresh, else `default`. Nobody computes.
+        """Return the value if it is fresh, else `default`. Never compute.
 
         >>> cache.set("k", None)
         >>> cache.get("k", "nothing"), cache.get("other", "nothing")
@@ -265,7 +265,7 @@ class Cache:
 
     @showing(PolicyOptions)
     def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
-        """Store this value; a computation under way will not replace it.
+        """Store this value. A computation that is under way will not replace it.
 
         >>> cache.set("rate", 1.09, ttl="1h", stale="1d")
         """
@@ -277,7 +277,7 @@ class Cache:
 
     @showing(PolicyOptions)
     def add(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> bool:
-        """Store this value if nothing fresh is there. False: there is.
+        """Store this value unless a fresh one is stored. Return whether it was stored.
 
         >>> cache.add("job 5", "mine", ttl=60), cache.add("job 5", "mine, too", ttl=60)
         (True, False)
@@ -298,8 +298,9 @@ class Cache:
     def update(
         self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
     ) -> T:
-        """Store what `function` makes of the fresh value (of `default`, where there is none), and return it. No other
-        change is lost: the function is called again if there was one meanwhile.
+        """Store what `function` returns for the fresh value, or for `default` if there is none, and return it.
+
+        No concurrent change is lost: `function` is called again if the value has changed meanwhile.
 
         >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
         [1, 2, 3]
@@ -323,8 +324,8 @@ class Cache:
 
     @showing(PolicyOptions)
     def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
-        """Give the value that is kept a new end, from now on: `ttl=` and `stale=`, or else the cache's own, whatever
-        it was set with. False: nothing is kept.
+        """Give the stored value a new `ttl=` and `stale=`, from now on. The defaults are the cache's own, whatever the
+        value was set with. Return whether there was a value.
 
         >>> cache.set("session 7", {"user": 5}, ttl=60)
         >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")
@@ -343,7 +344,7 @@ class Cache:
         return await root.compare_and_set(self._key(key), make, self.policy.with_options(**options)) is not None
 
     def peek(self, key: str) -> Entry[Any] | None:
-        """The entry that is kept, fresh or stale.
+        """Return the stored entry, fresh or stale, or None. Never compute.
 
         >>> cache.set("k", 1, ttl=60)
         >>> entry = cache.peek("k")
@@ -356,7 +357,7 @@ class Cache:
         return await self._aroot.peek(self._key(key))
 
     def status(self, key: str) -> Status[Any]:
-        """What is kept, since when and for how long, and who computes it; nothing is touched.
+        """Return what is stored, its age and time left, and which caller computes it, if any. Change nothing.
 
         >>> cache.status("greeting").holder
         """
@@ -369,7 +370,7 @@ class Cache:
         return replace(await status(root, self._key(key)), key=key)
 
     def expire(self, key: str) -> bool:
-        """Stale from now on, and served while one caller computes. True: it was fresh.
+        """Mark the value as stale: it is served while one caller computes. Return whether it was fresh.
 
         >>> cache.set("k", 1, stale=60)
         >>> cache.expire("k"), cache.get("k"), cache.peek("k").value
@@ -381,7 +382,9 @@ class Cache:
         return await self._aroot.expire(self._key(key))
 
     def invalidate(self, key: str) -> bool:
-        """Gone, also what is being computed. True: there was a value. An engine that can't be asked raises.
+        """Remove the value; a computation under way will not be stored. Return whether there was a value.
+
+        EngineError: the engine can't be reached, so the value may still be there.
 
         >>> cache.set("k", 1)
         >>> cache.invalidate("k"), cache.invalidate("k")
@@ -398,9 +401,10 @@ class Cache:
     def get_or_compute_many(
         self, keys: Iterable[str], function: Callable[[list[str]], Mapping[str, T]], **options: Unpack[PolicyOptions]
     ) -> dict[str, T]:
-        """The values by key. `function` gets the missing keys and returns a mapping; what it leaves out is left out.
+        """Return the values by key. `function` gets the list of missing keys and returns a mapping; keys that it leaves
+        out are left out here, too.
 
-        >>> def lengths(words):  # only those that are missing
+        >>> def lengths(words):  # called with the missing words only
         ...     return {word: len(word) for word in words}
         >>> cache.get_or_compute_many(["tea", "coffee"], lengths, ttl=60)
         {'tea': 3, 'coffee': 6}
@@ -428,7 +432,7 @@ class Cache:
         return {outer: found[key] for key, outer in wanted.items() if key in found}
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        """What is fresh, by key; the others are left out.
+        """Return the fresh values by key. Other keys are left out.
 
         >>> cache.set("tea", 3)
         >>> cache.get_many(["tea", "coffee"])
@@ -441,7 +445,7 @@ class Cache:
 
     @showing(PolicyOptions)
     def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
-        """Store them all, in one round trip where the engine can. A value that is refused leaves all as they were.
+        """Store all values, in one round trip if the engine can. If one value is refused, none is stored.
 
         >>> cache.set_many({"tea": 3, "coffee": 6}, ttl=60)
         """
@@ -456,7 +460,7 @@ class Cache:
         await root.put_many(keyed, self.policy.with_options(**options))
 
     def invalidate_many(self, keys: Iterable[str]) -> int:
-        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
+        """Invalidate all these keys, in one round trip if the engine can. Return how many had a value.
 
         >>> cache.set_many({"tea": 3, "coffee": 6})
         >>> cache.invalidate_many(["tea", "coffee", "milk"])
@@ -468,7 +472,7 @@ class Cache:
         return await self._aroot.invalidate_many([self._key(key) for key in keys])
 
     def expire_many(self, keys: Iterable[str]) -> int:
-        """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh.
+        """Expire all these keys, in one round trip if the engine can. Return how many were fresh.
 
         >>> cache.set_many({"user:1": "bob", "user:2": "eve"})
         >>> cache.expire_many(cache.keys("user:"))
@@ -480,8 +484,10 @@ class Cache:
         return await self._aroot.expire_many([self._key(key) for key in keys])
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """The keys that are kept, fresh or stale, and begin with this; asked for in pages, as they are taken. An engine
-        that can't say (memcached) is an OptionError. Functions' keys aren't among them, but for those given by `key=`.
+        """Iterate over the stored keys, fresh or stale, that begin with `prefix`. They are read page by page.
+
+        Keys of functions are not among them, except those made by `key=`. OptionError: the engine can't list its keys
+        (memcached).
 
         >>> for key in cache.keys("user:"):
         ...     print(key)
@@ -510,7 +516,7 @@ class Cache:
                 yield self._outer(key)
 
     async def _get(self, root: ScopeSide, keys: Sequence[str]) -> dict[str, Any]:
-        """What is fresh."""
+        """Return the fresh values by key."""
         entries = await root.get([self._key(key) for key in keys])
         found = zip(keys, entries, strict=True)
         return {key: entry.value for key, entry in found if entry is not None and not entry.raised}
@@ -518,18 +524,18 @@ class Cache:
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def refreshing(self) -> AbstractContextManager[None]:
-        """`stampede.refreshing`, of this cache's functions and keys only.
+        """Compute anew and store in a block: `stampede.refreshing`, for this cache's functions and keys only.
 
-        >>> with cache.refreshing():  # whatever is kept
+        >>> with cache.refreshing():  # whatever is stored
         ...     cache.get_or_compute("answer", lambda: 43)
         43
         """
         return refreshing(self)
 
     def bypassed(self) -> AbstractContextManager[None]:
-        """`stampede.bypassed`, of this cache's functions and keys only.
+        """Call the functions directly in a block: `stampede.bypassed`, for this cache's functions and keys only.
 
-        >>> with cache.bypassed():  # whatever is kept, and nothing is stored
+        >>> with cache.bypassed():  # whatever is stored; and store nothing
         ...     cache.get_or_compute("answer", lambda: 44)
         44
         """
@@ -538,7 +544,7 @@ class Cache:
     # -- all of it ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Everything of this namespace is gone, in every process.
+        """Remove everything of this namespace, in every process.
 
         >>> cache.set("k", 1)
         >>> cache.clear()
@@ -550,7 +556,7 @@ class Cache:
         await self._aroot.clear()
 
     def expire_all(self) -> None:
-        """Everything of this namespace is stale from now on, in every process, and served while one caller computes.
+        """Mark everything of this namespace as stale, in every process. It is served while one caller computes.
 
         >>> cache.set("greeting", "hello", stale=60)
         >>> cache.expire_all()
@@ -562,7 +568,7 @@ class Cache:
         await self._aroot.expire_all(quoted(self.namespace))
 
     def stats(self) -> Stats:
-        """Counts since the cache was made, of this process.
+        """Return counts of this process, since the cache was made.
 
         >>> cache.get_or_compute("k", lambda: 1) + cache.get_or_compute("k", lambda: 1)
         2
@@ -574,12 +580,12 @@ class Cache:
         return self._completed(self.counters.total(), sum(hits.values()), sum(saved.values()))
 
     def stats_of(self, scope: str) -> Stats:
-        """The same for one function."""
+        """Return `stats` of one function."""
         hits, saved = self._served()
         return self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
 
     def stats_by_function(self) -> dict[str, Stats]:
-        """The same for each function that was called here; "" is for the cache's own keys.
+        """Return `stats` of each function called in this process, by name. "" stands for the cache's own keys.
 
         >>> cache.get_or_compute("k", lambda: 1)
         1
@@ -597,21 +603,21 @@ class Cache:
         return ({}, {}) if tier is None else tier.served()
 
     def _completed(self, counted: Stats, hits: int, saved: float) -> Stats:
-        """What events have counted, with what the local tier and the engine's health add to it."""
-        its, outage = self.counters.of(""), self._core.outage
+        """Return the counts from events, with those of the local tier and of the engine's outages added."""
+        own, outage = self.counters.of(""), self._core.outage
         down = 0.0 if outage is None else outage.lasts
         return replace(
             counted,
             hits=hits,
             saved_seconds=counted.saved_seconds + saved,
-            engine_downs=its.engine_downs,
-            engine_down_seconds=its.engine_down_seconds + down,
+            engine_downs=own.engine_downs,
+            engine_down_seconds=own.engine_down_seconds + down,
         )
 
     def ping(self) -> float:
-        """Ask the engine for a sign of life, and return the seconds that it took: for a health check.
+        """Send the engine a ping, for a health check, and return the seconds until its answer.
 
-        It asks also while the engine counts as down. EngineError if there is no answer within the engine's time-out.
+        The engine is asked even while it counts as down. EngineError: it did not answer within its time-out.
 
         >>> 0 <= cache.ping() < 1
         True
@@ -622,12 +628,13 @@ class Cache:
         return await self._worker_threads.run(self.engine.ping)
 
     def close(self) -> None:
-        """Let go of the engine's connections and threads, for good; to be called again, it does nothing more.
+        """Close the engine's connections and threads, for good. A second call does nothing.
 
-        Whoever waits, for a value or a lock, gets EngineError at once, and so does every verb from then on, whatever
-        `on_engine_error` says. Computations under way end: their callers get the value, and it is not stored; their
-        leases are given back, within a second, so that others needn't wait for them: in a running loop that second
-        passes beside it. Locks that are held end with their time: what is done under them goes on.
+        Callers that wait for a value or a lock get EngineError at once, and so does every later verb, whatever
+        `on_engine_error` says. Computations under way run to their end; their callers get the values, which are not
+        stored. Their leases are given back, so that other processes need not wait; `close` waits up to a second for
+        that, but not in a running event loop. Locks that are held are not released: they expire, and the code under
+        them goes on.
 
         >>> cache = Cache()
         >>> cache.close()
@@ -662,33 +669,33 @@ class Cache:
 
     @property
     def shared(self) -> bool:
-        """Do other processes have the same values?"""
+        """Whether other processes see the same values."""
         return self.engine.shared
 
     @property
     def down(self) -> bool:
-        """Does the engine count as down in this process? Calls go on without it meanwhile."""
+        """Whether the engine counts as down in this process. Calls go on without it meanwhile."""
         return self._core.is_down()
 
-    # -- other faces ----------------------------------------------------------------------------------------------
+    # -- functions, locks and limits on this cache ----------------------------------------------------------------
 
     @property
     def cached(self) -> CachedHere:
-        """`stampede.cached`, and `stampede.cached.many`, in this cache."""
+        """The decorator `stampede.cached`, with `cached.many`, for this cache."""
         return _CachedIn(self)
 
     @showing(LockOptions)
     def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
-        """`stampede.Lock` of this name, on this cache's engine.
+        """Return a `stampede.Lock` of this name on this cache's engine.
 
         >>> with cache.lock("nightly", lease=60, wait=5):
-        ...     pass  # nobody else is inside
+        ...     pass  # no other process is inside
         """
         return Lock(name, self.engine, **options)
 
     @showing(LimitOptions)
     def limiter(self, name: str, *, max: int, per: Seconds, **options: Unpack[LimitOptions]) -> Limiter:
-        """`stampede.Limiter` of this name, on this cache's engine.
+        """Return a `stampede.Limiter` of this name on this cache's engine.
 
         >>> with cache.limiter("github", max=5, per=0.8):
         ...     pass  # at most five such blocks begin in any 0.8 s
@@ -697,7 +704,7 @@ class Cache:
 
     @showing(BulkheadOptions)
     def bulkhead(self, name: str, **options: Unpack[BulkheadOptions]) -> Bulkhead:
-        """`stampede.Bulkhead` of this name, on this cache's engine.
+        """Return a `stampede.Bulkhead` of this name on this cache's engine.
 
         >>> with cache.bulkhead("reports", concurrency=8):
         ...     pass  # no more than eight are inside
@@ -705,7 +712,7 @@ class Cache:
         return Bulkhead(name, self.engine, **options)
 
     def _outer(self, key: str) -> str:
-        """The key as it was given."""
+        """Return the key as the user gave it."""
         return key.removeprefix(self._root_prefix)
 
     def _key(self, key: str) -> str:
@@ -731,15 +738,15 @@ _NAMES = frozenset(OPTIONS)
 
 
 def _imported(name: str | type | ModuleType) -> type | ModuleType:
-    """A class, or a module, by its dotted name."""
+    """Return a class or a module, imported if its dotted name is given."""
     found = imported("trust", name) if isinstance(name, str) else name
     if not isinstance(found, (type, ModuleType)):
-        raise OptionError(f"trust names {name!r}, which is no class and no module")
+        raise OptionError(f"trust names {name!r}, which is neither a class nor a module")
     return found
 
 
 def imported(setting: str, name: str) -> Any:
-    """What a dotted name leads to; the last dot may be a colon."""
+    """Import and return what a dotted name leads to. The last dot may be a colon."""
     module, _, path = name.replace(":", ".").rpartition(".")
     try:
         within = importlib.import_module(module)

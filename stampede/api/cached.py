@@ -1,4 +1,4 @@
-"""One decorated function: its keys, its calls, and what it can do beside being called.
+"""One decorated function: its keys, its calls, and its verbs such as `peek` and `invalidate`.
 
 Hits are answered by generated code (`fast_hit.py`). Everything else, such as a miss, an argument of another type, or an
 entry that is due, takes the slow way through the function's `Scope`.
@@ -48,10 +48,10 @@ _log = logging.getLogger("stampede")
 
 
 class Cached(Binding):
-    """The calls and the verbs of one decorated function, of its own colour."""
+    """The calls and the verbs of one decorated function. They are async if the function is."""
 
     def key(self, /, *args: Any, **kwargs: Any) -> str:
-        """The key of these arguments; of those that are a part of it, as in the other verbs.
+        """Return the key of these arguments. Leave out ignored ones: as most verbs, this takes those of the key only.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -63,7 +63,7 @@ class Cached(Binding):
         return self.key_of_call(*args, **kwargs)
 
     def completed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, where those that are no part of the key are not given."""
+        """Return the arguments of a whole call, with None for those that are not part of the key."""
         if not self._absent:
             return args, kwargs
         signature = signature_of(self.function)
@@ -78,11 +78,11 @@ class Cached(Binding):
         return bound.args, bound.kwargs
 
     def key_of_call(self, /, *args: Any, **kwargs: Any) -> str:
-        """The key of a call's arguments."""
+        """Return the key of a whole call's arguments."""
         if self._of_class and args and not isinstance(args[0], type):
             raise KeyingError(
                 f"{self.function.__qualname__}: cls is {args[0]!r}, which is no class: since Python 3.13 @classmethod "
-                "doesn't bind the verbs of what stands below it. Write @cached above it, or give the class first"
+                "doesn't bind the verbs of what it decorates. Write @cached above it, or give the class first"
             )
         make = self._make_key
         if make is None or self._scope is None:
@@ -94,7 +94,7 @@ class Cached(Binding):
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def slow(self, /, *args: Any, **kwargs: Any) -> Any:
-        """A call that the generated hit could not answer; blocking."""
+        """Answer a blocking call that the generated hit could not answer."""
         block = None
         if overrides.thrown:
             block = around(lambda: self.home)
@@ -108,14 +108,14 @@ class Cached(Binding):
                     return found.value
                 result = run_blocking(self.fetch(scope, key, args, kwargs, once=block))
                 entry = result.entry
-                if result.error is None and entry is not None and not entry.raised:  # as `value_of`, and a call less
+                if result.error is None and entry is not None and not entry.raised:  # like `value_of`, without a call
                     return entry.value
                 return value_of(result, scope.policy)
             except EngineClosed:
                 closed = self.other_than(closed, scope)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The same, suspending."""
+        """Answer an async call that the generated hit could not answer."""
         block = None
         if overrides.thrown:
             block = around(lambda: self.home)
@@ -134,7 +134,7 @@ class Cached(Binding):
     def _look(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block | None
     ) -> tuple[ScopeSide, str, Resident | Entry[Any] | None]:
-        """Where the value of these arguments belongs, and what is at hand of it."""
+        """Return the scope and the key of these arguments, and the value if it is at hand."""
         scope = self._scope or self._bind()
         key = self.key_of_call(*args, **kwargs)
         if not scope.near:
@@ -145,14 +145,15 @@ class Cached(Binding):
         return scope, key, found
 
     def other_than(self, closed: Home | None, scope: ScopeSide | None) -> Home:
-        """The cache to be tried now, where `configure` has closed one under a call; or the error, if it is the same.
+        """Return the cache to try now, after `configure` has closed one during a call. Called in an `except` block.
 
-        The error is another engine's, which the function has asked, if the one of `scope` isn't closed.
+        Raise the error again if the cache is still the same; or if that of `scope` isn't closed, since the error then
+        comes from another engine that the function uses.
         """
         home = self._find()
         if home is closed or (scope is not None and not scope.core.closed):
             raise
-        self.unbind()  # who was binding while it was closed has bound to the closed one
+        self.unbind()  # a call that was binding meanwhile may have bound the closed cache
         return home
 
     def fetch(
@@ -172,7 +173,7 @@ class Cached(Binding):
         return scope.fetch(key, origin, policy, force=force, home=home, once=once)
 
     def _take_home(self, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any], resident: Resident) -> None:
-        """Let the next call with these arguments find the resident by itself, if it can tell them exactly."""
+        """Put the resident into the table of hits, if the table can tell these arguments exactly."""
         tier = scope.core.local_tier.residents
         if tier is None or overrides.thrown or (resident.homes and resident.lives_in(self.fast_hit.fast)):
             return
@@ -180,7 +181,7 @@ class Cached(Binding):
         if fast is not None:
             tier.adopt(resident, self.fast_hit.fast, fast)
             if self._scope is not scope or overrides.thrown:
-                self.fast_hit.fast.pop(fast, None)  # unbound, or thrown, meanwhile
+                self.fast_hit.fast.pop(fast, None)  # unbound, or an override began, meanwhile
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class Cached(Binding):
         return work if self.suspending else run_blocking(work)
 
     def peek(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The entry that is kept for these arguments, fresh or stale; nobody computes.
+        """Return the stored entry for these arguments, fresh or stale, or None. Never compute.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -201,7 +202,7 @@ class Cached(Binding):
         return self._run(self.scope.peek(self.key(*args, **kwargs)))
 
     def status(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What is kept for these arguments, since when and for how long, and who computes; nothing is touched.
+        """Return what is stored for these arguments, its age and time left, and which caller computes it, if any.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -214,7 +215,7 @@ class Cached(Binding):
         return self._run(status(self.scope, self.key(*args, **kwargs)))
 
     def refresh(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compute and store now, whatever is there and whoever is computing.
+        """Compute and store the value now, even if one is stored or another caller is computing.
 
         >>> numbers = iter([1, 2])
         >>> @cached(version=1)
@@ -227,13 +228,13 @@ class Cached(Binding):
 
     async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scope, block = self.scope, around(lambda: self.home)
-        once = None if block is None or block.straight else block  # what is refreshed inside is refreshed for all of it
+        once = None if block is None or block.straight else block  # a refresh counts for the whole refreshing block
         work = self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True, once=once)
         return value_of(await work, scope.policy)
 
     def set(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Store this value for these arguments. `ttl=` and `stale=` are of this entry, unless they are arguments of the
-        function's.
+        """Store this value for these arguments. `ttl=` and `stale=` apply to this entry, unless they are parameters of
+        the function.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -248,20 +249,20 @@ class Cached(Binding):
         return self._run(self.scope.put(self.key_of_call(*args, **kwargs), value, policy))
 
     def terms(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """How an entry is kept that is set: what these say of it is taken out of them."""
+        """Remove `ttl` and `stale` from the keywords, unless they are the function's own, and return them."""
         return {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
 
     def policy_of(self, terms: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
-        """The same, and what the arguments of its call say of it."""
+        """Return the policy of an entry that is set with these terms, whose ttl may depend on the arguments."""
         ttl = self.ttl_of_kept(args, kwargs) if "ttl" not in terms else None
         return self.scope.policy.with_options(**terms, **({} if ttl is None else {"ttl": ttl}))
 
     def _has_no(self, name: str) -> bool:
-        """It can't be an argument of the function's."""
+        """Return whether the function can't take an argument of this name."""
         return name not in self.parameters.names and not self.parameters.open
 
     def expire(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Stale from now on, and served while one caller computes.
+        """Mark the value as stale: it is served while one caller computes. Return whether it was fresh.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -274,11 +275,11 @@ class Cached(Binding):
         return self._run(self.scope.expire(self.key(*args, **kwargs)))
 
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Remove what is stored for these arguments; what is being computed for them will not be stored.
+        """Remove the value for these arguments; a computation under way won't be stored. Return whether there was one.
 
-        `via=on_commit` gives the hook a function that does so when it is called: after a commit, where it is too late
-        to fail, so it logs an EngineError instead of raising it. Of an async function, in a running event loop, it
-        returns a task and does not block.
+        `via=on_commit` postpones this: the hook receives a function that invalidates when it is called. After a commit
+        it is too late to fail, so this function logs an EngineError instead of raising it. For an async function, in
+        a running event loop, it returns a task and does not block.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -298,17 +299,17 @@ class Cached(Binding):
         return self._run(_nothing())
 
     def _invalidate_later(self, key: str) -> asyncio.Task[None] | None:
-        """What `via=` is given. Each is tried by itself: one that fails must not keep its caller from the next."""
+        """Invalidate after a commit. Log a failure instead of raising it, so that the caller's next hooks run, too."""
         scope, complain = self.scope.scope, functools.partial(_not_invalidated, key)
         work = lambda colour: scope.side(colour).invalidate(key)  # noqa: E731
         return after_commit(work, complain, suspending=self.suspending, expected=EngineError)
 
     def _takes_hook(self, via: object) -> bool:
-        """It may be an argument of the function's, too."""
+        """Return whether `via=` is meant for the verb, and not an argument of the function."""
         return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
 
     def invalidate_all(self) -> Any:
-        """Every value of this function is gone, in every process.
+        """Remove every value of this function, in every process.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -322,7 +323,7 @@ class Cached(Binding):
         return self._run(self.scope.bump())
 
     def expire_all(self) -> Any:
-        """Every value of this function is stale from now on, in every process, and served while one caller computes.
+        """Mark all values of this function as stale, in every process. They are served while one caller computes.
 
         >>> @cached(stale=60)
         ... def price(item: str) -> int:
@@ -337,23 +338,23 @@ class Cached(Binding):
         return self._run(self.scope.expire_all())
 
     def _check_all(self, verb: str, all_of_it: str) -> None:
-        """OptionError, where its keys can't be told from others."""
+        """Raise OptionError if the function's keys can't be told from others, as it has a key=."""
         key, name = self.options.get("key"), self.function.__name__
         if key is None:
             return
         prefix = key.partition("{")[0] if isinstance(key, str) else ""
         each = f"{'await ' if self.suspending else ''}{name}.cache.{'a' if self.suspending else ''}{verb}_many"
-        by_prefix = f"by what they begin with, {each}({name}.cache.keys({prefix or '...'!r})); "
+        by_prefix = f"by their prefix, {each}({name}.cache.keys({prefix or '...'!r})); "
         raise OptionError(
-            f"the keys of {self.function.__qualname__} are its cache's own, as it has a key=: nobody knows which they "
-            f"are. Say which ({by_prefix if 'namespace' not in self.options else ''}or one by one), or {all_of_it}() "
-            "the cache (of a namespace that is its alone)"
+            f"{self.function.__qualname__} has a key=, so its keys can't be told from other keys of its cache. Say "
+            f"which ({by_prefix if 'namespace' not in self.options else ''}or one by one); or {all_of_it}() the "
+            "cache, if the function has one with a namespace of its own"
         )
 
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *, workers: int = 1) -> Any:
-        """The values of many calls, each a tuple of arguments or a mapping of them by name, in their order.
+        """Return the values of many calls, in their order. A call is a tuple of arguments, or a mapping by name.
 
-        An async function computes those that are missing all at once; any other in turn, or in so many threads.
+        An async function computes missing values all at once; another function one by one, or in `workers` threads.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -364,12 +365,12 @@ class Cached(Binding):
         return self.many_of(calls, workers=workers)
 
     def many_of(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], *first: Any, workers: int = 1) -> Any:
-        """The same, with `first` before the arguments of each."""
+        """Return the values of many calls, with `first` before the arguments of each call."""
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise OptionError(f"workers is {workers!r}: give the number of threads, 1 or more")
         if workers > 1 and self.suspending:
             raise OptionError(
-                f"{self.function.__qualname__} is async: its calls are computed all at once, and workers= are threads"
+                f"{self.function.__qualname__} is async: its calls are computed all at once. Leave workers= out"
             )
         return self._run(self._many([call_arguments(call, *first) for call in calls], workers))
 
@@ -380,7 +381,7 @@ class Cached(Binding):
         return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))
 
     async def in_open_cache(self, ask: Callable[[ScopeSide], Awaitable[T]]) -> T:
-        """What this gives; asked once more, of the cache of today, where `configure` has closed one under it."""
+        """Return what `ask` returns. Ask again, with the new cache, if `configure` has closed the cache meanwhile."""
         closed = scope = None
         while True:
             try:
@@ -402,7 +403,7 @@ class Cached(Binding):
         return [values[key] for key in keys]
 
     def stats(self) -> Any:
-        """Counts of this function in this process.
+        """Return counts of this function's calls in this process.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -421,7 +422,7 @@ class Cached(Binding):
         return self.slow_async if self.suspending else self.slow
 
     def plain(self) -> Any:
-        """A function like the decorated one, with the verbs as its attributes."""
+        """Return a function like the decorated one, with the verbs as its attributes."""
         wrapper: Any = self.fast_hit.call(self.slowly)
         functools.update_wrapper(wrapper, self.function)
         for verb in VERBS:
@@ -431,7 +432,7 @@ class Cached(Binding):
 
 
 class LateCache:
-    """`function.cache`: the cache in which the function is bound now, which may not be known before the first call."""
+    """A proxy, `function.cache`, for the function's current cache, which may be unknown before the first call."""
 
     def __init__(self, cached: Cached) -> None:
         self.__dict__["_cached"] = cached
@@ -439,7 +440,7 @@ class LateCache:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cached.home, name)
 
-    @property  # type: ignore[misc]  # the data model lets a proxy say whose it is
+    @property  # type: ignore[misc]  # the data model allows a proxy to name the class of its object
     def __class__(self) -> Any:
         return type(self._cached.home)
 
@@ -448,18 +449,18 @@ class LateCache:
 
 
 class Arguments(NamedTuple):
-    """What one call is given."""
+    """The arguments of one call."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def of(self, function: Callable[..., Any]) -> Callable[[], Any]:
-        """That call of a function."""
+        """Return a callable that calls `function` with these arguments."""
         return functools.partial(function, *self.args, **self.kwargs)
 
 
 def call_arguments(call: Any, *first: Any) -> Arguments:
-    """One call's, of a batch: a tuple of them, or a mapping by their names. A string is no tuple of its letters."""
+    """Return the arguments of one call of a batch, given as a tuple or as a mapping by name. A string is refused."""
     if isinstance(call, Mapping) and all(isinstance(name, str) for name in call):
         return Arguments(first, call)
     if isinstance(call, (str, bytes, bytearray, Mapping)) or not isinstance(call, Iterable):

@@ -1,4 +1,4 @@
-"""The decorator: what it stands on is refused, or becomes a plain function or a descriptor."""
+"""The decorator: it makes a plain function or a descriptor, and refuses what it can't decorate."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def decorate(
     *,
     many: bool = False,
 ) -> Any:
-    """`@cached`, or `@cached.many`, with or without arguments. `find` is asked for the cache at the first call;
-    `namesakes` are the functions that are known to be decorated for it."""
+    """Decorate as `@cached` or `@cached.many` does, with or without arguments.
+
+    `find` returns the cache, at the first call. `duplicate_names` are the functions already decorated for it.
+    """
     kind, method = cast("tuple[Any, Any]", (CachedMany, CachedManyMethod) if many else (Cached, Method))
     if function is None:
-        kind.check(options)  # a wrong option is an error of this line, not of the next
+        kind.check(options)  # raise for a wrong option now, not when the function is decorated
         return lambda function: decorate(function, find, options, duplicate_names, many=many)
 
     def made(function: Any, *, bound: bool) -> Any:
@@ -44,7 +46,7 @@ def decorate(
         return staticmethod(made(function.__func__, bound=False).plain())
     if isinstance(function, classmethod):
         return method(made(function.__func__, bound=True), by_class=True)
-    # Of many: in a class body a function without self is a staticmethod's.
+    # With `many`, a function in a class body that has no self or cls belongs to a staticmethod.
     cached = made(function, bound=_in_class_body(function) and not (many and _first(function) not in ("self", "cls")))
     return method(cached) if cached.bound else cached.plain()
 
@@ -59,32 +61,32 @@ def _first(function: Any) -> str | None:
 
 
 def _refuse(function: Any) -> None:
-    """OptionError, with the remedy, for what is no function."""
+    """Raise OptionError, with the remedy, for anything that is not a function."""
     if isinstance(function, (property, functools.cached_property)):
-        raise OptionError("@cached stands on a property: put it below, between @property and the def")
+        raise OptionError("@cached was applied to a property: put it below @property, between @property and the def")
     if isinstance(function, functools.partial):
-        raise OptionError(f"@cached stands on {function!r}, whose name is another's: write a def that calls it")
+        raise OptionError(f"@cached was applied to {function!r}, which has no own name: write a def that calls it")
     if isinstance(function, type):
         raise OptionError(
-            f"@cached stands on the class {function.__qualname__}: all would share one object. Put it on the methods "
-            "that are expensive, or on a def that makes one"
+            f"@cached was applied to the class {function.__qualname__}: all callers would share one object. Put it "
+            "on the expensive methods, or on a def that makes an object"
         )
     if not callable(function) or not hasattr(function, "__qualname__") or not hasattr(function, "__module__"):
-        raise OptionError(f"@cached stands on {function!r}: it goes on a def (its options are named: @cached(ttl=60))")
+        raise OptionError(f"@cached was applied to {function!r}: put it on a def (options are named: @cached(ttl=60))")
     if _is_of_one_object(function):
         raise OptionError(
-            f"@cached stands on {function.__qualname__} of one {type(function.__self__).__qualname__}, and no key "
-            "would tell of which: put it on the method, in its class, or write a def with the object for a parameter"
+            f"@cached was applied to {function.__qualname__} of one {type(function.__self__).__qualname__}, and no key "
+            "would show which one: decorate the method in its class, or write a def with the object as a parameter"
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise OptionError(
-            f"{function.__qualname__} is a generator function: what it yields can be had only once. Return a list of it"
+            f"{function.__qualname__} is a generator function: its values can be read only once. Return a list instead"
         )
 
 
 def _is_of_one_object(function: Any) -> bool:
-    """Whether it is bound to what its name doesn't tell: all objects of a class would share their values."""
+    """Return whether its name lacks the object that it is bound to, so that all objects would share values."""
     owner = getattr(function, "__self__", None)
-    if owner is None or isinstance(owner, ModuleType) or type(owner).__name__ == "PyCapsule":  # pybind11's for all
+    if owner is None or isinstance(owner, ModuleType) or type(owner).__name__ == "PyCapsule":  # of pybind11
         return False
     return not isinstance(owner, type) or f"{owner.__qualname__}.{function.__name__}" != function.__qualname__

@@ -1,4 +1,4 @@
-"""Functions of one name: none is served what another one computed."""
+"""Functions of the same name: none may be served a value that another one computed."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ __all__ = ["DuplicateNames", "told_apart"]
 
 
 _codes: dict[str, str] = {}
-"""The code of the first function that this process has decorated under a name."""
+"""The fingerprint of the first function that this process decorated under each name."""
 
 
 def told_apart(identity: Identity) -> Identity:
-    """Return the same; told by its code if another function had its name in this process, as after a reload."""
+    """Return the identity, told by its code if this process had another function of this name, as after a reload."""
     named = identity.named and _codes.setdefault(identity.name, identity.code) == identity.code
     return replace(identity, named=named)
 
 
 class DuplicateNames:
-    """The functions of one cache: those of one name have captured the very same, where that can't be told by a key."""
+    """The functions of one cache. Two of one name must have captured the same objects, unless their keys differ."""
 
     def __init__(self) -> None:
         self._captured: dict[str, list[Callable[[], Any]]] = {}
 
     def add(self, name: str, identity: Identity) -> None:
-        """OptionError if another has captured something else."""
+        """Add a function. OptionError: one of this name captured other objects, and their keys would be equal."""
         if identity.named or not identity.captured:
             return
-        known = self._captured.setdefault(name, [_ref(it) for _, it in identity.captured])
-        others = [what for (what, it), refer in zip(identity.captured, known, strict=True) if refer() is not it]
+        known = self._captured.setdefault(name, [_ref(value) for _, value in identity.captured])
+        others = [name for (name, value), ref in zip(identity.captured, known, strict=True) if ref() is not value]
         if others:
             raise OptionError(
-                f"{identity.qualname} is decorated once more, and has captured another {', '.join(others)}: nothing "
-                "in its keys would tell whose value is whose. Make that a parameter, or decorate one function in a "
-                "module; or tell them apart yourself, by a version= (other than 'code'), a namespace= or a key="
+                f"{identity.qualname} is decorated again, and has captured another {', '.join(others)}, which is no "
+                "part of its keys: the two functions would share values. Make it a parameter, or decorate one function "
+                "at module level; or tell them apart by a version= (other than 'code'), a namespace= or a key="
             )
 
 
-def _ref(it: Any) -> Callable[[], Any]:
+def _ref(value: Any) -> Callable[[], Any]:
     try:
-        return weakref.ref(it)
+        return weakref.ref(value)
     except TypeError:
-        return lambda: it
+        return lambda: value

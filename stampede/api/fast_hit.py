@@ -1,7 +1,7 @@
-"""The generated hit: a look into the function's own table, a glance at the clock, and nothing called besides.
+"""Generated code for hits: it reads the function's own table and the clock, and calls nothing else.
 
-A key of that table is exact only for arguments of a few classes (`FAST_TYPES`), which is decided when a value is
-adopted. Names of the generated code can't clash with those of parameters.
+A key of that table is exact only for arguments of a few classes (`FAST_TYPES`); other values are never put into the
+table. Names in the generated code can't clash with those of parameters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def {name}({parameters}):
 
 
 class FastHit:
-    """One function's table of hits, and the generated code that looks into it."""
+    """One function's table of hits, and the generated code that reads it."""
 
     def __init__(
         self, function: Callable[..., Any], parameters: Parameters, *, suspending: bool, bound: bool, pure: bool
@@ -60,17 +60,18 @@ class FastHit:
         self._suspending = suspending
         self._first, self._rest = _split(function, parameters) if bound else (None, parameters)
         self._of_method = bound
-        self.looks = pure and parameters.plain  # or its table is never asked
+        self.looks = pure and parameters.plain  # else the table is never read
         self._key_of = self._compiled(_KEY, lambda: None) if self.looks else None
 
     def call(self, slow: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, or the `__call__` of what binds the first parameter as `__self__`."""
+        """Return the generated function, which calls `slow` unless it hits. For a method, it is the `__call__` of the
+        bound object, whose `__self__` is the first argument."""
         if self._of_method and self._first is None:
             return lambda bound, /, *args, **kwargs: slow(bound.__self__, *args, **kwargs)
         return self._compiled(_HIT if self.looks else _CALL, slow)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """Where a hit will look for these arguments; None if it could take others for them."""
+        """Return the key under which a hit looks for these arguments. None: other arguments might have an equal key."""
         if self._key_of is None:
             return None
         try:
@@ -78,7 +79,7 @@ class FastHit:
         except Exception:
             return None  # an object without __stampede_key__, or with one that fails
         pairs = key[1:] if self._of_method else key
-        # By identity: a metaclass may say that its classes equal others.
+        # Compare by identity: a metaclass may make its classes equal to others.
         return key if FAST_IDS.issuperset(map(id, pairs[::2])) else None
 
     def _compiled(self, template: str, slow: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +112,7 @@ class FastHit:
             new("fast_"): self.fast,
             new("now_"): time.monotonic,
             new("type_"): type,
-            new("fail_"): Exception,  # an argument's own __hash__ may raise anything: the slow way says what that means
+            new("fail_"): Exception,  # whatever an argument's own __hash__ raises, the slow way reports it
             **self._parameters.defaults,
             **rest.defaults,
         }
@@ -122,14 +123,14 @@ class FastHit:
 
 
 def _factory(source: str, names: dict[str, Any]) -> Any:
-    """The function inside another one, so that its means are closed over: faster than globals, and hidden."""
+    """Return code that defines the function inside another one: its closure is faster than globals, and hidden."""
     lines = [f"def factory({', '.join(names)}):", *(f"    {line}" for line in source.splitlines())]
     name = source.partition("def ")[2].partition("(")[0]
     return compile("\n".join([*lines, f"    return {name}"]), f"{GENERATED}{name}>", "exec")
 
 
 def _split(function: Callable[..., Any], parameters: Parameters) -> tuple[str | None, Parameters]:
-    """The first parameter's name, and the others. None if the first is `*args`."""
+    """Return the first parameter's name and the other parameters. None: there is no first one, or it takes many."""
     if not parameters.all or parameters.all[0].kind in (
         inspect.Parameter.VAR_POSITIONAL,
         inspect.Parameter.VAR_KEYWORD,

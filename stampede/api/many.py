@@ -1,4 +1,4 @@
-"""`@cached.many`: a function of many ids, called once for those that are missing; each id is a key of its own."""
+"""`@cached.many`: a function of many ids, called once for all missing ids. Each id has a key of its own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["CachedMany", "CachedManyMethod"]
 OWN = ("chunk", "absent")
 PLURAL = ("set_many", "invalidate_many", "expire_many")
 EACH = [verb for verb in VERBS if verb not in ("many", *PLURAL)]
-"""The verbs of one id."""
+"""The verbs that take one id."""
 
 
 class CachedMany:
-    """One function of many ids."""
+    """One decorated function of many ids."""
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[], Home], options: Mapping[str, Any], *, bound: bool = False
@@ -51,7 +51,7 @@ class CachedMany:
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Refuse at decoration what can be known to be wrong then."""
+        """Raise OptionError for wrong options, as far as they can be checked without the function."""
         Cached.check({name: value for name, value in options.items() if name not in OWN})
         seconds("absent", options.get("absent", 0))
         chunk = options.get("chunk")
@@ -64,7 +64,7 @@ class CachedMany:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What there is of these ids, by id, in the order asked for."""
+        """Return the values of these ids, by id, in the given order. Ids without a value are left out."""
         return self.one._run(self._values(args, kwargs))
 
     async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
@@ -79,7 +79,7 @@ class CachedMany:
         self, scope: ScopeSide, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
     ) -> dict[Any, Any]:
         keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
-        names = {key: id for id, key in keys.items()}  # of those that are the same to its key=, one
+        names = {key: id for id, key in keys.items()}  # if a key= makes ids equal, one of them
         loader = BatchFunction(
             self.one.colour,
             lambda some: call(some).of(self.function)(),
@@ -101,13 +101,13 @@ class CachedMany:
         return values
 
     def _keys(self, ids: Iterable[Any], call: Callable[[Any], Arguments], key: Callable[..., str]) -> dict[str, Any]:
-        """The ids by their keys."""
+        """Return the ids by their keys."""
         return {call(id).of(key)(): id for id in ids}
 
     # -- the verbs of many ids ------------------------------------------------------------------------------------
 
     def set_many(self, values: Mapping[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Store these values, by id, in one round trip where the engine can. `ttl=` and `stale=` are as of `set`.
+        """Store these values, by id, in one round trip if the engine can. `ttl=` and `stale=` are those of `set`.
 
         >>> @cached.many
         ... def lengths(words: list[str]) -> dict[str, int]:
@@ -129,7 +129,7 @@ class CachedMany:
         await scope.put_many({key: values[id] for key, id in keys.items()}, policy_of)
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Gone, as by `invalidate`, in one round trip where the engine can. How many of them there were.
+        """Invalidate all these ids, in one round trip if the engine can. Return how many had a value.
 
         >>> @cached.many
         ... def lengths(words: list[str]) -> dict[str, int]:
@@ -142,17 +142,17 @@ class CachedMany:
         return self.one._run(self._of_each("invalidate_many", ids_of(ids), args, kwargs))
 
     def expire_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Stale from now on, as by `expire`, in one round trip where the engine can. How many of them were fresh."""
+        """Expire all these ids, in one round trip if the engine can. Return how many were fresh."""
         return self.one._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
 
     async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         keys = self._keys(ids, self._place.beside(args, kwargs), self.one.key)
         return await getattr(self.one.scope, verb)(keys)
 
-    # -- the face -------------------------------------------------------------------------------------------------
+    # -- the decorated function -----------------------------------------------------------------------------------
 
     def plain(self) -> Any:
-        """A function like the decorated one, with the verbs of one id, and those of many, as its attributes."""
+        """Return a function like the decorated one, with the verbs of one id, and those of many, as its attributes."""
         face: Any
         if self.suspending:
 
@@ -173,12 +173,12 @@ class CachedMany:
             setattr(face, verb, getattr(self, verb))
         face.cache = LateCache(self.one)
         face.one = self.one.plain()
-        face.one.__qualname__ = f"{self.function.__qualname__}.one"  # by which it is pickled
+        face.one.__qualname__ = f"{self.function.__qualname__}.one"  # for pickle, which goes by this name
         return face
 
 
 class One(Cached):
-    """The same function, of one id: what its verbs stand on, and who asks for one alone."""
+    """The decorated function for one id: the base of its verbs, and of `users.one`."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class One(Cached):
 
 
 class _Position:
-    """Where the list of ids, or one of them, stands among the arguments of a call."""
+    """The position of the list of ids, or of one id, among the arguments of a call."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], *, bound: bool) -> None:
         self._signature = signature_of(function)
@@ -227,31 +227,31 @@ class _Position:
         found = next((each for each in parameters[bound:] if each.name not in absent), None)
         if found is None or found.kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             raise OptionError(
-                f"{function.__qualname__} takes no list of ids: the first parameter that is part of the key is it, as "
-                "in def users(ids: list[int]) -> dict[int, User]"
+                f"{function.__qualname__} takes no list of ids: make it the first parameter that is part of the key, "
+                "as in def users(ids: list[int]) -> dict[int, User]"
             )
         self._at = parameters.index(found)
         self._name = found.name
-        self._after = bound  # of the arguments that are part of the key, or the object
+        self._after = bound  # as `_at`, among the arguments that are part of the key
 
     def among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Arguments]]:
-        """What stands there, and the arguments with something else in its place."""
+        """Return the argument at this position, and a function that returns the arguments with another one there."""
         at, name = self._at, self._name
         if len(args) > at:
             before, after = args[:at], args[at + 1 :]
             return args[at], lambda it: Arguments((*before, it, *after), kwargs)
         if name not in kwargs:
-            self._signature.bind(*args, **kwargs)  # raises what the function itself would
+            self._signature.bind(*args, **kwargs)  # raises the error that the function itself would raise
         return kwargs[name], lambda it: Arguments(args, {**kwargs, name: it})
 
     def beside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Arguments]:
-        """The arguments of one id, of those that are a part of the key; `args` are the others."""
+        """Return a function that adds an id to the other arguments that are part of the key."""
         at = self._after
         return lambda it: Arguments((*args[:at], it, *args[at:]), kwargs)
 
     @property
     def of_one(self) -> inspect.Signature:
-        """The signature of a function of one id."""
+        """Return the signature of the function for one id."""
         parts = self._signature.parameters
         id = parts[self._name].replace(annotation=Parameter.empty, default=Parameter.empty)
         return self._signature.replace(
@@ -260,7 +260,7 @@ class _Position:
 
 
 def _of_one(many: Callable[..., Any], place: _Position, missing: type[Exception]) -> Callable[..., Any]:
-    """A function of one id that calls the one of many, and raises this error if it is left out."""
+    """Return a function of one id that calls the one of many, and raises `missing` if the id is left out."""
 
     def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
         id, call = place.among(args, kwargs)
@@ -284,7 +284,7 @@ def _of_one(many: Callable[..., Any], place: _Position, missing: type[Exception]
 
 
 def _for_people(many: Callable[..., Any], place: _Position) -> Callable[..., Any]:
-    """The same under its name: what is left out is Absent."""
+    """Return the public function of one id, with the name of the one of many. It raises Absent for an id left out."""
     face: Any = functools.update_wrapper(_of_one(many, place, Absent), many)
     face.__signature__ = place.of_one
     return face  # type: ignore[no-any-return]
@@ -295,9 +295,9 @@ def _nothing_for(many: Callable[..., Any], id: Any) -> str:
 
 
 def ids_of(ids: Any) -> list[Any]:
-    """Each once, in their order."""
+    """Return each id once, in their order."""
     if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
-        raise OptionError(f"a function of many ids was given {ids!r}: give a list of them")
+        raise OptionError(f"a function of many ids was given {ids!r}: give a list of ids")
     return list(dict.fromkeys(ids))
 
 
@@ -305,7 +305,7 @@ def ids_of(ids: Any) -> list[Any]:
 
 
 class CachedManyMethod(Method):
-    """What stands in a class body: it binds the call and the verbs to the object, or to the class."""
+    """The descriptor in a class body, which binds the call and the verbs to the object, or to the class."""
 
     def __init__(self, many: CachedMany, *, by_class: bool = False) -> None:
         self.cached = many.one
@@ -320,7 +320,7 @@ class CachedManyMethod(Method):
         self._stand_for(many.function, BoundMany, _many=many, _bind_one=self.one.__get__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """`C.users(obj, [1, 2])`, and what a decorator around this one calls."""
+        """Call the function unbound, as `C.users(obj, [1, 2])` does, or a decorator around this one."""
         return self._many.call(*args, **kwargs)
 
 
@@ -329,7 +329,7 @@ def _one_of(obj: Any, name: str) -> Any:
 
 
 class BoundMany(Bound):
-    """`obj.users`: the call, and the verbs, for one object."""
+    """The bound method `obj.users`: the call and the verbs for one object."""
 
     __slots__ = ()
     _many: ClassVar[CachedMany]

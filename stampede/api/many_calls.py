@@ -1,4 +1,4 @@
-"""Many calls of one function: what is there is read together, and the rest are calls as any others."""
+"""Many calls of one function: cached values are read together, and the other calls are made as usual."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def value_by_key(
     workers: int = 1,
     once: Once | None = None,
 ) -> dict[str, Any]:
-    """The value of each key. What is missing is computed all at once, where the colour can; or in turn, by so many
-    threads. The first failure ends it."""
+    """Return the value of each key. Async functions compute missing values all at once; others compute them in turn, in
+    `workers` threads. The first failure ends it."""
     at_hand = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in origins if (found := at_hand(key)) is not None}
     missing = [key for key in origins if key not in values]
@@ -41,17 +41,17 @@ async def value_by_key(
     else:
         calls.in_turn(workers)
     results |= calls.results
-    calls.results.clear()  # the errors in them refer to this frame
+    calls.results.clear()  # or its errors and this frame would refer to each other
     order = sorted((key for key in missing if key in results), key=lambda key: not results[key].is_interruption)
     return values | values_of({key: results[key] for key in order}, scope.policy)
 
 
 class _Failed(Exception):
-    """One of the calls has failed: its landing has the error."""
+    """A failure of one of the calls. Its result holds the error."""
 
 
 class _Calls:
-    """Calls of one function, until one fails."""
+    """Calls of one function, which end at the first failure."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class _Calls:
             raise _Failed
 
     def in_turn(self, workers: int) -> None:
-        """By threads, of which the caller's is one. They begin the calls in their order, so that the first failure is
-        the one that there would be without threads."""
+        """Make the calls in threads, one of which is the caller's. They begin in their order, so that the first failure
+        is the one that would occur without threads."""
         number, some = min(workers, len(self._left)) - 1, partial(self._some, copy_context())
         helping = with_signals_of_caller(some)
         threads = [thread for _ in range(number) if (thread := begun("stampede-many", helping)) is not None]
@@ -93,11 +93,11 @@ class _Calls:
             _join(threads)
         except BaseException:
             self._over = True
-            _join(threads)  # nobody is left behind, unless we are interrupted once more
+            _join(threads)  # leave no thread behind, unless there is a second interrupt
             raise
 
     def _some(self, context: Context) -> None:
-        """Make calls, each in a copy of the caller's context. One `wait` is for all that this thread waits for."""
+        """Make calls, each in a copy of the caller's context. One `wait` covers all the waiting of this thread."""
         waited = 0.0
         while not self._over:
             try:
@@ -114,7 +114,7 @@ class _Calls:
         policy = self._policy_of(key).after(waited, monotonic() - self._began)
         try:
             result = await self._scope.fetch(key, self._origins[key], policy, once=self._once)
-        except Exception as error:  # of the wait, or of the engine
+        except Exception as error:  # from waiting, or from the engine
             result = Result(error=error)
         self.results[key] = result
         return result.error is not None

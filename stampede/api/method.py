@@ -1,4 +1,4 @@
-"""A decorated function in a class body: a descriptor, which binds the call and the verbs."""
+"""A decorated function in a class body: a descriptor that binds the call and the verbs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _new = object.__new__
 
 
 class Method:
-    """What stands in the class body: it binds the call and the verbs to the object, or to the class."""
+    """The descriptor in the class body, which binds the call and the verbs to the object, or to the class."""
 
     __slots__ = ("__dict__", "__weakref__", "_bound", "_by_class")  # slots: every hit reads the last two
 
@@ -29,7 +29,7 @@ class Method:
         self._stand_for(cached.function, Bound, __call__=cached.fast_hit.call(cached.slowly))
 
     def _stand_for(self, function: Any, kind: type, **own: Any) -> None:
-        """Look like this function; what it is bound as is a class of its own, below `kind`."""
+        """Look like this function. Bound objects are of a new class, derived from `kind`."""
         functools.update_wrapper(self, function)
         marks = _coroutine_marks() if self.cached.suspending else {}
         self.__dict__.update(marks)
@@ -44,12 +44,12 @@ class Method:
             obj = owner
         elif obj is None:
             return self
-        bound = _new(self._bound)  # no __init__: a call less in every hit
+        bound = _new(self._bound)  # without __init__, which would cost every hit a call
         bound.__self__ = obj
         return bound
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """`C.method(obj, 1)`, and what a decorator around this one calls."""
+        """Call the function unbound, as `C.method(obj, 1)` does, or a decorator around this one."""
         return self.unbound().slowly(*args, **kwargs)
 
     @property
@@ -57,10 +57,11 @@ class Method:
         return LateCache(self.unbound())
 
     def __reduce__(self) -> str:
-        return self.cached.function.__qualname__  # pickled as functions are: by name
+        return self.cached.function.__qualname__  # pickled by name, like a function
 
     def unbound(self) -> Cached:
-        """Inside a staticmethod nobody told us our name, and there is no self to key."""
+        """Return the `Cached` for calls without an object. Inside a staticmethod, `__set_name__` was never called, and
+        there is no self in the key."""
         cached = self.cached
         if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
             cached.bound = False
@@ -69,7 +70,7 @@ class Method:
 
 
 def _coroutine_marks() -> dict[str, Any]:
-    """What `iscoroutinefunction` looks for on an object that is none, but whose call gives a coroutine."""
+    """Return the marks by which `iscoroutinefunction` accepts an object whose call returns a coroutine."""
     if sys.version_info >= (3, 12):
         return dict(vars(inspect.markcoroutinefunction(lambda: None)))
     else:
@@ -80,12 +81,12 @@ def _unbound_verb(verb: str) -> property:
     return property(lambda method: getattr(method.unbound(), verb))
 
 
-for _verb in VERBS:  # one by one: a __getattr__ would slow down every look at the descriptor's own attributes
+for _verb in VERBS:  # one by one: a __getattr__ would slow down every access to the descriptor's own attributes
     setattr(Method, _verb, _unbound_verb(_verb))
 
 
 class Bound:
-    """`obj.method`: the call with its hit generated into it, and the verbs, for one object."""
+    """The bound method `obj.method`: the call, with generated code for hits, and the verbs for one object."""
 
     __slots__ = ("__self__",)
     cached: ClassVar[Cached]
@@ -107,7 +108,7 @@ class Bound:
         return signature_of(self.__wrapped__)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__func__, name)  # as of any method; what is asked for in a hit is found before
+        return getattr(self.__func__, name)  # like any method; attributes that a hit needs are found without this
 
     def __reduce__(self) -> Any:
         return getattr, (self.__self__, self.__name__)
@@ -133,7 +134,7 @@ class Bound:
 
 
 def _bound_verb_of(verb: str) -> Any:
-    """The same verb, whose first argument is the object, unless it is about all of them."""
+    """Return the verb with the object as its first argument, unless the verb is about all objects."""
 
     def bound(self: Bound, /, *args: Any, **kwargs: Any) -> Any:
         first = () if verb in ("invalidate_all", "expire_all", "stats") else (self.__self__,)

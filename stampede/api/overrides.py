@@ -1,4 +1,4 @@
-"""All decorated functions, and what makes calls go another way than usual: for all, or in one block's context."""
+"""All decorated functions, and the switches that make their calls refresh or bypass the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Block", "around", "bypassed", "disabled", "enrolled", "overrides", "
 
 
 class Unbindable(Protocol):
-    """What has found its cache."""
+    """A decorated function, which has found its cache and can forget it."""
 
     def unbind(self) -> None: ...
     def forget_fast(self) -> None: ...
@@ -25,43 +25,45 @@ enrolled: weakref.WeakSet[Unbindable] = weakref.WeakSet()
 
 
 class Block:
-    """A `with` block, inside which calls go another way: of one cache's functions, or of all."""
+    """A `with` block inside which calls refresh or bypass the cache: one cache, or all."""
 
     def __init__(self, cache: Any = None, *, straight: bool = False) -> None:
         self.cache = cache
-        self.straight = straight  # to the functions; else each key is computed anew, once
-        self._kept: dict[tuple[Any, str], bool] = {}  # what has been begun, and whether it is stored by now
+        self.straight = straight  # calls go straight to the functions; else each key is computed anew, once
+        self._begun: dict[tuple[Any, str], bool] = {}  # the keys computed in this block, and whether each is stored
 
     def has(self, owner: object, key: str) -> bool:
-        """Is the key's value one that was computed in this block?"""
-        return self._kept.get((owner, key), False)
+        """Return whether the key's value was computed in this block, and stored."""
+        return self._begun.get((owner, key), False)
 
     def takes(self, owner: object, key: str) -> bool:
-        """Whether the caller is the one to compute it anew; asked under the process lock."""
-        if (owner, key) in self._kept:
+        """Return whether the caller is the one to compute the key anew. Called under the process lock."""
+        if (owner, key) in self._begun:
             return False
-        self._kept[owner, key] = False
+        self._begun[owner, key] = False
         return True
 
     def settle(self, owner: object, key: str, *, stored: bool) -> None:
-        """What has come of it. What wasn't stored is computed again by the next."""
+        """Note how the computation ended. If its value was not stored, the next caller computes the key again."""
         if stored:
-            self._kept[owner, key] = True
+            self._begun[owner, key] = True
         else:
-            self._kept.pop((owner, key), None)
+            self._begun.pop((owner, key), None)
 
 
 class Overrides:
+    """The switches of this process: `off`, for all calls, and the open blocks."""
+
     off = False
     thrown = False
-    """Whether any call may have to go another way. Hits look at no more than this, and the fastest not even at it."""
+    """Whether any switch is on. A hit checks only this; a generated hit not even that, as its table is empty then."""
 
     def __init__(self) -> None:
         self.blocks: set[Block] = set()
         forks.in_child(self._in_child)
 
     def _in_child(self) -> None:
-        """Blocks of other threads are never left here."""
+        """Drop the blocks of other threads, which do not exist in the child and would never leave them."""
         self.blocks.intersection_update(_around.get())
         self._set()
 
@@ -92,7 +94,7 @@ overrides.turn(off=os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
 
 
 def around(cache: Callable[[], Any]) -> Block | None:
-    """The innermost open block around the caller that is about this cache."""
+    """Return the innermost open block around the caller that concerns this cache, or None."""
     if not overrides.thrown:
         return None
     if overrides.off:
@@ -104,14 +106,14 @@ def around(cache: Callable[[], Any]) -> Block | None:
 
 
 def unbind_all() -> None:
-    """Every function finds its cache again at its next call."""
+    """Make every function find its cache again at its next call."""
     for cached in list(enrolled):
         cached.unbind()
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Calls go straight to the functions.
+    """Disable all caches in a block: calls go straight to the functions, in all threads.
 
     >>> from stampede.testing import disabled
     >>> numbers = iter([1, 2])
@@ -122,7 +124,7 @@ def disabled() -> Iterator[None]:
     before = overrides.off
     try:
         overrides.turn(off=True)
-        unbind_all()  # or hits would go on
+        unbind_all()  # or generated hits would go on
         yield
     finally:
         overrides.turn(off=before)
@@ -131,10 +133,10 @@ def disabled() -> Iterator[None]:
 
 @contextmanager
 def refreshing(cache: Any = None) -> Iterator[None]:
-    """Inside the block every cached call computes anew and stores, once for each key: an admin's "reload".
+    """Compute every cached call in a block anew, once for each key, and store the value: an admin's "reload".
 
-    It is about the calls of this thread or task, and of the tasks that are begun inside, for as long as the block is
-    open; `Cache.refreshing` is about the functions and keys of one cache.
+    This concerns the calls of this thread or task, and of tasks begun in the block, while the block is open.
+    `Cache.refreshing` is for the functions and keys of one cache.
 
     >>> words = iter(["first", "again", "more"])
     >>> @cached(version=1)
@@ -152,9 +154,9 @@ def refreshing(cache: Any = None) -> Iterator[None]:
 
 @contextmanager
 def bypassed(cache: Any = None) -> Iterator[None]:
-    """Inside the block cached calls go straight to the functions: nothing is looked up, and nothing stored.
+    """Make cached calls in a block go straight to the functions: nothing is looked up, and nothing is stored.
 
-    Whose calls these are is as in `refreshing`. What other verbs (`get`, `set`, `invalidate`) are asked for, they do.
+    This concerns the same calls as `refreshing` does. Other verbs (`get`, `set`, `invalidate`) work as usual.
 
     >>> words = iter(["first", "again", "more"])
     >>> @cached(version=1)
@@ -176,9 +178,9 @@ def _inside(block: Block) -> Iterator[None]:
         overrides.open(block)
         _around.set((*_around.get(), block))
         for cached in list(enrolled):
-            cached.forget_fast()  # they find their values without asking; and learn nothing while the switch is thrown
+            cached.forget_fast()  # its hits would not see the block; nothing is adopted while it is open
         yield
     finally:
-        # And no more than this one: generators, whose context is their callers', leave their blocks in any order.
+        # Remove only this block: generators share their callers' context, and leave their blocks in any order.
         _around.set(tuple(each for each in _around.get() if each is not block))
         overrides.close(block)

@@ -1,4 +1,4 @@
-"""From settings to caches: `configure`, caches by name, and the public faces that find theirs at first use."""
+"""From settings to caches: `configure`, caches by name, and public names that find their engine at first use."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ S = TypeVar("S")
 T = TypeVar("T")
 Clock: TypeAlias = Callable[[], float]
 DEFAULT_NAME = "default"
-"""The cache of all who name none."""
+"""The cache that is used if no name is given."""
 
 
 def _observer(setting: str, given: str | Observer) -> Observer:
-    """One of the settings' observers: itself, ready-made, or by its module and name. A class is called to make one."""
+    """Return an observer of the settings: a function, a built-in one, or an imported one. A class is instantiated."""
     if not isinstance(given, str):
         return given
     ready = {"prometheus": PrometheusObserver, "opentelemetry": OpenTelemetryObserver}
@@ -72,24 +72,22 @@ def _observer(setting: str, given: str | Observer) -> Observer:
 
 
 class Registry:
-    """The settings in force, and the caches and engines opened for them."""
+    """The current settings, and the caches and engines opened for them."""
 
     locks = "file://"
-    """Where locks are whose engine nobody names."""
+    """The engine of locks that name none: files on this machine."""
 
     def __init__(self, settings: Settings | None = None, *, discovers: bool = True) -> None:
         self._lock = threading.RLock()
         self._settings = settings
         self._discovers = discovers
         self._caches: dict[str, Cache] = {}
-        self.duplicate_names: defaultdict[str, DuplicateNames] = defaultdict(
-            DuplicateNames
-        )  # of the functions decorated for a cache
+        self.duplicate_names: defaultdict[str, DuplicateNames] = defaultdict(DuplicateNames)  # by cache
         self._engines: dict[str, Engine] = {}
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self._lock = threading.RLock()  # a thread that was opening a cache is not here to open this
+        self._lock = threading.RLock()  # the thread that held the lock does not exist in the child
 
     @property
     def settings(self) -> Settings:
@@ -97,18 +95,18 @@ class Registry:
             if self._settings is None:
                 found = discover(os.environ, Path.cwd()) if self._discovers else None
                 if found is None and self._discovers:
-                    _log.info("no settings: values are kept in memory (stampede.configure, or a stampede.toml)")
+                    _log.info("no settings: values are kept in memory (call stampede.configure or write stampede.toml)")
                 self._settings = Settings() if found is None else _with_sound_urls(found, "[caches.{}] ")
             return self._settings
 
     @property
     def observers(self) -> list[Observer]:
-        """The observers of all caches; OptionError if one can't be imported."""
+        """Return the observers of all caches. OptionError: one can't be imported."""
         settings = self.settings
         return [_observer(f"{settings.source}: observers.{key}", each) for key, each in settings.observers]
 
     def cache(self, name: str) -> Cache:
-        """The cache of this name, opened at the first time."""
+        """Return the cache of this name. The first call opens it."""
         cache = self._caches.get(name)
         if cache is None:
             with self._lock:
@@ -124,7 +122,7 @@ class Registry:
         return Cache.of(settings.cache(name), observers=self.observers)
 
     def engine(self, url: str) -> Engine:
-        """The engine of this URL: one for the process, and so one pool of connections."""
+        """Return the engine of this URL. The process has one for each URL, and so one pool of connections."""
         with self._lock:
             if url not in self._engines:
                 self._engines[url] = open_engine(url)
@@ -139,13 +137,13 @@ class Registry:
 
 
 class Isolated(Registry):
-    """A test's: it reads nothing of the machine's, and its locks exclude nobody outside."""
+    """The registry of a test. It reads no settings of the machine, and its locks exclude no other process."""
 
     locks = "memory://"
 
     def __init__(self, settings: Settings, *, named: bool, clock: Clock | None) -> None:
         super().__init__(settings, discovers=False)
-        self._named = named  # its caches are told by name, and there are no others
+        self._named = named  # only caches named in the settings exist
         self._clock = clock
 
     def _opened(self, name: str) -> Cache:
@@ -153,8 +151,8 @@ class Isolated(Registry):
         if self._clock is None:
             return Cache.of(settings, observers=self.observers)
         if settings.url != "memory://":
-            raise SettingsError(f"isolated(clock=...) can't set the clock of {settings.url}: leave its url out")
-        # Sealed: of values that are kept as they are, the time left is also looked at by the process's own clock.
+            raise SettingsError(f"isolated(clock=...) can't set the clock of {settings.url}: leave the url out")
+        # Encoded, because a hit on a value that is kept as an object reads the process's own clock.
         engine = open_engine("memory://?codec=sealed", clock=self._clock)
         return Cache.of(replace(settings, local=False), engine, self.observers)
 
@@ -163,7 +161,7 @@ _registry = Registry()
 
 
 class _Configured(CacheOptions, total=False):
-    """All that `configure` takes by name."""
+    """The keywords of `configure`."""
 
     url: str
     locks: str | None
@@ -176,11 +174,11 @@ class _Configured(CacheOptions, total=False):
 def configure(
     settings: str | os.PathLike[str] | Mapping[str, Any] | Settings | None = None, /, **tables: Unpack[_Configured]
 ) -> None:
-    """Use these settings from now on: a TOML file's path, a mapping of its shape, or the default cache's own.
+    """Use these settings from now on: the path of a TOML file, a mapping of its shape, or the default cache's own.
 
     `configure("shop.toml")`, `configure(caches={"default": {"url": ...}})`, `configure(url="disk:///var/cache/shop")`.
-    What was configured before is forgotten, with all its tables: keywords alone leave the default cache only.
-    Functions that are decorated already bind again at their next call.
+    Earlier settings are replaced, with all their tables: after `configure(url=...)`, only the default cache exists.
+    Functions that are already decorated use the new settings at their next call.
 
     >>> configure(url="memory://", ttl="10m")
     >>> configure(caches={"default": {"url": "memory://"}, "reports": {"ttl": "1d"}})
@@ -192,25 +190,25 @@ def configure(
     shared = sorted({safe_url(each.url) for each in made.settings.caches.values() if scheme_of(each.url) not in _OWN})
     if shared and isinstance(_registry, Isolated):
         _log.warning(
-            "configure() inside of stampede.testing.isolated(): from here on the test uses %s. If that is not meant, "
-            "enter isolated() when the application has been configured",
+            "configure() inside of stampede.testing.isolated(): from now on the test uses %s. If that is not "
+            "intended, enter isolated() after the application has called configure()",
             ", ".join(shared),
         )
-    made.observers  # noqa: B018  # what can't be imported is an error now
+    made.observers  # noqa: B018  # raise now if one can't be imported
     _replace(made)
 
 
-_OWN = ("memory", "null")  # schemes of what a process has for itself
+_OWN = ("memory", "null")  # schemes of engines that a process does not share
 
 
 def _settings_of(settings: Any, tables: Mapping[str, Any]) -> Settings:
-    """What was given, with URLs by which an engine can be opened."""
-    alone = not tables.keys() <= set(TABLES)  # the default cache's own settings
+    """Return the given settings. SettingsError: one of their URLs can't be opened."""
+    alone = not tables.keys() <= set(TABLES)  # they are the default cache's own settings
     return _with_sound_urls(_read(settings, tables), "" if alone else "[caches.{}] ")
 
 
 def _with_sound_urls(given: Settings, table: str) -> Settings:
-    """The settings; SettingsError names the file, table and key of a URL by which no engine can be opened."""
+    """Return the settings. SettingsError: no engine can open one of their URLs; it names the file, table and key."""
     for name, cache in given.caches.items():
         for key, url in (("url", cache.url), ("locks", cache.locks)):
             try:
@@ -223,7 +221,7 @@ def _with_sound_urls(given: Settings, table: str) -> Settings:
 
 def _read(settings: Any, tables: Mapping[str, Any]) -> Settings:
     if settings is not None and tables:
-        raise SettingsError("configure() takes a file, a mapping or keywords: one of them")
+        raise SettingsError("configure() takes a file, a mapping or keywords: give only one of them")
     if isinstance(settings, (str, os.PathLike)):
         return load(settings)
     if isinstance(settings, Settings):
@@ -251,14 +249,14 @@ def _replace(registry: Registry, *, close: bool = True) -> Registry:
 @showing(_Configured)
 @contextmanager
 def isolated(*, clock: Clock | None = None, **settings: Unpack[_Configured]) -> Iterator[None]:
-    """Caches of its own for a block: empty, in memory unless `settings` (as of `configure`) say otherwise; and a value
-    that couldn't be stored is an error there (`strict`), unless they say that it is not.
+    """Give the code in a block caches of its own. They are empty, and in memory unless `settings` say otherwise.
 
-    Each name of a cache stands for one, unless `caches=` names them. With `clock=stampede.testing.FakeClock()` time
-    passes when its `advance` says so. Locks whose engine isn't named are the block's own.
+    `settings` are those of `configure`, but `strict` is true by default: a value that can't be stored is an error.
+    Every cache name works, unless `caches=` names the caches. With `clock=stampede.testing.FakeClock()`, time passes
+    only by its `advance`. Locks that name no engine are the block's own.
 
     >>> from stampede.testing import isolated
-    >>> with isolated(ttl=60):  # empty, whatever was kept before
+    >>> with isolated(ttl=60):  # empty, whatever was stored before
     ...     get_cache().get("k")
     """
     given: dict[str, Any] = {**settings}
@@ -276,7 +274,7 @@ def isolated(*, clock: Clock | None = None, **settings: Unpack[_Configured]) -> 
 
 
 def get_cache(name: str = "default") -> Cache:
-    """The cache of this name in the settings.
+    """Return the cache of this name in the settings. It is opened at the first call.
 
     >>> get_cache().set("k", 1)
     >>> get_cache().get("k")
@@ -286,7 +284,7 @@ def get_cache(name: str = "default") -> Cache:
 
 
 def _finder(cache: Any) -> Callable[[], Cache]:
-    """How a function finds its cache: by name, given, or from a callable."""
+    """Return how a function finds its cache: from a name, a cache, or a callable that returns one."""
     if isinstance(cache, Cache):
         return lambda: cache
     if isinstance(cache, str):
@@ -307,12 +305,12 @@ def _found(cache: Any) -> Cache:
 
 
 Where: TypeAlias = str | Cache | Callable[[], Cache]
-"""A name of the settings, a cache, or what gives one."""
+"""A name in the settings, a cache, or a function that returns one."""
 
 
 @showing(ManyOptions)
 def _many(function: Any = None, /, *, cache: Where = "default", **options: Any) -> Any:
-    """Called once for the ids that are missing; each is a key of its own, which all batches share.
+    """Cache a function of many ids: it is called once for all missing ids. Each id is a key, shared by all batches.
 
     >>> @cached.many(ttl=600)
     ... def lengths(words: list[str]) -> dict[str, int]:
@@ -334,9 +332,10 @@ def _with_many(function: Any) -> CachedIn[Where]:
 @_with_many
 @showing(Options)
 def cached(function: Any = None, /, *, cache: Where = "default", **options: Any) -> Any:
-    """Compute once, however many ask: `@cached`, or `@cached(ttl=600, ...)`, on a def, an async def or a method.
+    """Cache the values of a function by its arguments. Concurrent callers with equal arguments share one computation.
 
-    `@cached.many` on a function of many ids, `def users(ids: list[int]) -> dict[int, User]`.
+    Write `@cached` or `@cached(ttl=600, ...)` above a def, an async def or a method, and `@cached.many` above a
+    function of many ids, such as `def users(ids: list[int]) -> dict[int, User]`.
 
     >>> @cached(ttl="10m", stale="1h")
     ... def price(item: str) -> int:
@@ -353,13 +352,13 @@ def cached(function: Any = None, /, *, cache: Where = "default", **options: Any)
 def cache_without_dogpiling(
     key: str, function: Callable[[], T], ttl: TimeToLive = None, **options: Unpack[MoreOptions]
 ) -> T:
-    """The key's value, computed by `function` if it is missing. An async function gives an awaitable.
+    """Return the key's value, computed by `function` if it is missing. With an async function, return an awaitable.
 
     >>> cache_without_dogpiling("answer", lambda: 42, ttl=600)
     42
     """
     cache = get_cache()
-    policy: PolicyOptions = {**options}  # type: ignore[typeddict-item]  # a ttl may be left out
+    policy: PolicyOptions = {**options}  # type: ignore[typeddict-item]  # ttl is optional
     if ttl is not None:
         policy["ttl"] = ttl
     if inspect.iscoroutinefunction(function):
@@ -371,7 +370,7 @@ def cache_without_dogpiling(
 
 
 def _engine_of(on: Any) -> Engine:
-    """What `on=` means: a URL, a cache's name, a Cache, an engine; nothing is files on this machine."""
+    """Return the engine that `on=` means: a URL, a cache's name, a Cache or an engine; None: files on this machine."""
     if on is None:
         return _registry.engine(_registry.locks)
     if isinstance(on, Cache):
@@ -384,7 +383,7 @@ def _engine_of(on: Any) -> Engine:
 
 
 def _engine_or_finder(on: Any) -> Engine | Callable[[], Engine]:
-    """The engine, or how it is found each time that it is used: `configure` may give its name, or nothing, another."""
+    """Return the engine; or, for a name or None, a function that finds it at each use, as `configure` may change it."""
     return partial(_engine_of, on) if on is None or isinstance(on, str) else _engine_of(on)
 
 
@@ -435,10 +434,10 @@ def limited(
     on: str | Cache | Engine | None = None,
     **options: Unpack[LimitOptions],
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Each call of the function is a start of this limit: `@limited("github", max=5, per=0.8)`, on a def or an
-    async def. It waits for its turn; where that is longer than `wait`, it raises LimitTimeout at once.
+    """Limit how often a function may be called: `@limited("github", max=5, per=0.8)`, on a def or an async def.
 
-    All functions of one name share the limit, with all processes.
+    A call waits for its turn. If that would take longer than `wait`, it raises LimitTimeout at once. All functions
+    and processes that use this name share the limit. `cost` is how many starts one call counts for.
 
     >>> @limited("github", max=5, per="800ms")
     ... def repository(name: str) -> str:

@@ -1,7 +1,7 @@
 """What type checkers see of a decorated function: its own signature, result and colour, and the verbs.
 
-A `ParamSpec` may stand alone only, so a verb with options of its own has overloads: the function's parameters, or any
-together with one of those options.
+A `ParamSpec` can't be combined with keywords. So a verb with options of its own has overloads: one with the function's
+parameters, and one for each option, with any parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Codec: TypeAlias = Literal["sealed", "msgpack", "json", "pickle"] | ValueCodec
 
 
 class NamespaceOf(Protocol):
-    """A function of those arguments of a call that it names."""
+    """A function of a call's arguments, which takes those that it names."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> str | int: ...
 
@@ -47,7 +47,7 @@ class NamespaceOf(Protocol):
 
 
 class MoreOptions(TypedDict, total=False):
-    """All those of a computation but `ttl`."""
+    """The options of a computation, without `ttl`."""
 
     stale: Seconds
     early: float
@@ -66,13 +66,13 @@ class MoreOptions(TypedDict, total=False):
 
 
 class PolicyOptions(MoreOptions, total=False):
-    """How values are computed, kept and served: what a call, a decorator and a cache's settings can say."""
+    """The options of a computation, in a call, a decorator or a cache's settings."""
 
     ttl: TimeToLive
 
 
 class Several(Protocol[S_co]):
-    """Some of these, in a list, a tuple or a set. A text has another `__contains__`, and is not some texts."""
+    """Several values, in a list, a tuple or a set. A str does not match, as its `__contains__` differs."""
 
     def __contains__(self, item: object, /) -> bool: ...
     def __iter__(self) -> Iterator[S_co]: ...
@@ -92,27 +92,27 @@ class _Keying(_Coding, total=False):
 
 
 class StrictOptions(_Keying, total=False):
-    """Of `@cached`, where verbs take what calls take."""
+    """The options of `@cached` with which verbs take the same arguments as calls."""
 
     key: Callable[..., object] | None
 
 
 class Options(_Keying, total=False):
-    """What `@cached` takes besides: how keys are made, and values encoded."""
+    """All options of `@cached`: also how keys are made and values encoded."""
 
     key: Callable[..., object] | str | None
     ignore: str | Collection[str]
 
 
 class LocalTable(TypedDict, total=False):
-    """A local tier's table."""
+    """The table of a local tier."""
 
     entries: int
     ttl: Seconds
 
 
 class CacheOptions(_Coding, total=False):
-    """What `Cache`, `configure` and a settings file's table take beside the URLs."""
+    """The options of `Cache`, `configure` and a table of a settings file, without the URLs."""
 
     namespace: str
     local: bool | LocalTable | LocalSettings | None
@@ -120,7 +120,7 @@ class CacheOptions(_Coding, total=False):
 
 
 class CacheTable(CacheOptions, total=False):
-    """A cache's whole table."""
+    """The whole table of a cache."""
 
     url: str
     locks: str | None
@@ -132,7 +132,7 @@ WithObservers: TypeAlias = Sequence[Observer] | Mapping[str, bool | str | Observ
 
 
 class TryLockOptions(TypedDict, total=False):
-    """What a lock that is never waited for takes beside its name and its engine."""
+    """The options of `try_lock`, without its name and engine."""
 
     lease: float | str | timedelta
     max_hold: Seconds
@@ -142,20 +142,20 @@ class TryLockOptions(TypedDict, total=False):
 
 
 class LockOptions(TryLockOptions, total=False):
-    """What any lock takes."""
+    """The options of `Lock`, without its name and engine."""
 
     wait: Seconds
 
 
 class LimitOptions(TypedDict, total=False):
-    """What a limit takes beside its name, its engine and its rate."""
+    """The options of a limit, without its name, engine and rate."""
 
     wait: Seconds
     when_down: Literal["raise", "allow"]
 
 
 class BulkheadOptions(TypedDict, total=False):
-    """What a bulkhead takes beside its name and its engine."""
+    """The options of a bulkhead, without its name and engine."""
 
     concurrency: int
     lease: float | str | timedelta
@@ -167,7 +167,7 @@ class BulkheadOptions(TypedDict, total=False):
 
 
 class Decorated(Protocol[K]):
-    """What both colours have."""
+    """The verbs of both colours."""
 
     __name__: str
     __qualname__: str
@@ -180,7 +180,7 @@ class Decorated(Protocol[K]):
 
 
 class Verbs(Decorated[K], Protocol[P, K, T]):
-    """Those of a decorated `def` called with P; K is what they take: all of that, or what is part of the key."""
+    """The verbs of a decorated `def` called with P. Verbs take K: all of P, or only what is part of the key."""
 
     def refresh(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     def peek(self, /, *args: K.args, **kwargs: K.kwargs) -> Entry[T] | None: ...
@@ -201,7 +201,7 @@ class Verbs(Decorated[K], Protocol[P, K, T]):
 
 
 class AsyncVerbs(Decorated[K], Protocol[P, K, T]):
-    """The same of a decorated `async def`: those that ask the engine are awaited too."""
+    """The verbs of a decorated `async def`. Verbs that ask the engine are awaited, too."""
 
     async def refresh(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def peek(self, /, *args: K.args, **kwargs: K.kwargs) -> Entry[T] | None: ...
@@ -222,7 +222,7 @@ class AsyncVerbs(Decorated[K], Protocol[P, K, T]):
 
 
 class Called(Protocol[P, S_co]):
-    """What is called with P, and was made of a function."""
+    """A callable with parameters P that wraps a function."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> S_co: ...
 
@@ -231,36 +231,36 @@ class Called(Protocol[P, S_co]):
 
 
 class Function(Called[P, T], Verbs[P, K, T], Protocol[P, K, T]):
-    """The call of a decorated `def`, and the verbs."""
+    """A decorated `def`: the call and the verbs."""
 
     def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /, *, workers: int = 1) -> list[T]: ...
 
 
 class AsyncFunction(Called[P, Coroutine[Any, Any, T]], AsyncVerbs[P, K, T], Protocol[P, K, T]):
-    """The same of an `async def`."""
+    """A decorated `async def`: the call and the verbs."""
 
     async def many(self, calls: Iterable[Iterable[Any] | Mapping[str, Any]], /) -> list[T]: ...
 
 
 # -- in a class body ----------------------------------------------------------------------------------------------
 #
-# Both checkers look through @classmethod and @staticmethod, and so all three kinds of methods are found by `__get__`,
-# told apart by their first parameter: `type[S]` of the class that is asked binds the class, another's object binds
-# that, and what doesn't fit binds nothing, as of a static method. Of a first parameter that anything fits (`object`)
-# nobody can tell; then the arguments are not looked at.
+# mypy and pyright look through @classmethod and @staticmethod, so `__get__` serves all three kinds of methods. The
+# first parameter tells them apart: `type[S]` of the class binds the class; a parameter that the object fits binds the
+# object; any other binds nothing, as in a static method. If everything fits the first parameter (`object`), the kind
+# is unknown, and arguments are not checked.
 #
-# mypy matches a prefix of parameters in a `self` that is a Callable, and takes any other for all; pyright knows no
-# `self` that is a Callable. The name MYPY is true for mypy.
+# mypy matches a prefix of the parameters only if `self` is a Callable; pyright does not support such a `self`. The
+# name MYPY is true for mypy.
 
 MYPY = False
 
 
 class Nobody:
-    """Fits where anything does."""
+    """A type without objects: only `Any` fits where it is expected."""
 
 
 N = TypeVar("N", bound=Nobody)
-"""What fits everywhere: `Any`, and what has it for a base."""
+"""A type that fits everywhere: `Any`, or a class with `Any` as its base."""
 
 
 if MYPY:
@@ -268,7 +268,7 @@ if MYPY:
 else:
 
     class Itself(Called[P, S_co], Protocol[P, S_co]):
-        """What is asked for its method."""
+        """The decorated function whose `__get__` is called."""
 
 
 class CachedFunction(Function[P, P, T]):
@@ -314,7 +314,7 @@ class CachedAsync(AsyncFunction[P, P, T]):
 
 
 class LooselyCached(Function[P, ..., T]):
-    """A decorated `def` whose keys don't hold all of its parameters: verbs take what is in them."""
+    """A decorated `def` with parameters that are not part of the key. Verbs take any arguments."""
 
     @overload
     def __get__(  # type: ignore[misc]
@@ -334,7 +334,7 @@ class LooselyCached(Function[P, ..., T]):
 
 
 class LooselyCachedAsync(AsyncFunction[P, ..., T]):
-    """The same of an `async def`."""
+    """A decorated `async def` with parameters that are not part of the key. Verbs take any arguments."""
 
     @overload
     def __get__(  # type: ignore[misc]
@@ -359,7 +359,7 @@ class LooselyCachedAsync(AsyncFunction[P, ..., T]):
 
 
 class DecorateLoosely(Protocol):
-    """`@cached(...)`, once it has options that leave parameters out of the key."""
+    """The decorator `@cached(...)` with options that may leave parameters out of the key."""
 
     @overload
     def __call__(self, function: Callable[P, N], /) -> LooselyCached[P, N]: ...
@@ -372,11 +372,11 @@ class DecorateLoosely(Protocol):
 
 
 class DecorateIn(Protocol[C_contra]):
-    """`@cached`, and `@cached(...)`. C is what `cache=` may be: nothing (`Nobody`), of a cache's own `cached`."""
+    """The decorator `@cached` or `@cached(...)`. `cache=` may be a C; for a cache's own `cached`, C is `Nobody`."""
 
-    @overload  # what may be anything, as a class of a package that ships no types, is no coroutine
+    @overload  # a value of type Any, such as one of an untyped package, is taken for no coroutine
     def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
-    @overload  # a coroutine function is a function too: the narrower comes first
+    @overload  # a coroutine function matches both: the narrower overload comes first
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> CachedAsync[P, T]: ...
@@ -389,4 +389,4 @@ class DecorateIn(Protocol[C_contra]):
 
 
 Decorate: TypeAlias = DecorateIn[Nobody]
-"""Those of one cache, which name no other."""
+"""The decorator of one cache, without a `cache=` argument."""

@@ -1,4 +1,4 @@
-"""What type checkers see of a decorated function of many ids: of `users(ids) -> dict[K, V]`, K and V everywhere."""
+"""What type checkers see of a decorated function of many ids, `users(ids) -> dict[K, V]`, with its K and V."""
 
 from __future__ import annotations
 
@@ -37,24 +37,23 @@ class _OfMany(TypedDict, total=False):
 
 
 class ManyOptions(Options, _OfMany, total=False):
-    """What `@cached.many` takes besides: for how many ids the function is called at once, and how long an id is known
-    to be absent."""
+    """The options of `@cached.many`: also the number of ids for one call, and how long an absent id is remembered."""
 
 
 class StrictManyOptions(StrictOptions, _OfMany, total=False):
-    """The same, where verbs take what calls take."""
+    """The options of `@cached.many` with which verbs take the same arguments as calls."""
 
 
 class _Each(Verbs[Concatenate[K, P], Concatenate[K, P], V], Generic[K, V, P]):
-    """The verbs of one id."""
+    """The verbs that take one id."""
 
 
 class OneFunction(_Each[K, V, P], Called[Concatenate[K, P], V]):
-    """`users.one`."""
+    """The function of one id: `users.one`."""
 
 
 class _Plural(Protocol[K, V, P]):
-    """The call, and the verbs of many ids."""
+    """The call, and the verbs that take many ids."""
 
     def __call__(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> dict[K, V]: ...
     @property
@@ -79,15 +78,15 @@ class ManyFunction(_Each[K, V, P], _Plural[K, V, P]):
 
 
 class _EachAsync(AsyncVerbs[Concatenate[K, P], Concatenate[K, P], V], Generic[K, V, P]):
-    """The same, awaited."""
+    """The verbs that take one id, awaited."""
 
 
 class OneAsync(_EachAsync[K, V, P], Called[Concatenate[K, P], Coroutine[Any, Any, V]]):
-    """`users.one`, awaited."""
+    """The function of one id, `users.one`, awaited."""
 
 
 class _PluralAsync(Protocol[K, V, P]):
-    """The same, awaited."""
+    """The call, and the verbs that take many ids, awaited."""
 
     def __call__(self, ids: Iterable[K], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, dict[K, V]]: ...
     @property
@@ -112,7 +111,7 @@ class ManyAsync(_EachAsync[K, V, P], _PluralAsync[K, V, P]):
 
 
 class ManyMethod(Protocol[S_contra, K, V, P]):
-    """The same in a class body."""
+    """A decorated `def` of many ids in a class body."""
 
     @overload
     def __get__(self, obj: None, owner: type | None = None, /) -> ManyMethod[S_contra, K, V, P]: ...
@@ -123,7 +122,7 @@ class ManyMethod(Protocol[S_contra, K, V, P]):
 
 
 class ManyMethodAsync(Protocol[S_contra, K, V, P]):
-    """And of an `async def`."""
+    """A decorated `async def` of many ids in a class body."""
 
     @overload
     def __get__(self, obj: None, owner: type | None = None, /) -> ManyMethodAsync[S_contra, K, V, P]: ...
@@ -136,7 +135,7 @@ class ManyMethodAsync(Protocol[S_contra, K, V, P]):
 
 
 class DecorateManyLoosely(Protocol):
-    """`@cached.many(...)`, once it has options that leave parameters out of the key: arguments are not looked at."""
+    """The decorator `@cached.many(...)` with options that may leave parameters out of the key: any arguments fit."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -157,7 +156,7 @@ class DecorateManyLoosely(Protocol):
 
 
 class DecorateMany(Protocol[C_contra]):
-    """`@cached.many` and `@cached.many(...)`; C is as of `DecorateIn`."""
+    """The decorator `@cached.many` or `@cached.many(...)`. C is that of `DecorateIn`."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -180,11 +179,11 @@ class DecorateMany(Protocol[C_contra]):
 
 
 class CachedIn(DecorateIn[C_contra], Protocol[C_contra]):
-    """`cached`, which may be told in which cache."""
+    """The decorator `cached`, whose `cache=` is a C."""
 
     @property
     def many(self) -> DecorateMany[C_contra]: ...
 
 
 CachedHere: TypeAlias = CachedIn[Nobody]
-"""`cached` of one cache."""
+"""The decorator `cached` of one cache."""

@@ -148,9 +148,7 @@ def _keys(name: str, value: Any) -> tuple[bytes, ...]:
         return ()
     keys = value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(key, (str, bytes)) for key in keys):
-        raise OptionError(
-            f"{name} holds something other than a string: give a string, or a list that begins with the key to sign with"
-        )
+        raise OptionError(f"{name} holds something other than a string: give a string, or a list whose first key signs")
     if not keys:
         raise OptionError(f"{name} is an empty list: nothing would be signed; give a key, or leave it out")
     if not all(keys):

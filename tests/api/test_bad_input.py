@@ -92,7 +92,7 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: cached(cached_property(plain)), OptionError, ValueError, "between @property and the def"),
     (lambda: cached(partial(plain, 1)), OptionError, ValueError, "write a def that calls it"),
     (lambda: cached(update_wrapper(partial(plain, 1), plain)), OptionError, ValueError, "write a def that calls it"),
-    (lambda: cached(int), OptionError, ValueError, "class int.*a def that makes one"),
+    (lambda: cached(int), OptionError, ValueError, "class int.*a def that makes an object"),
     (lambda: cached(key=5), OptionError, ValueError, "key is 5.*function"),  # type: ignore[call-overload]
     (lambda: cached(key="{y}")(plain), OptionError, ValueError, "'y'.*'x'|did you mean 'x'|there are x"),
     (lambda: cached(key="{x")(plain), OptionError, ValueError, "key"),
@@ -100,8 +100,8 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: cached(ignore="y")(plain), OptionError, ValueError, "ignore names 'y'.*plain"),
     (lambda: cached(generator), OptionError, ValueError, "generator is a generator function"),
     (lambda: cached(async_generator), OptionError, ValueError, "async_generator is a generator function"),
-    (lambda: cached(5), OptionError, ValueError, "stands on 5.*options are named"),  # type: ignore[call-overload]
-    (lambda: cached(60)(plain), OptionError, ValueError, "stands on 60"),  # type: ignore[call-overload]
+    (lambda: cached(5), OptionError, ValueError, "applied to 5.*options are named"),  # type: ignore[call-overload]
+    (lambda: cached(60)(plain), OptionError, ValueError, "applied to 60"),  # type: ignore[call-overload]
     (lambda: Cache("memroy://"), OptionError, ValueError, "no engine 'memroy://'.*did you mean 'memory'"),
     (lambda: Cache("memory"), SettingsError, ValueError, "url is 'memory'.*without a scheme"),
     (lambda: Cache("memory://?entires=5"), OptionError, ValueError, "entires.*did you mean 'entries'"),

@@ -493,7 +493,7 @@ def _nothing() -> dict[int, int]:
         (lambda: cached.many(absent=-1), "absent is -1"),
         (lambda: cached.many(absent=True), "absent is True"),
         (lambda: cached.many(chnk=5), "chnk"),
-        (lambda: cached.many(5), "it goes on a def"),
+        (lambda: cached.many(5), "put it on a def"),
         (lambda: cached.many(lambda ids: {})("ab"), "was given 'ab'"),
         (lambda: cached.many(lambda ids: {})(5), "was given 5"),
         (lambda: cached.many(lambda ids: {}).invalidate_many("ab"), "was given 'ab'"),

@@ -277,7 +277,7 @@ def test_a_ttl_that_nobody_can_know(cache: Cache) -> None:
     asked = Asked(cache, "sync", ttl=lambda value, tenant: {"acme": 60}[tenant], ignore=["tenant"])
     asked("eu")
     assert asked.ttl("eu") == 60
-    with pytest.raises(OptionError, match=r"depends on tenant, which is no part of its key: give set\(\) a ttl="):
+    with pytest.raises(OptionError, match=r"depends on tenant, which is not part of its key: give set\(\) a ttl="):
         asked.of.set("value", "eu")
     asked.of.set("value", "eu", ttl=5)
     assert asked.ttl("eu") == 5

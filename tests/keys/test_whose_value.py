@@ -59,7 +59,7 @@ class Stall(Shop):
 )
 def test_a_method_of_one_object_is_refused(bound: Callable[..., Any]) -> None:
     """In `self.price = cached(self.price)` all objects would be served what the first one's price was."""
-    with pytest.raises(OptionError, match=r"stands on .*def"):
+    with pytest.raises(OptionError, match=r"applied to .*def"):
         cached(bound)
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_keyed_is_an_error_at_decoration() -> None:
     session = threading.Lock()
     first = make(session)
     assert first(1) == make(session)(1)  # the very same
-    with pytest.raises(OptionError, match=r"decorated once more.*another session.*version=.*namespace=.*key="):
+    with pytest.raises(OptionError, match=r"decorated again.*another session.*version=.*namespace=.*key="):
         make(threading.Lock())
     assert make(threading.Lock(), 1)(1)  # it is told by what can be keyed
 
