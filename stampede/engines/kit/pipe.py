@@ -41,7 +41,7 @@ LOOK = 0.05
 
 
 class Timer:
-    """Calls `look` every `LOOK` seconds until it returns False. A timer ends with its loop."""
+    """A timer that calls `look` every `LOOK` seconds until it returns False. It ends with its loop."""
 
     def __init__(self, look: Callable[[], bool]) -> None:
         self._look = look

@@ -69,7 +69,7 @@ class _Server(Protocol):
 
 
 class Pool(ABC, Generic[W, Q, A]):
-    """Asks a server, from any thread. The connection used last takes the next question.
+    """Connections to one server, for callers from any thread. The connection used last takes the next question.
 
     The libraries' own pools check a connection before they hand it out, or make the next one in a thread. Our questions
     may be asked twice, so it is enough to notice that a connection was broken.

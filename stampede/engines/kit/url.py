@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Callable[[str, Any], Any]
-"""Checks one option: takes its name and value, and returns the converted value or raises OptionError."""
+"""A check of one option: it takes the name and the value, and returns the converted value or raises OptionError."""
 
 _ODD = re.compile(r"[^:/]*://[^/?#@:]*:(?!\d{1,5}[/?#])[^/?#@]*[/?#][^=]*@")
 

@@ -36,10 +36,10 @@ _FULL = 1 << 16
 
 
 class WakeFiles:
-    """Rings bells by number, here and in every other process that uses the directory.
+    """Bells by number. They ring here and in every other process that uses the directory.
 
-    For a number from `SINGLE` on, it rings one bell in each process, that of the longest waiter: only one waiter can
-    get the lock.
+    For a number from `SINGLE` on, one bell rings in each process, that of the longest waiter: only one waiter can get
+    the lock.
     """
 
     def __init__(self, directory: Path, dead: Callable[[str], bool]) -> None:

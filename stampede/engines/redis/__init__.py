@@ -1,15 +1,15 @@
-"""The Redis engine: values and leases on a Redis (6.2 or later) or Valkey server, decided by scripts, told by pushes.
+"""The Redis engine: values and leases on a Redis (6.2 or later) or Valkey server. Scripts decide, pushes wake waiters.
 
-lua/         a script for each verb: whatever must be one step
-scripts.py   calls them by their hashes, and knows what a reply may look like
-wire.py      keys' names, arguments and replies
-verbs.py     Claims and Store, written once over a `Line`;  locks.py, limits.py   Locks and Limits, likewise
-line.py      what is asked is answered, asked again or told as trouble;  blocking.py, suspending.py   in each colour
-news.py      subscriptions, and what keeps tickets true;  readers.py   the ends of connections that nobody looks at
-clients.py   what is behind a URL: how connections to a server are made
+lua/         one script for each verb: whatever must be one step
+scripts.py   calls the scripts by their hashes, and knows which replies are possible
+wire.py      names of keys, arguments and replies
+verbs.py     Claims and Store, written once over a `RedisLine`;  locks.py, limits.py   Locks and Limits, likewise
+line.py      asking one server, with retries and errors;  blocking.py, suspending.py   in each colour
+news.py      subscriptions, and what keeps tickets valid;  readers.py   watches idle connections for their end
+clients.py   turns a URL or a client into connections to a server
 shard.py     one server's ports;  sentinel.py   the server that sentinels name
 cluster.py   many shards, one for each master;  routed.py   the ports over them
-inside.py    what is used of redis-py that is its own: the socket and the streams of a connection; and hiredis' parser
+inside.py    the private parts of redis-py that are used: sockets, streams, and hiredis' parser
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ __all__ = ["RedisEngine", "from_url", "of_client"]
 
 
 class RedisEngine(Engine):
-    """A server's database, shared by all who connect to it.
+    """A server's database, shared by all processes that connect to it.
 
-    `url` takes every option of the client library in its query; options given here win. Or hand over a `client` of
-    either colour (`Redis`, `RedisCluster`, what `Sentinel.master_for` gives): connections are made as its own are, and
-    none of its own is used.
-    `max_connections` of them at most are open on the blocking side (50), where callers beyond wait for one (for at
-    most `timeout` seconds, 20); an event loop has one. With `tracking` the server tells of every change in what
-    was read here, which keeps local tiers true, and costs a little for each key that is read: it begins when a local
-    tier asks for it, or at once if it is True, or never if it is False.
+    The query of `url` takes every option of the client library; options given as arguments win. Or pass a `client` of
+    either colour (`Redis`, `RedisCluster`, or the result of `Sentinel.master_for`): new connections are made like the
+    client's, and its own are not used.
+
+    The blocking side has at most `max_connections` open (50); further callers wait for one (for at most `timeout`
+    seconds, 20). An event loop has one. With `tracking` the server reports every change of what was read here. This
+    keeps local tiers valid, and costs a little for each key that is read. By default it begins when a local tier asks
+    for it; True begins at once, and False turns it off.
     """
 
     scheme = "redis"
@@ -56,7 +57,7 @@ class RedisEngine(Engine):
         self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any
     ) -> None:
         if (url is None) == (client is None):
-            raise OptionError("RedisEngine takes a URL or a client: one of them")
+            raise OptionError("RedisEngine takes a URL or a client: give exactly one of them")
         self._follows = tracking is not False
         self.scheme = "redis" if url is None else scheme_of(url)
         self._servers = servers = _servers(url, client, options, tracking=bool(tracking))
@@ -70,7 +71,7 @@ class RedisEngine(Engine):
 
     @property
     def coherent(self) -> bool:  # type: ignore[override]
-        """Whether the server tells of changes. One that refuses to is found out by the first question."""
+        """Whether the server reports changes. If it refuses to, the first question finds out."""
         return self._follows and not self._servers.scripts.refuses
 
     def refusal(self) -> str | None:
@@ -94,7 +95,7 @@ class RedisEngine(Engine):
         try:
             return run_blocking(self._servers.advice())
         except EngineError as error:
-            if isinstance(error.__cause__, NoPermissionError):  # the server is well, and this user can't ask it
+            if isinstance(error.__cause__, NoPermissionError):  # the server works, but this user may not ask
                 return ()
             raise
 
@@ -111,7 +112,7 @@ def _side(ports: Any) -> Side:
 
 
 def _servers(url: str | None, client: Any, options: dict[str, Any], *, tracking: bool) -> Shard | Cluster:
-    """What is behind a URL or a client: one server, the one that sentinels name, or a cluster's."""
+    """Return what a URL or a client leads to: one server, the one that sentinels name, or a cluster."""
     if url is None:
         cluster = of_cluster_client(client, options, tracking=tracking)
         if cluster is not None:
@@ -127,8 +128,11 @@ def _servers(url: str | None, client: Any, options: dict[str, Any], *, tracking:
 
 
 def from_url(url: str, **options: Any) -> RedisEngine:
-    """`redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`,
-    `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`."""
+    """Return the engine of a URL.
+
+    `redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`,
+    `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`.
+    """
     query = dict(parse_qsl(urlsplit(url).query))
     tracking = options.pop("tracking", query.get("tracking"))
     if tracking is not None:
@@ -137,7 +141,7 @@ def from_url(url: str, **options: Any) -> RedisEngine:
 
 
 def check_url(url: str) -> None:
-    """Options are those of a connection that is made, and not connected."""
+    """Raise OptionError if the URL or its options are wrong. A connection is made for this, but not connected."""
     tracking = dict(parse_qsl(parts_of(url).query)).get("tracking")
     if tracking is not None:
         flag("tracking", tracking)
@@ -145,5 +149,5 @@ def check_url(url: str) -> None:
 
 
 def of_client(client: Any) -> RedisEngine:
-    """Where a client of redis-py leads, of either colour."""
+    """Return an engine for the server of a redis-py client, of either colour."""
     return RedisEngine(client=client)

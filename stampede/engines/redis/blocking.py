@@ -1,4 +1,4 @@
-"""The blocking side: each question on a connection of the pool."""
+"""The blocking side: each question uses a connection of the pool."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stampede.engines.redis.scripts import OF_COMMANDS, Command, Scripts
 __all__ = ["RedisBlocking"]
 
 AT_ONCE = 500
-"""Commands of a batch that are under way together: replies wait in the server's memory until they are read."""
+"""Commands of a batch that are under way together. Their replies use the server's memory until they are read."""
 
 
 class RedisBlocking(ServerLine):
-    """Asks a server, from any thread."""
+    """The line to a server for blocking callers, from any thread."""
 
     def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         super().__init__(server, scripts, news)
@@ -57,12 +57,14 @@ class RedisBlocking(ServerLine):
         self._wires.close()
 
     def start_again(self) -> None:
-        """In a forked child: the connections are the parent's, and the pool's lock may be one that nobody opens."""
+        """Begin anew in a forked child: the connections belong to the parent, and the pool's lock may be locked for
+        ever."""
         self._wires = _Wires(self._server, self._scripts, self._news)
 
 
 class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
-    """The replies as they are, and which connection will be told when what was read changes."""
+    """A pool whose answers are the replies and the number of the news connection that is notified of changes (0:
+    none)."""
 
     def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         from redis import exceptions
@@ -76,13 +78,13 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
 
     def lost(self, wire: _Wire, error: BaseException) -> None:
         if not isinstance(error, Exception):
-            wire.disconnect(ours=True)  # the caller was interrupted: this says nothing of the server
+            wire.disconnect(ours=True)  # the caller was interrupted, which says nothing about the server
         super().lost(wire, error)
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
         told = self._news.told
         follows = told and wire.following != told
-        if follows:  # first, the server is asked to tell of changes in what this connection reads from here on
+        if follows:  # first ask the server to report changes of what this connection reads from now on
             commands = [follow(told), *commands]
         wire.asking, wire.since = True, inf
         replies: list[Any] = []
@@ -92,15 +94,15 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
             elif wire.speaks():
                 raise wire.why_it_speaks()
             wire.send(b"".join(map(self._pack, commands)))
-            its, plain = wire.parser, OF_COMMANDS
+            reader, plain = wire.parser, OF_COMMANDS
             for command in commands:
-                while (reply := its.gets()) is MORE:
-                    its.feed(wire.received())
-                if type(reply) not in plain.get(command[0], ()):  # else a hit is told with one step less
+                while (reply := reader.gets()) is MORE:
+                    reader.feed(wire.received())
+                if type(reply) not in plain.get(command[0], ()):  # a hit needs one step less
                     self._scripts.check(command, reply)
                 replies.append(reply)
-            if its.has_data():
-                raise OutOfStep("it has said more than it was asked for")
+            if reader.has_data():
+                raise OutOfStep("it sent more replies than there were questions")
         except BaseException as error:
             self.lost(wire, error)
             raise
@@ -111,7 +113,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
 
 
 class _Wire(Sock):
-    """A connection that the client library has made, with its bytes read and written by us."""
+    """A connection that the client library has made. Its bytes are read and written here."""
 
     __slots__ = ("__weakref__", "_news", "_server", "connection", "current", "following", "parser", "told")
 
@@ -124,8 +126,8 @@ class _Wire(Sock):
         super().forget()
         self.parser: Any = None
         self.current = True
-        self.following = 0  # of which news we have asked the server to tell
-        self.told = 0  # and of which it has agreed to
+        self.following = 0  # the news connection that we asked the server to notify
+        self.told = 0  # the news connection that it agreed to notify
 
     def connect(self) -> None:
         self.since = time.monotonic()
@@ -133,7 +135,7 @@ class _Wire(Sock):
         self.connection.connect()
         if self._server.moves:
             self._server.met(self)
-            self._news.start()  # which looks where the server is
+            self._news.start()  # its thread watches for a new master
         self.since = inf
         sock = socket_of(self.connection)
         self.parser = parser(refusal(self.connection))
@@ -152,7 +154,7 @@ class _Wire(Sock):
             hang_up(socket_of(self.connection))
 
     def follows(self, told: int, answer: Any) -> None:
-        """It was asked for news."""
+        """Note the server's answer to the request to notify the news connection."""
         self.following = told
         self.told = told if answer == b"OK" and self._news.watch(self.sock) else 0
         if isinstance(answer, Exception):

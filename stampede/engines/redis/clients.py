@@ -1,7 +1,7 @@
-"""How connections are made: one function for each topology, which says what is behind a URL or a client object.
+"""How connections are made: one function for each topology, which takes a URL or a client object.
 
-The client library connects, encrypts and logs in; all of its options go through. Its own retries are off: we send
-again by ourselves, since we know that each verb may be sent twice.
+The client library connects, encrypts and logs in; all of its options are passed on. Its own retries are off: the engine
+sends again by itself, since it knows which commands may be sent twice.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 DEFAULTS: dict[str, Any] = {
-    "socket_timeout": 1.0,  # short, since calls go on without an engine that hangs
+    "socket_timeout": 1.0,  # short, since calls go on without the engine if it hangs
     "socket_connect_timeout": 0.5,
 }
 SENTINEL = "sentinel_"
-"""What options for the connections to sentinels begin with."""
+"""Prefix of the options for the connections to sentinels."""
 
 MOST = 1000
-"""Connections of the blocking side; beyond that callers wait for one."""
+"""Highest number of connections of the blocking side."""
 
 _POOL = {"max_connections", "timeout"}
 
@@ -51,42 +51,42 @@ _FOREIGN = {
     "encoding", "encoding_errors", "decode_responses", "encoder_class", "command_packer", "legacy_responses",
     "connection_class", "response_callbacks",
 }  # fmt: skip
-"""What a client's connections were made with, and ours are not: they belong to its pool, its colour or its replies."""
+"""Options of a client's connections that are not taken over: they belong to its pool, its colour or its replies."""
 
 
 class RedisAddress(NamedTuple):
-    """Where a server listens."""
+    """The host and port of a server."""
 
     host: str
     port: int
 
 
 class RedisConnector:
-    """One server, as the ways to connect to it."""
+    """A maker of connections to one server."""
 
     moves = False
     """Whether another server may take its place."""
 
     on_move: Callable[[], None] | None = None
-    """To be called when that has happened."""
+    """Called when another server has taken its place."""
 
     closed = False
 
     def check(self) -> None:
-        """EngineClosed, once it is."""
+        """Raise EngineClosed if the engine is closed."""
         if self.closed:
             raise EngineClosed(self.name)
 
     def __init__(self, name: str, kind: str, options: Mapping[str, Any]) -> None:
-        """`kind` is the name of a class of connections, which the library has in both colours."""
+        """Check the options. `kind` is the name of a connection class, which the library has in both colours."""
         self.name = name
         self.hang_detector = HangDetector()
         self._kind = kind
-        # The library says 2 ** 31 where it means that there is no bound.
+        # The library uses 2 ** 31 for "no limit".
         self.max_connections = min(int(options.get("max_connections") or 50), MOST)
         self.timeout = float(options.get("timeout", 20.0))
         self._options = DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
-        self._options["protocol"] = 2  # a connection is ready sooner; news come by one of their own
+        self._options["protocol"] = 2  # RESP2 connects faster; news have a connection of their own
         if kind == "UnixDomainSocketConnection":
             for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):
                 self._options.pop(key, None)
@@ -97,31 +97,31 @@ class RedisConnector:
             raise OptionError(f"{name}{_said(wrong)}") from wrong
 
     def _made(self, package: str, **options: Any) -> Any:
-        """A connection of one colour, not yet connected."""
+        """Return a connection of one colour, not yet connected."""
         kind = getattr(import_module(f"{package}.connection"), self._kind)
         return kind(**self._options | options, retry=never(f"{package}.retry"))
 
     def connection(self, **options: Any) -> Any:
-        """One connection of the blocking colour, not yet connected."""
+        """Return a connection of the blocking colour, not yet connected."""
         return self._made("redis", **options)
 
     async def suspending_connection(self) -> Any:
-        """One connection of the running event loop, not yet connected."""
+        """Return a connection of the running event loop, not yet connected."""
         return self._made("redis.asyncio")
 
     def met(self, wire: Any) -> None:
-        """A connection stands."""
+        """Note that this connection is established now."""
 
     def look(self) -> None:
-        """Find out whether another server has taken its place, now and then."""
+        """Check from time to time whether another server has taken its place."""
 
     def close(self) -> None:
-        """No connection is made any more. Let go of what it takes to know where to connect."""
+        """Make no more connections, and release what is needed to find the server."""
         self.closed = True
 
 
 def of_url(url: str, options: Mapping[str, Any]) -> RedisConnector:
-    """The server of `redis://`, `rediss://` and `unix://`."""
+    """Return the server of `redis://`, `rediss://` or `unix://`."""
     from redis.connection import parse_url
 
     path = parts_of(url).path
@@ -131,22 +131,22 @@ def of_url(url: str, options: Mapping[str, Any]) -> RedisConnector:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
     database = path.strip("/")
     if not url.startswith("unix") and database and not database.isdecimal():
-        raise OptionError(f"{safe_url(url)}: {database!r} is no number of a database, as in redis://localhost:6379/0")
+        raise OptionError(f"{safe_url(url)}: {database!r} is not a database number, as in redis://localhost:6379/0")
     found.pop("tracking", None)  # the engine's own
     kind = found.pop("connection_class", None)
     return RedisConnector(safe_url(url), "Connection" if kind is None else kind.__name__, found | dict(options))
 
 
 def _said(wrong: Exception) -> str:
-    """What redis-py says of an option, without the names of its classes."""
+    """Return what redis-py says about an option, without the names of its classes."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(wrong))
     return f" has no option {unknown[1]!r}: it takes those of redis-py's connections" if unknown else f": {wrong}"
 
 
 def several(url: str, port: int) -> tuple[list[RedisAddress], dict[str, Any]]:
-    """The addresses in `scheme://user:password@host:port,host:port/path?options`, and the client's options.
+    """Return the addresses in `scheme://user:password@host:port,host:port/path?options`, and the client's options.
 
-    With `ssl=true` connections are encrypted: `kind` among the options says so.
+    `kind` among the options is the connection class: an encrypted one with `ssl=true`.
     """
     from redis.connection import parse_url
 
@@ -162,7 +162,7 @@ def several(url: str, port: int) -> tuple[list[RedisAddress], dict[str, Any]]:
     except ValueError as wrong:
         raise OptionError(f"{safe_url(url)}: {wrong}") from wrong
     made_up = "host", "port", SENTINEL + "host", SENTINEL + "port"
-    for name in (*made_up, "tracking"):  # which is the engine's own
+    for name in (*made_up, "tracking"):  # `tracking` is the engine's own
         options.pop(name, None)
     options["kind"] = "SSLConnection" if flag("ssl", options.pop("ssl", False)) else "Connection"
     return addresses, options
@@ -174,12 +174,12 @@ def _address(url: str, text: str, default: int) -> RedisAddress:
     if not host:
         raise OptionError(f"{safe_url(url)}: give hosts as host:port,host:port")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise OptionError(f"{safe_url(url)}: {port!r} is no port")
+        raise OptionError(f"{safe_url(url)}: {port!r} is not a port")
     return RedisAddress(host, int(port))
 
 
 def of_client(client: Any, options: Mapping[str, Any]) -> RedisConnector:
-    """The server of a `redis.Redis` or `redis.asyncio.Redis`: our connections are made as its own, and are ours."""
+    """Return the server of a `redis.Redis` or `redis.asyncio.Redis`. New connections are made like the client's."""
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
     if kind not in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
@@ -189,16 +189,16 @@ def of_client(client: Any, options: Mapping[str, Any]) -> RedisConnector:
     )
 
 
-def _url_of(kind: str, its: Mapping[str, Any]) -> str:
-    """What people would have written."""
+def _url_of(kind: str, options: Mapping[str, Any]) -> str:
+    """Return the URL that a person would have written for these options."""
     if kind == "UnixDomainSocketConnection":
-        return f"unix://{its.get('path', '')}"
+        return f"unix://{options.get('path', '')}"
     scheme = "rediss" if kind == "SSLConnection" else "redis"
-    return f"{scheme}://{its.get('host', 'localhost')}:{its.get('port', 6379)}/{its.get('db', 0)}"
+    return f"{scheme}://{options.get('host', 'localhost')}:{options.get('port', 6379)}/{options.get('db', 0)}"
 
 
 def made_with(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client's connections were made with, as far as it is good for ours."""
+    """Return the options of a client's connections that are also valid for ours."""
     given = {key: value for key, value in options.items() if key not in _FOREIGN}
     for name in _ONE_COLOUR:
         if not given.get(name):
@@ -211,25 +211,25 @@ _ONE_COLOUR = (
     "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert",
     "ssl_password", "ssl_ca_path",  # not in redis-py 5.3
 )  # fmt: skip
-"""What the connections of an event loop don't know: where it says nothing, it is not said."""
+"""Options that connections of an event loop do not accept. They are left out if they are empty."""
 
 
 def trouble(server: str, error: Exception) -> EngineError:
-    """What the library raised, as ours."""
+    """Return an EngineError for an error of the library."""
     failure = EngineError(f"{server}: {type(error).__name__}: {error}")
     failure.partial = is_damage(error)
     return failure
 
 
 def is_silence(error: EngineError) -> bool:
-    """Whether there was no answer, and not one that refuses."""
+    """Return whether the server gave no answer, as opposed to a refusal."""
     from redis import exceptions
 
     return isinstance(error.__cause__, (exceptions.ConnectionError, exceptions.TimeoutError, OSError))
 
 
 def is_about_rights(error: EngineError) -> bool:
-    """Whether the command is refused to us (by ACLs), or to all, since the server writes nothing at present."""
+    """Return whether ACLs refuse the command to this user, or the server currently refuses writes to all."""
     from redis.exceptions import NoPermissionError, ResponseError
 
     cause = error.__cause__
@@ -239,7 +239,7 @@ def is_about_rights(error: EngineError) -> bool:
 
 
 def never(module: str = "redis.retry") -> Any:
-    """The library's retries, switched off; each colour has its own."""
+    """Return the library's retry object that never retries. Each colour has its own module."""
     from redis.backoff import NoBackoff
 
     return import_module(module).Retry(NoBackoff(), 0)

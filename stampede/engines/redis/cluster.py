@@ -1,12 +1,12 @@
 """`redis+cluster://`: every master is a shard with lines and news of its own; each verb goes to the shard of its key.
 
-A ticket is about the stamps of the shard that gave it: when a key moves, the shard that has lost it tells so.
-Who has which slot is asked when it must be, and mended by what the servers answer meanwhile: MOVED, and silence. While
-a slot is being moved (ASK, TRYAGAIN), a verb asks again until it is there.
+A ticket refers to the stamps of the shard that gave it. If a key moves, the shard that has lost it reports a change.
+The owners of the slots are asked for when necessary, and corrected by what servers answer meanwhile: MOVED, and
+silence. While a slot is being moved (ASK, TRYAGAIN), a verb asks again until it has arrived.
 
-A shard that is down takes only its own keys along. The one that has the generations takes all: no key is asked for
-while nobody can say in which generation it is, or `clear` by somebody who still reaches that shard, or did just before
-it died, would be overlooked for as long as it is down.
+A shard that is down affects only its own keys. The shard of the generations affects all: while it is down, the
+generation of a key cannot be known, and no key is asked for. Otherwise a `clear` by a process that still reaches that
+shard, or made just before it died, would be overlooked for as long as it is down.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ PATIENCE = 1.0
 """Seconds for which a verb follows a slot that is being moved."""
 
 PAUSE = 0.005, 0.1
-"""Seconds before a question is asked again, the first time and at most."""
+"""Seconds before a question is asked again: the first time, and at most."""
 
 REFRESH = 0.25
-"""Seconds between two questions of who has which slot, however many callers would ask."""
+"""Shortest time in seconds between two questions for the owners of the slots, for all callers together."""
 
 
 class Master(Shard):
-    """A shard, and whether it is worth asking."""
+    """A shard, with a breaker that says whether to ask it."""
 
     def __init__(self, address: RedisAddress, server: RedisConnector, scripts: Scripts, *, tracking: bool) -> None:
         super().__init__(server, scripts, tracking=tracking, sharded=True)
@@ -55,20 +55,22 @@ class Master(Shard):
         self.breaker = Breaker()
 
     async def ask(self, verb: Verb[T], colour: Colour, *, always: bool = False) -> T:
-        """What the verb says. It may not be asked now, unless this is to be done `always`."""
-        if not always and not self.breaker.allow(time.monotonic()):  # one caller a second finds out, for all
+        """Return the verb's answer. If the shard was down a moment ago, raise EngineError at once, unless `always` is
+        set."""
+        if not always and not self.breaker.allow(time.monotonic()):  # one caller a second checks, for all
             raise EngineError(f"{self.name}: it was down a moment ago")
         try:
             answer = await verb(self.suspending if colour.suspending else self.blocking)
         except EngineError as error:
-            self._heard(reason(error))
+            self._note_error(reason(error))
             raise
         if self.breaker.open:
             self.breaker.succeeded(time.monotonic())
         return answer
 
-    def _heard(self, reason: BaseException | None) -> None:
-        """It is down if it is silent, or out of service by its own words. Any other refusal is an answer."""
+    def _note_error(self, reason: BaseException | None) -> None:
+        """Note what an error says about the shard: it is down if it is silent, or says that it is out of service. Other
+        refusals are answers."""
         from redis import exceptions
 
         silence = exceptions.ConnectionError, exceptions.TimeoutError, OSError
@@ -90,11 +92,11 @@ class Cluster:
         self._kind, self._options, self._tracking = kind, options, tracking
         self._shards: dict[RedisAddress, Master] = {}
         self._owners: list[RedisAddress | None] = []
-        self._several = False  # masters
-        self._homes: set[RedisAddress | None] = set()  # that have, or have had, the generations
+        self._several = False  # whether there are several masters
+        self._homes: set[RedisAddress | None] = set()  # shards that have, or have had, the generations
         self._closed = False
         self._begin()
-        self._shard(self._seeds[0])  # wrong options are an error now
+        self._shard(self._seeds[0])  # wrong options raise now
         self.blocking, self.suspending = RoutedPorts(self, BLOCKING), RoutedPorts(self, SUSPENDING)
         self.recalls: Recalls = self
 
@@ -103,7 +105,7 @@ class Cluster:
         self._due = 0.0
 
     def follow(self) -> None:
-        """Have every shard tell of changes from now on."""
+        """Have every shard report changes from now on."""
         self._tracking = True
         for shard in list(self._shards.values()):
             shard.follow()
@@ -120,19 +122,19 @@ class Cluster:
 
     async def facts(self) -> dict[str, dict[str, Any]]:
         """Return what an operator wants to know, by shard."""
-        return {name: its for shard in await self._all() for name, its in (await shard.facts()).items()}
+        return {name: found for shard in await self._all() for name, found in (await shard.facts()).items()}
 
     async def advice(self) -> list[str]:
         """Return what the shards' eviction policies put at risk."""
         return [said for shard in await self._all() for said in await shard.advice()]
 
     def refusal(self) -> str | None:
-        """Of the first of its shards that refuses to redirect."""
+        """Return why the first shard that refuses to report changes does so. None if there is none."""
         return next((said for shard in list(self._shards.values()) if (said := shard.refusal())), None)
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True  # and no shard comes behind those that are closed here
+            self._closed = True  # first, so that no shard is added after this
         for shard in list(self._shards.values()):
             shard.close()
 
@@ -140,18 +142,20 @@ class Cluster:
         self._begin()
         forks.each(shard.start_again for shard in self._shards.values())
 
-    # -- ways ---------------------------------------------------------------------------------------------------
+    # -- asking -------------------------------------------------------------------------------------------------
 
     async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T:
-        """The same as `at`, if it can be known in which generation the key is."""
+        """Return the verb's answer from the shard of a key's slot, as `at` does. Raise EngineError if the generations'
+        shard is down."""
         if not always and self._owners and not self._generations_up():
             await self._ask_generations(colour)
         return await self.at(slot, colour, verb, always=always)
 
     async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T:
-        """What a verb says at the shard that has the slot, wherever that goes meanwhile: each may be sent twice.
+        """Return the verb's answer from the shard that has the slot, even if the slot moves meanwhile: verbs may be
+        sent twice.
 
-        `always` is for the end of what has begun there: a value that was computed isn't lost by a moment's silence.
+        `always` is for finishing what has begun there: a computed value should not be lost by a moment's silence.
         """
         from redis import exceptions
 
@@ -165,12 +169,14 @@ class Cluster:
             except EngineClosed as closed:
                 if self._closed:
                     raise
-                # It was just this shard, which has left the cluster: another one has its slots, or will have.
+                # Only this shard was closed, since it left the cluster: another one has its slots, or soon will.
                 if time.monotonic() >= end:
-                    raise EngineError(f"{self.name}: its servers change faster than they can be asked") from closed
+                    raise EngineError(
+                        f"{self.name}: the cluster's servers change faster than they can be asked"
+                    ) from closed
             except EngineError as error:
                 if error.partial:
-                    raise  # the shard's answer, about this key alone
+                    raise  # the shard's answer about this key alone
                 cause = error.__cause__
                 if (
                     error.unsure
@@ -178,7 +184,7 @@ class Cluster:
                     or (isinstance(cause, exceptions.AskError) and cause.slot_id != slot)
                 ):
                     await self._judge(error, shard, colour)
-                    raise  # (it was one of many keys, and of another slot)
+                    raise  # (an ASK about another slot concerns another of many keys)
                 if isinstance(cause, exceptions.MovedError):
                     await self._moved(slot, _address(cause, shard.address), colour)
                 elif isinstance(cause, (exceptions.AskError, exceptions.TryAgainError)) or is_passing(error):
@@ -191,16 +197,16 @@ class Cluster:
                         raise
 
     async def _judge(self, error: EngineError, shard: Master, colour: Colour) -> None:
-        """One shard's trouble is its own while the generations' shard is up, and the whole engine's if that isn't."""
+        """Mark the error as partial, about one shard alone, if the shard of the generations is up."""
         from redis import exceptions
 
         if isinstance(error.__cause__, exceptions.ClusterDownError) and shard.address != self._owners[GENERATIONS]:
-            with suppress(EngineError):  # a shard that has just come back says so too, for a while
+            with suppress(EngineError):  # a shard that has just come back also answers so for a while
                 await self._ask_generations(colour)
         error.partial = self._several and self._generations_up()
 
     def generation_at_hand(self, scope: str) -> str | None:
-        """Today's, as far as this process knows it."""
+        """Return the current generation of a scope if this process knows it."""
         owner = self._owners[GENERATIONS] if self._owners else None
         shard = self._shards.get(owner) if owner is not None else None
         return None if shard is None else shard.generations.generation_at_hand(scope)
@@ -218,22 +224,22 @@ class Cluster:
             await self._refresh(colour)
         owner = self._owners[slot]
         if owner is None:
-            nobody = EngineError(f"{self.name}: no server has slot {slot}")
-            nobody.partial = self._several and self._generations_up()
-            raise nobody
+            error = EngineError(f"{self.name}: no server has slot {slot}")
+            error.partial = self._several and self._generations_up()
+            raise error
         return self._shard(owner)
 
     async def owners(self, slots: Sequence[int], colour: Colour) -> list[RedisAddress | None]:
-        """Where the slots are, as far as it is known."""
+        """Return the known owners of the slots."""
         if not self._owners:
             await self._refresh(colour)
         owners = self._owners
         return [owners[slot] for slot in slots]
 
-    # -- who has which slot -------------------------------------------------------------------------------------
+    # -- the owners of slots ------------------------------------------------------------------------------------
 
     async def _refresh(self, colour: Colour, avoid: RedisAddress | None = None) -> None:
-        """Ask any server that answers; those that just did not, last."""
+        """Ask any server for the owners of the slots. Servers that just did not answer come last."""
         now = time.monotonic()
         if self._owners and now < self._due:
             return
@@ -247,12 +253,12 @@ class Cluster:
                 shard = self._shard(place)
                 self._learn(await shard.ask(_slots, colour, always=not self._owners), place)
                 return
-            except (EngineError, TypeError, ValueError, LookupError) as error:  # silence, or no list of slots
+            except (EngineError, TypeError, ValueError, LookupError) as error:  # no answer, or not a list of slots
                 silence = error
         if self._closed:
             raise EngineClosed(self.name)
         if not self._owners:
-            raise EngineError(f"{self.name}: no server says who has which slot: {silence}") from silence
+            raise EngineError(f"{self.name}: no server says which server has which slot: {silence}") from silence
 
     def _learn(self, answer: Any, told_by: RedisAddress) -> None:
         owners: list[RedisAddress | None] = [None] * SLOTS
@@ -267,12 +273,12 @@ class Cluster:
             self._homes.add(owners[GENERATIONS])
             gone = [self._shards.pop(place) for place in list(self._shards) if place not in masters]
         for shard in gone:
-            # It may wait for a moment, for a thread that is about to connect.
+            # In a thread, since closing may wait for another thread that is about to connect.
             if begun("stampede-redis-leave", shard.close) is None:
                 shard.close()
 
     async def _moved(self, slot: int, address: RedisAddress, colour: Colour) -> None:
-        """One slot is known at once; others may have moved too."""
+        """Note the new owner of one slot, and ask for all: others may have moved too."""
         await self._refresh(colour)
         self._owners[slot] = address
         self._homes.add(self._owners[GENERATIONS])
@@ -289,20 +295,22 @@ class Cluster:
     def _made(self, address: RedisAddress) -> Master:
         if self._closed:
             raise EngineClosed(self.name)
-        its = {**self._options, "host": address.host, "port": address.port}
-        server = RedisConnector(f"{self.name} ({address.host}:{address.port})", self._kind, its)
+        options = {**self._options, "host": address.host, "port": address.port}
+        server = RedisConnector(f"{self.name} ({address.host}:{address.port})", self._kind, options)
         shard = Master(address, server, self.scripts, tracking=self._tracking)
         shard.news.on_void = partial(self._voided, address)
         shard.news.pulse = Pulse(partial(self._heard_until, shard), shard.news.stamps.stood)
         return shard
 
     def _heard_until(self, shard: Master, now: float) -> float:
-        """As the shard itself, and those that tell of generations: a hit does not ask for those."""
+        """Return until when local hits may trust the stamps: those of the shard, and of the shards with the
+        generations, which hits do not ask for."""
         homes = [home for address, home in list(self._shards.items()) if address in self._homes]
         return min(each.news.heard_until(now) for each in (shard, *homes))
 
     def _voided(self, address: RedisAddress) -> None:
-        """A generation may have ended, of which but one shard tells: what is kept of all others may be older."""
+        """End the tickets of all shards if this one reports generations: one may have ended, so every local value may
+        be too old."""
         if address in self._homes:
             for shard in list(self._shards.values()):
                 shard.news.stamps.void_all()
@@ -317,26 +325,27 @@ def _address(redirect: Any, told_by: RedisAddress) -> RedisAddress:
 
 
 def of_cluster_url(url: str, given: Mapping[str, Any], *, tracking: bool) -> Cluster:
-    """The cluster behind `redis+cluster://user:password@host:port,host:port?options`; some of its servers will do."""
+    """Return the cluster behind `redis+cluster://user:password@host:port,host:port?options`. Naming some of its servers
+    is enough."""
     seeds, options = several(url, 6379)
     path = urlsplit(url).path.strip("/")
     options |= given
     if path not in ("", "0") or int(options.get("db") or 0) != 0:
-        raise OptionError(f"{safe_url(url)}: a cluster has no databases but 0: leave the path out")
+        raise OptionError(f"{safe_url(url)}: a cluster has only database 0: leave the database out")
     kind = options.pop("kind")
     return Cluster(safe_url(url), seeds, kind, options, tracking=tracking)
 
 
 def of_cluster_client(client: Any, given: Mapping[str, Any], *, tracking: bool) -> Cluster | None:
-    """The same of a `RedisCluster` of either colour; None of any other client."""
+    """Return the cluster of a `RedisCluster` of either colour. None for any other client."""
     known: Any = getattr(client, "nodes_manager", None)
     if known is None:
         return None
     nodes = {**known.startup_nodes, **known.nodes_cache}
     seeds = list(dict.fromkeys(RedisAddress(node.host, node.port) for node in nodes.values()))
-    its: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or known.connection_kwargs
-    secret = its.get("ssl", False) or getattr(its.get("connection_class"), "__name__", "") == "SSLConnection"
-    options = {key: value for key, value in made_with(its).items() if key not in ("host", "port", "ssl")}
+    used: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or known.connection_kwargs
+    secret = used.get("ssl", False) or getattr(used.get("connection_class"), "__name__", "") == "SSLConnection"
+    options = {key: value for key, value in made_with(used).items() if key not in ("host", "port", "ssl")}
     if not secret:
         options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
     kind = "SSLConnection" if secret else "Connection"

@@ -1,7 +1,7 @@
-"""What we touch of redis-py's connections that is its own, and nowhere else; seen in 5.3 to 8.1 (`make oldest`).
+"""The private parts of redis-py that are used, and nowhere else; present in 5.3 to 8.1 (`make oldest`).
 
-The library makes a connection, encrypts and logs in; from there on it is ours: its commands and replies are sent and
-read without the library's own buffers, retries and warnings.
+The library makes a connection, encrypts and logs in. From then on commands and replies are sent and read here, without
+the library's buffers, retries and warnings.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ __all__ = ["packer", "parser", "refusal", "socket_of", "streams_of", "take_strea
 
 
 def socket_of(connection: Any) -> Any:
-    """`_sock`, of a connection of the blocking side; None before it is connected. There is no other way to wait for it
-    together with others."""
+    """Return `_sock` of a blocking connection, None before it is connected. There is no public way to wait for several
+    connections together."""
     return connection._sock
 
 
 def streams_of(connection: Any) -> tuple[Any, Any]:
-    """`_reader` and `_writer`, of the suspending side: we go on with their transport."""
+    """Return `_reader` and `_writer` of a suspending connection. Their transport is used from then on."""
     return connection._reader, connection._writer
 
 
 def take_streams(connection: Any) -> None:
-    """From it, by who has kept them: the library would warn that they were not closed."""
+    """Detach the streams from the connection, so that the library does not warn that they were not closed."""
     connection._reader = connection._writer = None
 
 
 def packer() -> Callable[[tuple[bytes, ...]], bytes]:
-    """Return hiredis' function that makes of a command what is sent."""
+    """Return hiredis' function that encodes a command."""
     from hiredis import pack_command
 
     return cast(Any, pack_command)  # type: ignore[no-any-return]
 
 
 def parser(refused: Callable[[str], Exception]) -> Any:
-    """hiredis' parser of RESP2 and of RESP3's pushes. A server's refusal is returned as an exception, not raised."""
+    """Return hiredis' parser of RESP2 and of RESP3's pushes. It returns a server's refusal as an exception, and does
+    not raise it."""
     from hiredis import Reader
 
     return Reader(protocolError=OutOfStep, replyError=refused, notEnoughData=MORE)
 
 
 def refusal(connection: Any) -> Any:
-    """What makes an exception of a server's refusal, as `_parser.parse_error` does: the library's own kinds, by the
-    first word. Before 6.0 those of clusters are known to its parser of clusters only."""
+    """Return the function that makes an exception of a server's refusal, from `_parser.parse_error`: the first word
+    selects the class. Before redis-py 6.0, only its parser for clusters knew the classes of clusters."""
     from redis import exceptions
 
     made = connection._parser.parse_error

@@ -1,4 +1,4 @@
-"""Limits, one port for each colour: one script, by the server's clock."""
+"""Limits, one port for each colour: one script decides, by the server's clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RedisLimits:
 
     async def listed(self) -> list[tuple[str, Usage]]:
         all_of = [(name, await self.used(name)) for name in await listed(self._line, b"W")]
-        return [(name, its) for name, its in all_of if its.rate is not None]
+        return [(name, found) for name, found in all_of if found.rate is not None]
 
 
 def _key(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A line to one server, as both colours have it: what is asked is answered, asked again, or told as trouble."""
+"""Asking one server, in both colours: a command is answered, sent again, or fails with an EngineError."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from stampede.errors import EngineError
 __all__ = ["ServerLine"]
 
 _LOOKS = frozenset([b"GET", b"GETEX"])
-"""Somebody's list is nothing to these: a claim of the key stores a value in its place."""
+"""Commands for which a key of another type counts as missing: a later claim stores a value in its place."""
 
 AGAIN = 3
-"""How often a command is sent again that its server could not do: it may be many servers, which learn one by one."""
+"""How often commands are sent again that the server could not run. It may be many servers behind one address, which
+learn scripts one by one."""
 
 
 class ServerLine(ABC):
-    """Asks a server. Its colour says how questions are sent."""
+    """The way to ask one server. A subclass for each colour says how questions are sent."""
 
     def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         from redis import exceptions
@@ -34,16 +35,17 @@ class ServerLine(ABC):
 
     @abstractmethod
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        """The replies to what goes out together, and which connection will be told when what was read changes (0:
-        none)."""
+        """Return the replies to commands that are sent together, and the number of the news connection that is notified
+        when what was read changes (0: none)."""
 
     async def ask(self, command: Command) -> Any:
-        """The reply."""
+        """Return the reply to one command."""
         replies, _ = await self.ask_all([command])
         return replies[0]
 
     async def _refused(self, commands: Sequence[Command], replies: list[Any], told: int) -> tuple[list[Any], int]:
-        """The same where some replies are refusals: asked again, or else the first of them is raised."""
+        """Send refused commands again where that may help. Return all replies, or raise the first refusal that
+        remains."""
         for tried in range(AGAIN):
             again = self._scripts.again(commands, replies, tried)
             if not again:
@@ -61,11 +63,11 @@ class ServerLine(ABC):
 
     @abstractmethod
     async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        """The replies as they are, refusals among them."""
+        """Return the replies as they are, refusals included."""
 
     def _failure(self, commands: Sequence[Command], error: Exception) -> EngineError:
-        """What to raise instead of an error of the library."""
-        self._server.check()  # then the connection was closed under our hands
+        """Return what to raise instead of an error of the library."""
+        self._server.check()  # raises EngineClosed if the engine was closed meanwhile
         failure = trouble(self._server.name, error)
         failure.unsure = is_once(commands) and not isinstance(error, self._refusal)
         return failure

@@ -1,10 +1,10 @@
-"""Locks that are no cache, one port for each colour.
+"""Locks that are not part of a cache, one port for each colour.
 
 A queue on the server keeps them fair. A waiter takes a place with its first refusal and gives it up when it leaves.
-Whenever there is room for the first of the queue, its place is kept for a fifth of a second, and only that waiter is
-told; once it is inside, the next. So a holder that comes back at once finds the lock taken. A waiter costs three
-commands however many there are; one whose process died costs nothing, and one that is frozen costs a fifth of a second.
-A caller that never waits (`try_lock`) has no place in the queue.
+Whenever there is room for the first waiter of the queue, the server keeps its place for a fifth of a second, and
+notifies only that waiter; once it is inside, the next. So a holder that comes back at once finds the lock taken. A
+waiter costs three commands however many there are. One whose process died costs nothing, and one that is frozen costs a
+fifth of a second. A caller that never waits (`try_lock`) has no place in the queue.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from stampede.runtime.colour import Colour
 __all__ = ["RedisLocks", "listed", "tag_of"]
 
 TURN = 0.2
-"""Seconds for which a lock that came free is kept for the one whose turn it is (as lock.lua says)."""
+"""Seconds for which a free lock is kept for the waiter whose turn it is (as in lock.lua)."""
 
 QUEUE = 4 * FARTHEST
-"""Seconds for which a queue stands of which nobody is heard."""
+"""Seconds for which a queue is kept while none of its waiters asks."""
 
 
 class _Names(NamedTuple):
@@ -48,19 +48,19 @@ class _Names(NamedTuple):
 
 
 def tag_of(name: str) -> bytes:
-    """What all keys of a lock have in common, between braces."""
+    """Return the part that all keys of a lock share, between braces."""
     raw = name.encode("utf-8", "surrogatepass")
     return blake2b(raw, digest_size=12, person=b"lock").hexdigest().encode()
 
 
 async def listed(line: RedisLine, kind: bytes, prefix: str = "") -> list[str]:
-    """The names that begin with this and have a key of this kind, on one server."""
+    """Return the names that begin with `prefix` and have a key of this kind, on one server."""
     names, cursor, start = set(), b"0", prefix.encode("utf-8", "surrogatepass")
     pattern = b"{%b}%b:%b*" % (24 * b"?", kind, re.sub(rb"[][*?\\]", rb"\\\g<0>", start))
     ours = re.compile(rb"\{[0-9a-f]{24}\}%b:(%b.*)" % (kind, re.escape(start)), re.DOTALL)
     while True:
         cursor, found = await line.ask((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % PAGE))
-        names |= {shown(its[1]) for each in found if (its := ours.fullmatch(each))}
+        names |= {shown(match[1]) for each in found if (match := ours.fullmatch(each))}
         if cursor == b"0":
             return sorted(names)
 
@@ -74,7 +74,7 @@ def _names(name: str) -> _Names:
 
 @dataclass(slots=True)
 class _Queued(Busy):
-    """Busy, and the place of the one who asked."""
+    """Busy, with the waiter's own place in the queue."""
 
     mine: bytes = b""
     ahead: int = 0
@@ -92,9 +92,9 @@ class RedisLocks:
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        its, home = _names(name), self._news.home.encode() if waits else b""
-        terms = token, ms(lease), b"%.0f" % room, here().encode("utf-8", "replace"), its.channel, home, ms(QUEUE)
-        command = self._scripts.acquire(its[:3], *terms, b"%d" % self._scripts.fence)
+        names, home = _names(name), self._news.home.encode() if waits else b""
+        terms = token, ms(lease), b"%.0f" % room, here().encode("utf-8", "replace"), names.channel, home, ms(QUEUE)
+        command = self._scripts.acquire(names[:3], *terms, b"%d" % self._scripts.fence)
         taken, what, *place = await self._line.ask(command)
         if taken:
             with process_lock.lock:
@@ -109,8 +109,8 @@ class RedisLocks:
         return bool(await self._line.ask(self._scripts.renew(_names(name)[:1], token, ms(lease))))
 
     async def release(self, name: str, token: bytes) -> bool:
-        its = _names(name)
-        return bool(await self._line.ask(self._scripts.release(its[:3], token, its.channel, os.urandom(8))))
+        names = _names(name)
+        return bool(await self._line.ask(self._scripts.release(names[:3], token, names.channel, os.urandom(8))))
 
     hand_over = renew
 
@@ -120,34 +120,35 @@ class RedisLocks:
     async def held(self, prefix: str = "") -> list[Held]:
         found = []
         for name in await listed(self._line, b"L", prefix):
-            (waiting, now), those = await self._inside(name)
-            for _, left, fence, home in those:
+            (waiting, now), holders = await self._inside(name)
+            for _, left, fence, home in holders:
                 host, pid = parts_of(home.decode("utf-8", "replace"))
-                # A fence is the moment in which it was given, unless the clock was set back.
+                # A fence is the moment at which it was given, unless the clock was set back.
                 since = fence / 1e6 if fence <= now else None
                 seconds = None if since is None else now / 1e6 - since
                 found.append(Held(name, host, pid, None, fence, since, seconds, left / 1000, False, waiting))
         return found
 
     async def _inside(self, name: str) -> tuple[tuple[int, int], list[tuple[bytes, int, int, bytes]]]:
-        """How many wait and the server's microseconds; and of each who is inside token, ms left, fence, who it is."""
-        waiting, now, *told = await self._line.ask(self._scripts.holder(_names(name)[:2]))
-        return (waiting, now), list(zip(told[::4], told[1::4], told[2::4], told[3::4], strict=True))
+        """Return the number of waiters and the server's microseconds; and of each holder the token, ms left, fence and
+        process."""
+        waiting, now, *parts = await self._line.ask(self._scripts.holder(_names(name)[:2]))
+        return (waiting, now), list(zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        its, end, ahead = _names(name), monotonic() + timeout, 0
-        channel, mine = its.channel, b""
+        names, end, ahead = _names(name), monotonic() + timeout, 0
+        channel, mine = names.channel, b""
         if isinstance(busy, _Queued):
-            channel, mine, ahead = its.channel + self._news.home.encode(), busy.mine, busy.ahead
-        # Without news one that is far back may look more rarely, too, but not so that it would miss its turn.
+            channel, mine, ahead = names.channel + self._news.home.encode(), busy.mine, busy.ahead
+        # Without news, a waiter far back in the queue may look more rarely, but must not miss its turn.
         look = LOOK * (1 + min(ahead // 10, 9)) * uniform(0.9, 1.1)
         with self._news.listen(channel, mine) as listener:
             ready = await self._colour.park(listener.ready, min(timeout, look))
             if monotonic() >= end:
-                return  # who asks for it now needs no look
-            # What was released before we listened was told to nobody here. (Who has a place is told when its turn has
-            # come: that the lock has gone from hand to hand since then is no reason to ask again.)
-            if await self._line.ask(self._scripts.standing(its[:2], busy.token, mine)):
+                return  # the caller asks again now, which needs no look
+            # Releases before we listened were not announced here. (A waiter with a place is notified when its turn
+            # comes, so it need not ask again when only the holder has changed.)
+            if await self._line.ask(self._scripts.standing(names[:2], busy.token, mine)):
                 hears = ready and listener.hears
                 ahead, safety = (ahead, SAFETY * uniform(0.9, 1.1)) if hears else (0, look)
                 longest = look_again(ahead, busy.lease, TURN, safety)

@@ -1,8 +1,8 @@
-"""A Redis server's news, as `engines/kit/feed.py` hears them: messages of channels, and changes of keys.
+"""The news of a Redis server, received by a feed (`engines/kit/feed.py`): messages of channels, and changes of keys.
 
-Waiters subscribe to their key's channel; the local tier's tickets are voided by the server's own invalidation
-messages (CLIENT TRACKING, which the reading connections redirect to this one). RESP3, since there invalidation
-messages need no channel rights. Where a server refuses to redirect, there are no tickets.
+Waiters subscribe to their key's channel. Local tiers' tickets are ended by the server's invalidation messages (CLIENT
+TRACKING, redirected from the reading connections to this one). The connection uses RESP3, because there invalidation
+messages need no channel rights. If a server refuses to redirect, there are no tickets.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _log = logging.getLogger("stampede")
 SLOTS = 1 << 16
 GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
 
-HOW = "so a local tier believes what it keeps for a second, or for its ttl"
+HOW = "so a local tier serves what it keeps for a second, or for its ttl"
 """What it means that the server refuses to redirect."""
 
 _PIECE = 1 << 16
 
-_ELSEWHERE = ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")  # a channel's shard, not the user, is the trouble
+_ELSEWHERE = ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")  # about the channel's shard, not about the user's rights
 _PLAIN, _SHARDED = (b"UNSUBSCRIBE", b"SUBSCRIBE"), (b"SUNSUBSCRIBE", b"SSUBSCRIBE")
 
 
 class Refusal(Exception):
-    """The server's answer to a question that this user may not ask."""
+    """The server's answer to a command that this user may not use."""
 
 
 class RedisNews(Feed):
-    """One server's news. `told` is the id of the connection that is told of changes, 0 while there is none.
+    """One server's news. `told` is the id of the connection that is notified of changes, 0 while there is none.
 
-    Whoever reads samples the stamp of the key's slot before the question is sent, and keeps a ticket only if the
-    reading connection had been told to redirect its news to `told`, which is still the one: then news that overtake
-    the reply have changed the stamp already, and those that come later will.
+    A reader samples the stamp of the key's slot before the question is sent. It keeps a ticket only if the reading
+    connection had been asked to redirect its news to `told`, and `told` is still the same. Then news that overtake the
+    reply have changed the stamp already, and later news will change it.
     """
 
     def __init__(self, server: RedisConnector, *, tracks: bool = True, sharded: bool = False) -> None:
-        """With `sharded`, channels are those of a cluster's shard."""
+        """`tracks` says whether changes are wanted. With `sharded`, channels are those of a cluster's shard."""
         self.server = server
         self.verbs = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
@@ -63,17 +63,17 @@ class RedisNews(Feed):
         self.beside = self._readers.wakes
 
     def track(self) -> None:
-        """Changes are wanted, from now on; the connection may be there already."""
+        """Have changes reported from now on. The connection may exist already."""
         self.tracks = True
         self.wake()
 
     def follow(self) -> None:
-        """Have changes told, if this is wanted at all. Until they are, there are no tickets."""
+        """Start the connection if changes are wanted at all. Until they are reported, there are no tickets."""
         if self._thread is None and self.tracks:
             self.start()
 
     def stray(self) -> None:
-        """The server is not the right one any more: what it tells is of no use."""
+        """Note that the server is no longer the right one: what it reports is of no use."""
         self.told = 0
         self.void_all()
         self.wake()
@@ -87,8 +87,8 @@ class RedisNews(Feed):
         readers.close()  # the parent's own stays
 
     def refused(self, told: int, why: Any) -> None:
-        """A reading connection can't have its news redirected to that one. Until a local tier asks for it again, or
-        for good if the server refuses on principle, there are no tickets."""
+        """Note that a reading connection cannot redirect its news to `told`. Unless the cause passes by itself, there
+        are no tickets from then on, until a local tier asks for them again."""
         if self.tracks and told == self.told and not any(word in str(why) for word in _PASSING):
             self.tracks = False
             self.stray()
@@ -97,22 +97,24 @@ class RedisNews(Feed):
     # -- tickets ------------------------------------------------------------------------------------------------
 
     def changed(self, key: bytes) -> None:
-        """By whomever, or ended, or evicted."""
+        """Handle a key that was changed by any client, has expired or was evicted."""
         slot = slot_of(key)
         if slot == GENERATIONS:
-            self.void_all()  # hits don't ask for the generation: whatever is kept may be of an older one
+            self.void_all()  # hits do not ask for the generation, so every local value may be of an older one
         elif slot is not None:
             self.stamps.void(slot, 1)
 
     def watch(self, sock: Any) -> bool:
-        """Have it noticed when a connection ends whose reads are followed, whatever its thread or loop does then.
-        All that it has been told by then it had asked before: its tickets are older than what is voided. False: it
-        can't be, and it has no tickets."""
+        """Watch a connection whose reads are followed, so that its end is noticed even if its thread or loop is busy.
+        Return False if that is impossible: then it gets no tickets.
+
+        Everything that it received before its end was asked before: those tickets are older than what its end voids.
+        """
         return self._readers.watch(sock)
 
     def reader_lost(self, *, ours: bool = False) -> None:
-        """A connection whose reads were followed has ended: of changes in what it had read the server tells nobody.
-        `ours`: we have closed it."""
+        """End all tickets, because a connection whose reads were followed has ended: changes of what it had read are
+        not reported any more. `ours` means that this process closed it."""
         if ours:
             self.stamps.forget()
         else:
@@ -121,17 +123,17 @@ class RedisNews(Feed):
 
     # -- the feed's thread --------------------------------------------------------------------------------------
 
-    def connect(self) -> _Told:
-        told = _Told(self)
-        self._check(told)
-        return told
+    def connect(self) -> _Connection:
+        connection = _Connection(self)
+        self._check(connection)
+        return connection
 
-    def _check(self, told: _Told) -> None:
+    def _check(self, connection: _Connection) -> None:
         self.server.look()
-        if not told.current:
-            raise ConnectionError("this is not the master any more")
+        if not connection.current:
+            raise ConnectionError("this server is not the master any more")
 
-    def turn(self, source: _Told) -> None:
+    def turn(self, source: _Connection) -> None:
         if self.tracks and not self.told and source.number:
             self.told = source.number
             self.stamps.find()
@@ -145,13 +147,13 @@ class RedisNews(Feed):
         self.told = 0
 
 
-class _Told:
-    """The connection that is told."""
+class _Connection:
+    """The connection that receives the news."""
 
     def __init__(self, news: RedisNews) -> None:
         self._news = news
         self.current = True
-        self._expected: deque[Callable[[Any], object]] = deque()  # what the next answers are for
+        self._expected: deque[Callable[[Any], object]] = deque()  # handlers of the next answers
         self._leaving: list[bytes] = []
         self.connection: Any = news.server.connection(protocol=3)
         self.number = self._number()
@@ -170,7 +172,7 @@ class _Told:
                 self._expected.append(partial(self._subscribed, channel))
             else:
                 self._leaving.append(channel.name)
-                self._expected.append(lambda _: self._leaving.pop(0))  # they are answered in this order
+                self._expected.append(lambda _: self._leaving.pop(0))  # answers come in this order
 
     def ping(self) -> None:
         self._send([(b"PING",)])
@@ -180,7 +182,7 @@ class _Told:
         self._sock.sendall(b"".join(map(packer(), commands)))
 
     def read(self) -> None:
-        """By the parser itself: the library would log pushes, and look twice before each."""
+        """Read with hiredis' parser: the library would log pushes, and look twice before each."""
         more = True
         while more:
             data = self._sock.recv(_PIECE)
@@ -188,7 +190,7 @@ class _Told:
                 raise ConnectionError("the server closed the connection")
             self._news.stamps.heard = time.monotonic()
             self._pushes.feed(data)
-            more = hasattr(self._sock, "pending") and self._sock.pending() > 0  # what TLS has read already
+            more = hasattr(self._sock, "pending") and self._sock.pending() > 0  # bytes that TLS has read already
         while (push := self._pushes.gets()) is not MORE:
             self._hear(push)
 
@@ -202,16 +204,16 @@ class _Told:
                 for key in keys:
                     self._news.changed(key)
             case [b"sunsubscribe", channel, *_] if channel not in self._leaving:
-                self._news.gone(channel)  # its slot is another shard's from now on: who waits asks there
+                self._news.gone(channel)  # its slot moved to another shard: waiters must ask there
             case _:
                 self._expected.popleft()(push)
 
     def _subscribed(self, channel: Channel, answer: Any) -> None:
-        stands = not isinstance(answer, Refusal)
-        if not stands:
+        subscribed = not isinstance(answer, Refusal)
+        if not subscribed:
             _log.debug("no subscription: %s", answer)
             self._news.mute = not str(answer).startswith(_ELSEWHERE)
-        self._news.answered(channel, stands)
+        self._news.answered(channel, subscribed)
 
     def _number(self) -> int:
         from redis.exceptions import ResponseError
@@ -223,10 +225,10 @@ class _Told:
         except ResponseError as refusal:
             self._news.refused(0, refusal)
             if self._news.tracks:
-                raise  # it passes
+                raise  # the cause passes by itself
             return 0
-        if type(number) is not int:  # nobody could tell the server to redirect to it
-            raise ConnectionError(f"that is no reply to CLIENT ID: {number!r}")
+        if type(number) is not int:  # the server could not be asked to redirect to it
+            raise ConnectionError(f"unexpected reply to CLIENT ID: {number!r}")
         return number
 
     def close(self) -> None:
@@ -234,11 +236,11 @@ class _Told:
 
 
 _PASSING = ("does not exist", "BUSY", "LOADING")
-"""What passes by itself: the connection to redirect to has just gone, for one."""
+"""Refusals whose cause passes by itself. For example, the connection to redirect to has just gone."""
 
 
 def refusal_of(told: Any, reader: Any) -> str | None:
-    """Of a server that these two connections lead to: why changes in what one reads are not told to the other."""
+    """Return why the server does not report to one connection the changes of what the other reads. None if it does."""
     from redis.exceptions import ResponseError
 
     def ask(connection: Any, *command: bytes) -> Any:
@@ -256,12 +258,12 @@ def refusal_of(told: Any, reader: Any) -> str | None:
 
 
 def follow(told: int) -> tuple[bytes, ...]:
-    """The command that has changes in what a connection reads told to another one."""
+    """Return the command that redirects changes of what a connection reads to another connection."""
     return (b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", b"%d" % told)
 
 
 def slot_of(key: bytes) -> int | None:
-    """The slot of an entry's or a generation's key; None for keys that no ticket is about."""
+    """Return the slot of an entry's or a generation's key. None for other keys, which have no tickets."""
     if key[25:27] == b"}:":
         try:
             return int(key[1:5], 16)

@@ -1,6 +1,7 @@
-"""Connections whose reads the server follows, watched for their end by a thread that always runs.
+"""Watches connections whose reads the server follows. A thread that always runs notices when one ends.
 
-Whose thread is busy, or whose loop rests, notices nothing; and of what it has read, nobody is told any more.
+The connection's own thread or loop may be busy or idle, and would not notice. After its end, changes of what it had
+read are not reported any more.
 """
 
 from __future__ import annotations
@@ -10,24 +11,25 @@ from typing import Any
 
 __all__ = ["Readers"]
 
-_END = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLONESHOT", 0)  # errors and hang-ups are told always
+_END = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLONESHOT", 0)  # errors and hang-ups are always reported
 
 
 class Readers:
-    """By their sockets' numbers. One that is closed here is forgotten by itself, and its number may come again."""
+    """The watched connections, by file descriptor. A descriptor closed by this process is forgotten by itself, and may
+    be used again."""
 
     def __init__(self) -> None:
-        # Where there is no epoll, they are looked at once in a while.
+        # Without epoll, `ended` polls them from time to time.
         self._epoll: Any = select.epoll() if hasattr(select, "epoll") else None
         self._poll: Any = select.poll() if self._epoll is None and hasattr(select, "poll") else None
 
     @property
     def wakes(self) -> Any:
-        """What a selector can wait for: readable when one has ended. None if there is no such thing here."""
+        """What a selector can wait for: readable when a connection has ended. None if the platform has no epoll."""
         return self._epoll
 
     def watch(self, sock: Any) -> bool:
-        """Watch this one, from any thread. False: it can't be, or has ended already."""
+        """Watch this socket, from any thread. Return False if that is impossible, or if it has ended already."""
         try:
             if self._epoll is None:
                 self._poll.register(sock.fileno(), select.POLLHUP)
@@ -41,7 +43,7 @@ class Readers:
         return True
 
     def ended(self) -> bool:
-        """Whether any has, since the last look."""
+        """Return whether a connection has ended since the last call."""
         if self._epoll is not None:
             return bool(self._epoll.poll(0))
         ended = [number for number, _ in self._poll.poll(0)] if self._poll is not None else []

@@ -1,4 +1,4 @@
-"""The ports of a cluster: each verb goes to the shard of its key, and many of one shard go together."""
+"""The ports of a cluster: each verb goes to the shard of its key, and many keys of one shard are asked together."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Verb = Callable[[Ports], Awaitable[T]]
 
 
 def _slot(tag: bytes) -> int:
-    """The slot of all keys with this tag (without its braces)."""
+    """Return the slot of all keys with this tag (without its braces)."""
     return crc_hqx(tag, 0) % SLOTS
 
 
 def slot_of(name: str, *, lock: bool = False) -> int:
-    """The slot of a key, or of a lock or a limit."""
+    """Return the slot of a key, or with `lock` of a lock or a limit."""
     return _slot(tag_of(name) if lock else names(name).lease[1:25])
 
 
@@ -40,7 +40,7 @@ GENERATIONS = _slot(b"stampede")
 
 
 def _routed(port: str, verb: str, *, always: bool = False) -> Any:
-    """A verb of one key, lock or limit, asked where that is."""
+    """Return a method that runs a verb of one key, lock or limit on its shard."""
 
     async def asked(self: _Routed, name: str, *terms: Any, **more: Any) -> Any:
         def ask(ports: Ports) -> Any:
@@ -59,7 +59,7 @@ def _where_generations_are(verb: str) -> Any:
 
 
 class Ways(Protocol):
-    """The way to each shard of a cluster (`cluster.py`)."""
+    """The access to each shard of a cluster (`cluster.py`)."""
 
     async def of_key(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
     async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T: ...
@@ -77,12 +77,12 @@ class _Routed:
         return await self._ways.at(slot_of(name, lock=True), self._colour, verb, always=always)
 
     async def _masters(self) -> list[int]:
-        """A slot of each master."""
+        """Return one slot of each master."""
         owners = await self._ways.owners(range(SLOTS), self._colour)
         return list({owner: slot for slot, owner in enumerate(owners)}.values())
 
     async def _of_all(self, verb: Verb[list[T]]) -> list[T]:
-        """What each master says, one after the other."""
+        """Return the answers of all masters, asked one after the other."""
         slots = await self._masters()
         return [each for slot in slots for each in await self._ways.at(slot, self._colour, verb)]
 
@@ -122,12 +122,12 @@ class RoutedKeys(_Routed):
         return await self._ways.of_key(slot_of(name), self._colour, verb, always=always)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """Claims in one round trip for each shard; fills and abandons in another."""
+        """Return the answers of many verbs, with one round trip for each shard."""
 
         async def ask(keys: RedisKeys, some: Sequence[Asked]) -> list[Any]:
             answers = keys.ask_many(some)
             for answer in answers:
-                if isinstance(answer, EngineError) and not answer.partial:  # or it is the answer about one key
+                if isinstance(answer, EngineError) and not answer.partial:  # a partial error is one key's answer
                     raise answer
             return answers
 
@@ -135,7 +135,8 @@ class RoutedKeys(_Routed):
         return run_blocking(self._many(asked, lambda question: question.args[0], ask, always=always))
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """What is kept of each key. Those of a shard that is down are missing, as long as another one answers."""
+        """Return the stored entries. Keys of a shard that is down count as missing, as long as another shard
+        answers."""
         answers = await self._many(keys, lambda key: key, lambda port, some: port.get(some))
         lost = [isinstance(answer, EngineError) and answer.partial for answer in answers]
         if not all(lost):
@@ -143,7 +144,7 @@ class RoutedKeys(_Routed):
         return _whole(answers)
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
-        """One master after the other, each found by one of its slots."""
+        """Return a page of keys. The masters come one after the other, each found by one of its slots."""
         if cursor is None:
             cursor = await self._masters(), None
         (slot, *more), at = cursor
@@ -153,7 +154,7 @@ class RoutedKeys(_Routed):
         return found, (more, None) if more else None
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """In one round trip to each shard."""
+        """Make the changes with one round trip to each shard."""
 
         async def change(keys: RedisKeys, some: Sequence[Asked]) -> list[Any]:
             return (await keys.change(some, []))[0]
@@ -165,7 +166,7 @@ class RoutedKeys(_Routed):
         try:
             return await self._ways.at(GENERATIONS, self._colour, lambda ports: verb(ports.keys))
         except EngineError as error:
-            error.partial = False  # of no key anything can be known
+            error.partial = False  # without generations, no key can be asked for
             raise
 
     async def _many(
@@ -176,8 +177,8 @@ class RoutedKeys(_Routed):
         *,
         always: bool = False,
     ) -> list[Any]:
-        """An answer, or an EngineError, to each item. Those of one shard go together, and from an event loop the shards
-        are asked beside each other."""
+        """Return an answer, or an EngineError, for each item. Items of one shard are asked together; an event loop asks
+        the shards in parallel."""
         slots = [slot_of(key(item)) for item in items]
         parts: dict[RedisAddress | None, list[int]] = {}
         try:
@@ -221,14 +222,14 @@ class RoutedPorts:
 
 
 def _is_about_one(error: EngineError) -> bool:
-    """Whether it is about one of many slots, which has moved, or is about to; the others have answers."""
+    """Return whether the error is about one of many slots, which has moved or is about to. The others have answers."""
     from redis import exceptions
 
     return isinstance(reason(error), (exceptions.AskError, exceptions.TryAgainError))
 
 
 def _whole(answers: list[Any]) -> list[Any]:
-    """The answers, if each is one."""
+    """Return the answers, or raise the first error among them."""
     for answer in answers:
         if isinstance(answer, EngineError):
             raise answer
@@ -236,6 +237,6 @@ def _whole(answers: list[Any]) -> list[Any]:
 
 
 def reason(error: EngineError) -> BaseException | None:
-    """What the library raised; None if the trouble is this process's own."""
+    """Return the library's error behind this one. None if the cause is in this process."""
     cause = error.__cause__
     return reason(cause) if isinstance(cause, EngineError) else cause

@@ -1,4 +1,4 @@
-"""The scripts: one readable .lua file for each verb, called by its hash."""
+"""The scripts: one .lua file for each verb, called by its hash."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _KINDS: dict[str, frozenset[Any] | None] = {
     "holder": None,
     "limit": frozenset([(int, int, int), (int, bytes)]),
 }
-"""Of which types the parts of a reply to a script are; a reply of others is out of step. All other scripts answer with
-a number."""
+"""Types of the parts of each script's reply. A reply with others is out of step. Scripts that are not listed answer
+with a number."""
 
 OF_COMMANDS = {
     b"GET": frozenset([bytes, _NONE]),
@@ -36,11 +36,11 @@ OF_COMMANDS = {
     b"ASKING": frozenset([bytes]),
     b"CLIENT": frozenset([bytes]),
 }
-"""The same of plain commands."""
+"""Types of the replies to plain commands."""
 
 Command: TypeAlias = tuple[bytes, ...]
-"""A command as it is sent, numbers as text. A call of a script names it by its hash; `Scripts.with_text` is the same
-with its text."""
+"""A command as it is sent, with numbers as text. A script is called by its hash; `Scripts.with_text` replaces the hash
+by the script's text."""
 
 
 class Script:
@@ -50,7 +50,7 @@ class Script:
 
     def __init__(self, source: bytes, first: Sequence[bytes] = ()) -> None:
         self.source = source
-        self.first = first  # what it is told beside its arguments where it is sent as a text
+        self.first = first  # extra arguments when it is sent as text
         self.hash = sha1(source, usedforsecurity=False).hexdigest().encode()
 
     def __call__(self, keys: Sequence[bytes], *args: bytes) -> Command:
@@ -58,7 +58,7 @@ class Script:
 
 
 class Scripts:
-    """All verbs. With `sharded`, the herd is told by the channels of a cluster's shard."""
+    """All verbs. With `sharded`, herds are woken by the channels of a cluster's shard."""
 
     def __init__(self, *, sharded: bool = False) -> None:
         from redis.exceptions import ConnectionError, ReadOnlyError
@@ -72,7 +72,7 @@ class Scripts:
         lease = (folder / "lease.lua").read_bytes()
         self.sharded = sharded
         self._by_hash: dict[bytes, Script] = {}
-        self._kinds: dict[bytes, frozenset[Any] | None] = {**OF_COMMANDS}  # and by a script's hash, and by its text
+        self._kinds: dict[bytes, frozenset[Any] | None] = {**OF_COMMANDS}  # also by a script's hash and by its text
 
         def load(name: str, *, before: bytes = entry, first: Sequence[bytes] = ()) -> Script:
             source = before + (folder / f"{name}.lua").read_bytes().replace(b"\n-- lease\n", b"\n" + lease)
@@ -85,7 +85,8 @@ class Scripts:
         self.abandon, self.prolong = load("abandon"), load("prolong")
         self.get, self.set, self.replace = load("get"), load("set"), load("replace")
         self.expire, self.invalidate = load("expire"), load("invalidate")
-        # A server forgets scripts when it ends, and nothing else of them is kept: the first call is one of a new run.
+        # A server forgets its scripts only when it ends, or when they are flushed. So the first call of a script after
+        # a restart is sent as text, with "first".
         self.generation, self.bump = load("generation", first=[b"first"]), load("bump")
         self.soften = load("soften")
         self.acquire, self.release = load("acquire", before=entry + lock), load("release", before=entry + lock)
@@ -93,30 +94,31 @@ class Scripts:
         self.holder = load("holder", before=entry + lock)
         self.limit = load("limit", before=b"")
         self.audience: WeakSet[Hears] = WeakSet()
-        self.fence = 0  # the highest that this process has seen there
+        self.fence = 0  # the highest fence that this process has seen there
         self.refuses = False
 
     def refused(self, server: str, how: str) -> None:
-        """Its server doesn't tell of changes; the others of a cluster won't, either."""
+        """Note that a server does not report changes. The other servers of a cluster will not, either."""
         if not self.refuses:
             self.refuses = True
             self.untold(server, how)
 
     def untold(self, server: str, how: str) -> None:
-        """Tell people that a server doesn't tell of changes."""
+        """Warn that a server does not report changes."""
         for hears in list(self.audience):
             hears.untold(server, how)
 
     def with_text(self, command: Command) -> Command:
-        """The call with the script's text, for a server that doesn't know it: flushed, restarted, failed over."""
+        """Return the call with the script's text, for a server that does not know it after a flush, restart or
+        failover."""
         if command[0] != b"EVALSHA":
             return command
         script = self._by_hash[command[1]]
         return (b"EVAL", script.source, *command[2:], *script.first)
 
     def check(self, command: Command, reply: Any) -> None:
-        """OutOfStep if that can't be the reply to this command. (A refusal can, to any.) ConnectionError if it refuses
-        all: a new connection may find the server that is the master now, or log in."""
+        """Raise OutOfStep if this cannot be the reply to this command. (A refusal can reply to any.) Raise
+        ConnectionError for a refusal of everything: a new connection may find the current master, or log in."""
         kinds = self._kinds.get(command[1] if command[0] in _CALLS else command[0])
         if kinds is not None and (tuple(map(type, reply)) if type(reply) is list else type(reply)) in kinds:
             return
@@ -124,32 +126,35 @@ class Scripts:
             if isinstance(reply, self._useless) or str(reply).startswith("Protocol error"):
                 raise ConnectionError(str(reply)) from reply
         elif kinds is not None:
-            raise OutOfStep(f"that is no reply to {command[0].decode()}: {str(reply)[:80]}")
+            raise OutOfStep(f"unexpected reply to {command[0].decode()}: {str(reply)[:80]}")
 
     def again(self, commands: Sequence[Command], replies: Sequence[Any], tried: int) -> dict[int, Command]:
-        """What to send once more, by the commands' numbers: the server doesn't know a script, or isn't of one mind."""
+        """Return the commands to send once more, by number: the server does not know a script, or is several
+        servers."""
         found: dict[int, Command] = {}
-        told: set[bytes] = set()  # scripts that are being sent
+        sent: set[bytes] = set()  # scripts that are being sent
         for number, (command, reply) in enumerate(zip(commands, replies, strict=True)):
             if isinstance(reply, Exception) and is_passing(reply):
-                # Who forgets at once is many servers, each of which knows the scripts that it was sent itself.
-                known = _FORGOTTEN not in str(reply) or (command[1] in told and not tried)
+                # A script that was just sent and is unknown again: these are several servers, and each knows only what
+                # it was sent.
+                known = _FORGOTTEN not in str(reply) or (command[1] in sent and not tried)
                 found[number] = command if known else self.with_text(command)
-                told.add(command[1])
+                sent.add(command[1])
         return found
 
 
 def is_passing(refusal: BaseException) -> bool:
-    """Whether the next try may be answered: the script is sent with it, or what looks like one server is many."""
+    """Return whether another try may succeed: with the script's text, or on another of several servers behind one
+    address."""
     return _FORGOTTEN in str(refusal) or "non local key" in str(refusal)
 
 
 def is_damage(refusal: BaseException) -> bool:
-    """Whether it is about what one key holds. All other refusals are about the server, or what we may do there."""
+    """Return whether the refusal is about the value of one key. Others are about the server, or this user's rights."""
     return "WRONGTYPE" in str(refusal) or _LUA.search(str(refusal)) is not None
 
 
 _FORGOTTEN = "No matching script"
 
 _LUA = re.compile(r"(?<!@)user_script:\d+: ")
-"""A script has stumbled over what it found: not the server's error (behind `@user_script:`), but Lua's own."""
+"""Matches Lua's own error over a value that a script found. Errors of the server are behind `@user_script:`."""

@@ -22,22 +22,22 @@ __all__ = ["Service", "of_sentinel_client", "of_sentinel_url"]
 _log = logging.getLogger("stampede")
 
 LOOK = 1.0
-"""Seconds between two questions to the sentinels while nothing happens. They let an old master go on for ten seconds
-when they replace one that lives, and it would be believed meanwhile."""
+"""Seconds between two questions to the sentinels while nothing happens. When they replace a master that is alive, the
+old one goes on for ten seconds, and would be trusted meanwhile."""
 
 _SHAPE = "redis+sentinel://host:26379,host:26379/service/0"
 
 
 class Service(RedisConnector):
-    """The master of a service, whichever server that is. One that is no master any more refuses all that we ask: each
-    question is a write, as the server counts this."""
+    """The current master of a service. A former master refuses all our questions, since the server counts each of them
+    as a write."""
 
     moves = True
 
     def __init__(
         self, name: str, kind: str, service: str, sentinels: Sequence[RedisAddress], options: Mapping[str, Any]
     ):
-        """Options that begin with `sentinel_` are for the connections to the sentinels."""
+        """Check the options. Those that begin with `sentinel_` are for the connections to the sentinels."""
         from redis.sentinel import Sentinel
 
         self._service = service
@@ -53,8 +53,8 @@ class Service(RedisConnector):
         self._worker_threads = WorkerThreads(2)
         self._lock = threading.RLock()
         self._look = 0.0  # when to ask the sentinels again
-        self._master: tuple[str, int] | None = None  # of the last connection
-        self._wires: WeakSet[Any] = WeakSet()  # of connections: `current` says whether one leads where a new one would
+        self._master: tuple[str, int] | None = None  # where the last connection led
+        self._wires: WeakSet[Any] = WeakSet()  # open connections; their `current` becomes False when the master changes
         super().__init__(name, kind, own)
 
     def connection(self, **options: Any) -> Any:
@@ -66,11 +66,11 @@ class Service(RedisConnector):
         return self._made("redis.asyncio", host=host, port=port)
 
     def master(self) -> tuple[str, int]:
-        """Where the sentinels say that the master is."""
+        """Return the address that the sentinels name as the master's."""
         from redis.exceptions import RedisError
         from redis.sentinel import MasterNotFoundError
 
-        watch = copy(self._watch)  # threads look side by side, and each of them puts who answers first
+        watch = copy(self._watch)  # threads ask in parallel, and `discover_master` reorders the list of sentinels
         watch.sentinels = [*self._watch.sentinels]
         try:
             host, port = watch.discover_master(self._service)
@@ -78,11 +78,11 @@ class Service(RedisConnector):
             why = ""
             try:
                 watch.sentinels[0].ping()
-            except RedisError as error:  # of all sentinels, perhaps: wrong certificates, wrong passwords
+            except RedisError as error:  # perhaps true of all sentinels: wrong certificates, wrong passwords
                 why = f": {error}"
-            raise ConnectionError(f"no sentinel names a master of {self._service!r} that is up{why}") from unknown
+            raise ConnectionError(f"no sentinel knows a working master of {self._service!r}{why}") from unknown
         except ODD as odd:
-            raise ConnectionError(f"the sentinels say what is no address: {odd}") from odd
+            raise ConnectionError(f"the sentinels returned an invalid address: {odd}") from odd
         self._watch.sentinels = watch.sentinels
         return host, port
 
@@ -97,12 +97,12 @@ class Service(RedisConnector):
         if time.monotonic() >= self._look:
             try:
                 self._move(self.master())
-            except (RedisError, OSError) as error:  # they are out of service: nothing has changed
+            except (RedisError, OSError) as error:  # the sentinels do not answer: keep the known master
                 _log.debug("no answer from the sentinels: %s", error)
             self._look = time.monotonic() + LOOK
 
     def _move(self, master: tuple[str, int]) -> None:
-        """Connections to another server are of no use any more."""
+        """If the master has changed, mark the connections to the old one as useless."""
         with self._lock:
             before, self._master = self._master, master
             if before in (None, master):
@@ -120,20 +120,20 @@ class Service(RedisConnector):
 
 
 def of_sentinel_url(url: str, given: Mapping[str, Any]) -> Service:
-    """The master behind `redis+sentinel://user:password@host:port,host:port/service/db?sentinel_password=...`."""
+    """Return the master behind `redis+sentinel://host:port,host:port/service/db?sentinel_password=...`."""
     sentinels, options = several(url, 26379)
     service, _, db = urlsplit(url).path.lstrip("/").partition("/")
     if not service:
         raise OptionError(f"{safe_url(url)}: name the service, as in {_SHAPE}")
     if db and not db.isdecimal():
-        raise OptionError(f"{safe_url(url)}: {db!r} is no number of a database, as in {_SHAPE}")
+        raise OptionError(f"{safe_url(url)}: {db!r} is not a database number, as in {_SHAPE}")
     if db:
         options["db"] = int(db)
     return Service(safe_url(url), options.pop("kind"), unquote(service), sentinels, options | dict(given))
 
 
 def of_sentinel_client(client: Any, given: Mapping[str, Any]) -> Service | None:
-    """The same of what `Sentinel.master_for` gives, in either colour; None of any other client."""
+    """Return the master behind a result of `Sentinel.master_for`, in either colour. None for any other client."""
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(getattr(pool, "connection_class", None), "__name__", "")
     if not kind.startswith("SentinelManaged"):

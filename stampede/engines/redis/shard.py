@@ -22,7 +22,7 @@ __all__ = ["Ports", "Shard"]
 
 
 class Ports(NamedTuple):
-    """What a server is asked by, in one colour."""
+    """The ports of one server in one colour."""
 
     line: RedisLine
     keys: RedisKeys
@@ -36,11 +36,11 @@ _RISKS = {
     "-random": "may evict leases and locks that are in use",
     "allkeys-": "may evict a generation (as `clear` would) and entries without a ttl",
 }
-"""What a server that is full may lose, by a part of its policy's name."""
+"""What a full server may lose, by a part of the name of its eviction policy."""
 
 
 class Shard:
-    """A server as the engine sees it. It is the whole engine, or one of a cluster's masters."""
+    """A server as the engine sees it: the whole engine, or one of a cluster's masters."""
 
     def __init__(self, server: RedisConnector, scripts: Scripts, *, tracking: bool, sharded: bool = False) -> None:
         self._server = server
@@ -63,24 +63,25 @@ class Shard:
         return Ports(line, keys, locks, RedisLimits(line, self.scripts))
 
     def follow(self) -> None:
-        """Have the server tell of changes from now on."""
+        """Have the server report changes from now on."""
         self.news.track()
 
     def refusal(self) -> str | None:
-        """Why it doesn't tell of changes as we would like it to, if so, and what is done instead; asked now."""
+        """Ask now whether the server reports changes. If it refuses, return why, and what is done instead; else
+        None."""
         return refusal_of(self._server.connection(protocol=3), self._server.connection())
 
     async def ping(self) -> None:
         await self.line.ask((b"PING",))
 
     async def _info(self) -> dict[str, str]:
-        """Return what the server says of itself, by the names of its INFO command."""
+        """Return the server's answer to INFO, by field."""
         said = await self.line.ask((b"INFO",))
         text = bytes(said).decode("utf-8", "replace") if isinstance(said, (bytes, bytearray)) else str(said)
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     async def advice(self) -> list[str]:
-        """Return what the eviction policy puts at risk. EngineError: the server is full and evicts nothing."""
+        """Return what the eviction policy puts at risk. Raise EngineError if the server is full and evicts nothing."""
         info = await self._info()
         policy, most = info.get("maxmemory_policy", ""), int(info.get("maxmemory", 0))
         if policy == "noeviction" and 0 < most <= int(info.get("used_memory", 0)):
@@ -93,7 +94,7 @@ class Shard:
         return [f"{self.name} has maxmemory-policy {policy}, which {risk}: set volatile-lru"] if risk else []
 
     async def facts(self) -> dict[str, dict[str, Any]]:
-        """Return what an operator wants to know of the server, by its name."""
+        """Return what an operator wants to know about the server, under its name."""
         info = await self._info()
         keys = await self.line.ask((b"DBSIZE",))
         facts = {
@@ -108,10 +109,10 @@ class Shard:
         return {self.name: facts}
 
     def close(self) -> None:
-        self._server.closed = True  # who is woken by the others finds it so
+        self._server.closed = True  # callers that are woken below see that it is closed
         for part in (self.news, self.line, self.aline, self._server):
             part.close()
 
     def start_again(self) -> None:
-        """In a forked child."""
+        """Begin anew in a forked child."""
         forks.each(part.start_again for part in (self.line, self.aline, self.news, self.generations))

@@ -1,4 +1,4 @@
-"""The suspending side: what one turn of an event loop asks goes out together, over one connection of that loop."""
+"""The suspending side: questions of one turn of an event loop are sent together, over one connection of that loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RedisSuspending"]
 
 
 class RedisSuspending(ServerLine):
-    """Asks a server, from any task of any event loop."""
+    """The line to a server for any task of any event loop."""
 
     def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         super().__init__(server, scripts, news)
@@ -41,7 +41,7 @@ class RedisSuspending(ServerLine):
 
     async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         question = self._pipes.to(None).ask(commands, len(commands))
-        question.again = is_once(commands)  # as if it had been sent before
+        question.again = is_once(commands)  # treated as already sent once
         try:
             await question.future
         except BaseException:
@@ -60,7 +60,7 @@ class RedisSuspending(ServerLine):
 
 
 class _Pipe(Pipe):
-    """How Redis is connected to, asked, and heard."""
+    """How to connect to Redis, ask it, and read its replies."""
 
     def __init__(self, server: RedisConnector, scripts: Scripts, news: RedisNews) -> None:
         from redis.exceptions import RedisError
@@ -80,13 +80,13 @@ class _Pipe(Pipe):
             wire = _Wire(self, connection)
             if self._server.moves:
                 self._server.met(wire)
-                self._news.start()  # which looks where the server is
+                self._news.start()  # its thread watches for a new master
             wire.kept = streams_of(connection)
             wire.connection_made(wire.kept[1].transport)
             wire.stand()
             wire.transport.set_protocol(wire)
             take_streams(connection)
-        except RuntimeError as closed:  # uvloop raises it if the server has just closed the connection
+        except RuntimeError as closed:  # uvloop raises this if the server has just closed the connection
             await connection.disconnect(nowait=True)
             raise ConnectionResetError(str(closed)) from closed
         except BaseException:
@@ -99,17 +99,17 @@ class _Pipe(Pipe):
 
     def check(self, question: Question, reply: Any) -> None:
         command = question.asked[len(question.replies)]
-        if type(reply) not in OF_COMMANDS.get(command[0], ()):  # else a hit is told with one step less
+        if type(reply) not in OF_COMMANDS.get(command[0], ()):  # a hit needs one step less
             self._scripts.check(command, reply)
 
     def before(self, wire: Any) -> Question | None:
-        """Have the server tell that connection of changes in what is read by this one from here on."""
+        """Ask the server to notify the news connection of changes of what this connection reads from now on."""
         told = self._news.told
         if not told or told == wire.following:
             return None
         wire.following = told
         question = Question([follow(told)], 1, asyncio.get_running_loop().create_future())
-        question.again = True  # on another connection it would be wrong
+        question.again = True  # never sent again: it is about this connection
 
         def followed() -> None:
             answer = question.replies[0]
@@ -119,7 +119,7 @@ class _Pipe(Pipe):
                 self._news.refused(told, answer)
 
         question.forget()
-        question.heard = followed  # at once: what was read next may have come with it
+        question.heard = followed  # at once: the next reply may have arrived with this one
         return question
 
     def left(self, wire: Any, *, ours: bool) -> None:
@@ -134,4 +134,4 @@ class _Wire(Wire):
     def __init__(self, pipe: Pipe, connection: Any) -> None:
         super().__init__(pipe, parser(refusal(connection)))
         self.connection = connection
-        self.following = 0  # which connection we have asked the server to tell of what is read here
+        self.following = 0  # the news connection that we asked the server to notify

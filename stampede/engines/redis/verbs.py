@@ -1,4 +1,4 @@
-"""The verbs, written once: each is one script, sent by the line of its colour."""
+"""The verbs of keys, written once: each is one script, sent by the line of its colour."""
 
 from __future__ import annotations
 
@@ -43,39 +43,40 @@ from stampede.runtime.colour import Colour, run_blocking, settled
 __all__ = ["RedisKeys", "RedisLine"]
 
 VERDICT = 5.0
-"""Seconds for which a verdict is told to those who waited for its lease."""
+"""Seconds for which a verdict is stored for those who waited for its lease."""
 
 SMALL = 4096
-"""Bytes of an entry that is sent along with the news of it."""
+"""Largest entry in bytes that is sent along with the news of its fill."""
 
 SAFETY = 1.0
-"""Seconds between two looks of a waiter that nobody woke: no push is durable."""
+"""Seconds between two looks of a waiter that was not woken: a push can get lost."""
 
 LOOK = 0.1
-"""The same where there are no news, or not yet."""
+"""Seconds between two looks while there are no news."""
 
 NOTED = 2 * KNOWN
-"""Seconds for which an ended generation is noted: somebody may believe in it yet, and changes go there, too."""
+"""Seconds for which an ended generation is noted. Another process may still believe it, so changes are made there
+too."""
 
 PAGE = 1000
-"""Keys that are looked at for one page of a list."""
+"""Keys that the server looks at for one page of a list."""
 
 MANY = 4096
-"""Entries of which a process remembers the end."""
+"""Highest number of entries whose ends a process remembers."""
 
 LARGE = 1 << 16
-"""Bytes from which on it may be the value that the server does not take."""
+"""Size in bytes from which on the value may be what the server did not accept."""
 
 
 class RedisLine(Protocol):
-    """How one colour asks. EngineError if there is no answer, or a refusal."""
+    """The way in which one colour asks. It raises EngineError if there is no answer, or a refusal."""
 
     async def ask(self, command: Command) -> Any: ...
     async def ask_all(self, commands: Sequence[Command]) -> tuple[list[Any], int]: ...
 
 
 class _Aside:
-    """A line whose questions wait for those of other verbs."""
+    """A line that sets questions aside, so that they are asked together with those of other verbs."""
 
     async def ask(self, command: Command) -> Any:
         return (await self.ask_all([command]))[0][0]
@@ -86,11 +87,12 @@ class _Aside:
 
 
 class KnownEnd(NamedTuple):
-    """When an entry ends, as this process was told. Two that look alike up to here are one: their ids are."""
+    """The end of an entry, as the server reported it. An entry that begins with the same head is the same one: the head
+    holds its id."""
 
-    head: bytes  # its string begins so
-    end: float  # of its key, on our own clock
-    until: float  # after this somebody may have refreshed it
+    head: bytes  # the first bytes of the entry's string
+    end: float  # when its key ends, on this process's clock
+    until: float  # after this, another process may have refreshed it
 
 
 class RedisKeys:
@@ -109,41 +111,46 @@ class RedisKeys:
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def look(self, key: str) -> Found | None:
-        its, news, at = names(key), self._news, time.monotonic()
+        key_names, news, at = names(key), self._news, time.monotonic()
         if news.tracks:
             news.follow()
-        slot, known = its.slot, self._ends.get(its.entry)
+        slot, known = key_names.slot, self._ends.get(key_names.entry)
         if known is not None and at >= known.until:
-            known = None  # somebody may have refreshed it
-        stamp = news.stamps[slot]  # before the question is sent: see News
+            known = None  # another process may have refreshed it
+        stamp = news.stamps[slot]  # before the question is sent: see RedisNews
         try:
-            replies, told = await self._line.ask_all(self._looking(its, known))
+            replies, told = await self._line.ask_all(self._looking(key_names, known))
         except EngineError as error:
             if not is_about_rights(error):
                 raise
-            return None  # a script may do what we may not
-        entry = self._seen(its, known, replies, at)
+            return None  # a script may be allowed where a command is not
+        entry = self._seen(key_names, known, replies, at)
         if entry is None:
-            # Another one stands there by now, of which only its end is missing; or nothing that is good.
+            # Either another entry is stored by now, and only its end is missing; or there is nothing good.
             return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if told and told == news.told else None)
 
-    def _looking(self, its: RedisNames, known: KnownEnd | None) -> list[Command]:
-        """What `claim.lua` would find, by plain commands. One of them is refused by a server that is not the master any
-        more. It must not be the one that is to be followed: CLIENT TRACKING remembers nothing of what GETEX reads. The
-        end of an entry that still stands as it did needn't be asked for again."""
-        left: list[Command] = [(b"PTTL", its.entry)] if known is None else []
-        if self._news.tracks:
-            return [*left, (b"GET", its.entry), (b"GETEX", its.lease)]
-        return [*left, (b"GETEX", its.entry)]
+    def _looking(self, key_names: RedisNames, known: KnownEnd | None) -> list[Command]:
+        """Return plain commands that find what `claim.lua` would find.
 
-    def _seen(self, its: RedisNames, known: KnownEnd | None, replies: Sequence[Any], at: float) -> Entry[Any] | None:
-        """The entry in what was said to that, if it is fresh; when it ends is known from here on."""
+        One of them counts as a write, so that a server that is no longer the master refuses it. It must not be the one
+        that is to be followed: CLIENT TRACKING ignores what GETEX reads. If the entry's end is known and the entry is
+        unchanged, its end is not asked for again.
+        """
+        left: list[Command] = [(b"PTTL", key_names.entry)] if known is None else []
+        if self._news.tracks:
+            return [*left, (b"GET", key_names.entry), (b"GETEX", key_names.lease)]
+        return [*left, (b"GETEX", key_names.entry)]
+
+    def _seen(
+        self, key_names: RedisNames, known: KnownEnd | None, replies: Sequence[Any], at: float
+    ) -> Entry[Any] | None:
+        """Return the entry in the replies to `_looking`, if it is fresh, and remember its end."""
         if known is not None:
             string = replies[0]
             if string is not None and string.startswith(known.head):
                 return fresh_of(1000 * (known.end - at), string)
-            self._ends.pop(its.entry, None)
+            self._ends.pop(key_names.entry, None)
             return None
         left, string = replies[:2]
         entry = fresh_of(left, string)
@@ -151,58 +158,59 @@ class RedisKeys:
             until = at + entry.fresh - min(2 * entry.margin, entry.ttl / 2)
             if len(self._ends) >= MANY:
                 self._ends.clear()
-            self._ends[its.entry] = KnownEnd(string[:HEAD], inf if left < 0 else at + left / 1000, until)
+            self._ends[key_names.entry] = KnownEnd(string[:HEAD], inf if left < 0 else at + left / 1000, until)
         return entry
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        its, news = names(key), self._news
+        key_names, news = names(key), self._news
         if news.tracks:
             news.follow()
-        slot = its.slot
-        stamp = news.stamps[slot]  # before the question is sent: see News
-        args = claim_args(token, ask, its.channel)
-        (answer,), told = await self._line.ask_all([self._scripts.claim(self._named(its), *args)])
+        slot = key_names.slot
+        stamp = news.stamps[slot]  # before the question is sent: see RedisNews
+        args = claim_args(token, ask, key_names.channel)
+        (answer,), told = await self._line.ask_all([self._scripts.claim(self._claim_keys(key_names), *args)])
         return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
 
-    def _named(self, its: RedisNames) -> Sequence[bytes]:
-        """A claim's keys as they are named: all in a cluster, where they may be moving; else what is to be followed."""
-        return its[:1] if self._news.tracks and not self._scripts.sharded else its[:4]
+    def _claim_keys(self, key_names: RedisNames) -> Sequence[bytes]:
+        """Return the keys that a claim names: all in a cluster, where they may be moving; else only what is to be
+        followed."""
+        return key_names[:1] if self._news.tracks and not self._scripts.sharded else key_names[:4]
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
-        its, news = names(key), self._news
-        stamp, told, ticket = news.stamps[its.slot], news.told, None
+        key_names, news = names(key), self._news
+        stamp, told, ticket = news.stamps[key_names.slot], news.told, None
         until, string = _packed(entry)
-        keys = its[:1] if told and not self._scripts.sharded else its[:4]  # as in claims
-        terms = token, entry.id, until, string, its.channel, b"%d" % SMALL
+        keys = key_names[:1] if told and not self._scripts.sharded else key_names[:4]  # as in claims
+        terms = token, entry.id, until, string, key_names.channel, b"%d" % SMALL
         command = self._scripts.fill(keys, *terms, *([b"follow"] if told else []))
         try:
             (done,), teller = await self._line.ask_all([command])
             if done == 1 and told and told == teller == news.told:
-                ticket = news.stored(its.slot, stamp)
+                ticket = news.stored(key_names.slot, stamp)
         except EngineError as error:
             await self._judge(error, command)
             raise
         finally:
-            self._ends.pop(its.entry, None)
+            self._ends.pop(key_names.entry, None)
             if ticket is None:
-                news.void(its.slot)
+                news.void(key_names.slot)
         return ticket or bool(done)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        its, told = names(key), b"" if verdict is None else verdict_string(verdict)
+        key_names, told = names(key), b"" if verdict is None else verdict_string(verdict)
         terms = token, told, ms(VERDICT), ms(rest) if rest > 0 else b"0", told or verdict_string(Verdict("failed"))
-        return bool(await self._line.ask(self._scripts.abandon(its[1:4], *terms, its.channel)))
+        return bool(await self._line.ask(self._scripts.abandon(key_names[1:4], *terms, key_names.channel)))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return bool(await self._line.ask(self._scripts.prolong([names(key).lease], token, ms(lease))))
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
-        """What all verbs ask next goes out together."""
+        """Return the answers of all verbs. What they ask next is sent together."""
         aside = self._aside()
         return together([getattr(aside, verb)(*args) for verb, args in asked], self._answered)
 
     def _aside(self) -> RedisKeys:
-        """The same verbs, whose questions wait for those of others."""
+        """Return a copy whose questions are set aside, so that they are asked together with those of others."""
         aside = copy(self)
         aside._line = _Aside()
         return aside
@@ -211,18 +219,18 @@ class RedisKeys:
         try:
             replies, told = run_blocking(self._line.ask_all([each for asked in questions.values() for each in asked]))
         except EngineError as error:
-            if is_about_rights(error) and len(questions) > 1:  # looks are refused, and claims perhaps not
+            if is_about_rights(error) and len(questions) > 1:  # plain reads are refused, claims perhaps not
                 return {each: self._answered({each: asked})[each] for each, asked in questions.items()}
             return dict.fromkeys(questions, error)
-        its = iter(replies)
-        return {number: ([next(its) for _ in asked], told) for number, asked in questions.items()}
+        remaining = iter(replies)
+        return {number: ([next(remaining) for _ in asked], told) for number, asked in questions.items()}
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        its, end = names(key), time.monotonic() + min(timeout, busy.lease)
-        with self._news.listen(its.channel) as listener:
+        key_names, end = names(key), time.monotonic() + min(timeout, busy.lease)
+        with self._news.listen(key_names.channel) as listener:
             ready = await self._colour.park(listener.ready, min(timeout, LOOK))
-            # What fell before we listened was told to nobody here.
-            if token_of(await self._line.ask((b"GETEX", its.lease))) == busy.token:
+            # Changes before we listened were not announced here.
+            if token_of(await self._line.ask((b"GETEX", key_names.lease))) == busy.token:
                 longest = (SAFETY if ready and listener.hears else LOOK) * uniform(0.9, 1.1)
                 await self._colour.park(listener.bell, min(end - time.monotonic(), longest))
         entry = news_of(listener.message, busy.token)
@@ -235,8 +243,8 @@ class RedisKeys:
         return [kept(answer) for answer in answers]
 
     async def show(self, key: str) -> Shown:
-        its = names(key)
-        commands = [self._scripts.get([its.entry]), (b"GET", its.lease), (b"PTTL", its.lease)]
+        key_names = names(key)
+        commands = [self._scripts.get([key_names.entry]), (b"GET", key_names.lease), (b"PTTL", key_names.lease)]
         return shown(*(await self._line.ask_all(commands))[0])
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
@@ -245,24 +253,26 @@ class RedisKeys:
         return list(dict.fromkeys(map(key_of, found))), None if after == b"0" else after
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
-        its, (until, string) = names(key), _packed(entry)
-        await self._changed(its, self._scripts.set(its[:4], until, string, its.channel))
+        key_names, (until, string) = names(key), _packed(entry)
+        await self._changed(key_names, self._scripts.set(key_names[:4], until, string, key_names.channel))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        its, (until, string) = names(key), _packed(entry)
-        terms = until, string, its.channel, seen or b"", entry.id
-        return await self._changed(its, SentOnce(self._scripts.replace(its[:4], *terms)))
+        key_names, (until, string) = names(key), _packed(entry)
+        terms = until, string, key_names.channel, seen or b"", entry.id
+        return await self._changed(key_names, SentOnce(self._scripts.replace(key_names[:4], *terms)))
 
     async def expire(self, key: str) -> bool:
-        its = names(key)
-        return await self._changed(its, self._scripts.expire([its.entry, its.lease], b"%d" % FOREVER, its.channel))
+        key_names = names(key)
+        return await self._changed(
+            key_names, self._scripts.expire([key_names.entry, key_names.lease], b"%d" % FOREVER, key_names.channel)
+        )
 
     async def invalidate(self, key: str) -> bool:
-        its = names(key)
-        return await self._changed(its, self._scripts.invalidate(its[:4], its.channel))
+        key_names = names(key)
+        return await self._changed(key_names, self._scripts.invalidate(key_names[:4], key_names.channel))
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """All in one round trip, as one turn of an event loop asks what its callers ask."""
+        """Make all changes in one round trip."""
         keys = self if self._colour.suspending else self._aside()
         work = [getattr(keys, verb)(*args) for verb, args in asked] + [keys.generations(scope) for scope in scopes]
         answers: list[Any] = await settled(work) if self._colour.suspending else together(work, self._answered)
@@ -274,25 +284,26 @@ class RedisKeys:
         finally:
             del answers  # an error in it refers to this frame
 
-    async def _changed(self, its: RedisNames, command: Command) -> bool:
-        """The reply; what was read here before it is true no more, at once: the news may still be on their way."""
+    async def _changed(self, key_names: RedisNames, command: Command) -> bool:
+        """Send the command and return its reply. What was read here before is invalid at once: the news may still be on
+        their way."""
         try:
             return bool(await self._line.ask(command))
         except EngineError as error:
             await self._judge(error, command)
             raise
         finally:
-            self._void(its)
+            self._void(key_names)
 
-    def _void(self, its: RedisNames) -> None:
-        self._ends.pop(its.entry, None)
-        self._news.void(its.slot)
+    def _void(self, key_names: RedisNames) -> None:
+        self._ends.pop(key_names.entry, None)
+        self._news.void(key_names.slot)
 
     async def _judge(self, error: EngineError, command: Command) -> None:
-        """Raise TooLarge if the server did not take this large value, but answers other questions."""
+        """Raise TooLarge if the server did not accept this large value, but answers other questions."""
         size = max(map(len, command))
         if size > LARGE and is_silence(error) and await self._answers():
-            why = f"{size} bytes are more than this server takes, but it answers: {error}"
+            why = f"the server did not accept {size} bytes, but answers other commands: {error}"
             raise TooLarge(f"{why}; store less, or on a slow link give a larger socket_timeout") from error
 
     async def _answers(self) -> bool:
@@ -308,24 +319,26 @@ class RedisKeys:
         return await self._generations.today(scope, self._colour, self._generation)
 
     async def _generation(self, scope: str) -> str:
-        return (await self._asked_for(scope, noted=False))[0]
+        return (await self._ask_generations(scope, noted=False))[0]
 
     async def generations(self, scope: str) -> list[str]:
-        return await self._asked_for(scope, noted=True)
+        return await self._ask_generations(scope, noted=True)
 
-    async def _asked_for(self, scope: str, *, noted: bool) -> list[str]:
+    async def _ask_generations(self, scope: str, *, noted: bool) -> list[str]:
         now, sample = time.monotonic(), self._generations.sample()
         self._news.follow()
-        (reply,), told = await self._line.ask_all([self._asking(scope, noted=noted)])
-        return self._heard(scope, reply, sample, told, now)
+        (reply,), told = await self._line.ask_all([self._question(scope, noted=noted)])
+        return self._take_reply(scope, reply, sample, told, now)
 
-    def _asking(self, scope: str, *, noted: bool) -> Command:
-        """For today's, and perhaps for those that are noted."""
+    def _question(self, scope: str, *, noted: bool) -> Command:
+        """Return the command that asks for the current generation, and with `noted` for those that ended a moment
+        ago."""
         own = _scope_key(scope)
         notes = [_note(_ALL), _note(own)] if noted else []
         return self._scripts.generation([_ALL, own, _RUN, *notes], *_new(2))
 
-    def _heard(self, scope: str, reply: list[bytes], sample: tuple[int, int], told: int, now: float) -> list[str]:
+    def _take_reply(self, scope: str, reply: list[bytes], sample: tuple[int, int], told: int, now: float) -> list[str]:
+        """Note the current generation from the reply. Return its name, and those of noted ones."""
         whole, own, *ended = reply
         name = _name_of(whole, own)
         self._generations.put(scope, name, sample, told, now)
@@ -350,7 +363,7 @@ class RedisKeys:
 
 
 def _packed(entry: Entry[Any]) -> tuple[bytes, bytes]:
-    """Ms until the entry's key ends, if it does, and the entry as a string."""
+    """Return the ms until the entry's key ends (empty: never), and the entry as a string."""
     end = expiry(entry)
     return b"" if end is None else b"%d" % end, pack(entry, end)
 
@@ -363,12 +376,12 @@ def _scope_key(scope: str) -> bytes:
 
 
 def _note(key: bytes) -> bytes:
-    """Where the generations are noted that ended a moment ago."""
+    """Return the key that notes generations which ended a moment ago."""
     return b"{stampede}p" + key.removeprefix(_ALL)
 
 
 def _new(count: int) -> list[bytes]:
-    """New generations, of which the server takes as many as it needs."""
+    """Return ids for new generations. The server uses as many as it needs."""
     return [new_generation().encode() for _ in range(count)]
 
 
@@ -377,7 +390,7 @@ def _noted(string: bytes) -> list[bytes]:
 
 
 def _name_of(whole: bytes, own: bytes) -> str:
-    """Of all scopes' own id and a scope's own, each with what stands behind a `~`."""
+    """Return a name made of the id of all scopes and the scope's own id, each with what follows a `~`."""
     (whole, _, softer), (own, _, softest) = whole.partition(b"~"), own.partition(b"~")
     name = blake2b(b"|".join((whole, own)), digest_size=6).hexdigest()
     if not softer and not softest:

@@ -37,35 +37,36 @@ __all__ = [
 ]
 
 FOREVER = 1000 * 365 * 86_400_000
-"""A thousand years in ms: what counts from an end needs one."""
+"""A thousand years in ms, for keys that must have an end because something is counted from it."""
 
 _HEAD = Struct(">BB8sddddd")
 """Version, flags, id, lag and keep-lag in ms behind the end of the key, cost, margin, ttl. (`entry.lua` reads it.)"""
 
 HEAD = _HEAD.size
 _VERSION = _RAISED = 1
-SLACK = 1.0  # seconds of `entry.lua`, too
-_LONGEST = 512 * 1024 * 1024  # the protocol's own limit of a string
+SLACK = 1.0  # in seconds, as in `entry.lua`
+_LONGEST = 512 * 1024 * 1024  # the protocol's limit for a string
 _MESSAGE = 4000
 
-_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)  # as `claim.lua` says
-_DAMAGED = -3  # in the place of the ms left: see `entry.lua`
+_FOUND, _GRANTED, _BUSY, _FAILED, _REFUSED = range(5)  # as in `claim.lua`
+_DAMAGED = -3  # in place of the ms left: see `entry.lua`
 
 
 class RedisNames(NamedTuple):
-    """The keys of one entry, all in one slot of a cluster, whatever the user's key holds."""
+    """The keys of one entry, all in one slot of a cluster, whatever the user's key contains."""
 
     entry: bytes
     lease: bytes
     past: bytes  # verdicts by token
     rest: bytes
     channel: bytes
-    slot: int  # of the stamp that a local tier looks at
+    slot: int  # the slot of the stamp that a local tier compares
 
 
 @lru_cache(1024)
 def names(key: str) -> RedisNames:
-    """The tag is a hash, since users' keys may hold braces; theirs stands behind it, for people who look."""
+    """Return the keys of an entry. Their tag is a hash, since users' keys may contain braces; the user's key follows
+    it, for people who look."""
     raw = key.encode("utf-8", "surrogatepass")
     digest = blake2b(raw, digest_size=12).digest()
     tag = b"{%s}" % digest.hex().encode()
@@ -73,12 +74,12 @@ def names(key: str) -> RedisNames:
 
 
 def key_of(entry: bytes) -> str:
-    """The key whose entry has this name."""
+    """Return the user's key of an entry's name."""
     return entry[27:].decode("utf-8", "surrogatepass")
 
 
 def pattern(prefix: str) -> bytes:
-    """What the names of the entries match whose keys begin with this."""
+    """Return a pattern that matches the entries' names whose keys begin with this prefix."""
     return b"{%b}:%b*" % (24 * b"?", _SPECIAL.sub(rb"\\\g<0>", prefix.encode("utf-8", "surrogatepass")))
 
 
@@ -89,18 +90,19 @@ _SPECIAL = re.compile(rb"[*?\[\]\\]")
 
 
 def _whole_ms(seconds: float) -> int:
-    """At least one: Redis takes zero for an error."""
+    """Return whole milliseconds, at least one: Redis refuses zero."""
     return max(min(ceil(seconds * 1000), FOREVER), 1)
 
 
 @lru_cache(1024)
 def ms(seconds: float) -> bytes:
-    """The same as it is sent."""
+    """Return whole milliseconds, at least one, as they are sent."""
     return b"%d" % _whole_ms(seconds)
 
 
 def expiry(entry: Entry[Any]) -> int | None:
-    """Ms until the entry's key ends: kept, and a moment longer for those who were waiting. None: never."""
+    """Return the ms until the entry's key ends: `keep`, and at least a moment after `fresh` for waiters. None:
+    never."""
     if entry.fresh == inf:
         return None
     if entry.keep == inf:
@@ -109,17 +111,17 @@ def expiry(entry: Entry[Any]) -> int | None:
 
 
 def pack(entry: Entry[Any], end: int | None) -> bytes:
-    """The entry as a string; TooLarge if Redis can't hold it."""
+    """Return the entry as a string. Raise TooLarge if Redis cannot store it."""
     value: bytes = entry.value
     if len(value) > _LONGEST - _HEAD.size:
-        raise TooLarge(f"{len(value)} bytes are more than Redis keeps in one string")
+        raise TooLarge(f"{len(value)} bytes are more than Redis can store in one string")
     lag, keeplag = (0.0, 0.0) if end is None else (end - 1000 * entry.fresh, end - 1000 * entry.keep)
     flags = _RAISED if entry.raised else 0
     return _HEAD.pack(_VERSION, flags, entry.id, lag, keeplag, entry.cost, entry.margin, entry.ttl) + value
 
 
 def entry_of(string: bytes, left: float) -> Entry[Any]:
-    """The entry in a string whose key has `left` ms to go (less than none: it has no end)."""
+    """Return the entry in a string whose key has `left` ms to go (negative: it has no end)."""
     _, flags, id, lag, keeplag, cost, margin, ttl = _HEAD.unpack_from(string)
     if left < 0:
         left = inf
@@ -127,18 +129,19 @@ def entry_of(string: bytes, left: float) -> Entry[Any]:
 
 
 def kept(answer: Any) -> Entry[Any] | None:
-    """What `get.lua` answers."""
+    """Return the entry in an answer of `get.lua`."""
     if answer is None:
         return None
     return UNREADABLE if answer[0] == _DAMAGED else entry_of(answer[1], answer[0])
 
 
 def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
-    """The entry that a look has seen, if it is fresh. None, too, of what only `entry.lua` can judge: damaged bytes, and
-    a key with more time left than it was given, as where the server's clock was set back.
+    """Return the entry that a plain read has found, if it is fresh. Return None also for what only `entry.lua` can
+    judge: damaged bytes, and a key with more time left than it was given, for example because the server's clock was
+    set back.
 
-    The time left was asked for first: if somebody has stored another entry in between, it is not the older one that is
-    given the new one's time.
+    The time left was asked for before the entry. If another process stores an entry in between, the older one does not
+    get the new one's time.
     """
     if string is None or left == -2 or len(string) < HEAD or string[0] != _VERSION:
         return None
@@ -146,7 +149,7 @@ def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
     if left < 0:
         left = inf
     fresh, keep = (left - lag) / 1000, (left - keeplag) / 1000
-    # What is no number (NaN) compares to nothing.
+    # Comparisons with NaN are false.
     if 0 < fresh <= ttl + SLACK and keep == keep and cost - cost == 0 and margin >= 0:
         return Entry(string[HEAD:], id, cost, margin, ttl, fresh, keep, flags == _RAISED)
     return None
@@ -156,7 +159,7 @@ def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
 
 
 def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[bytes, ...]:
-    """What `claim.lua` is asked."""
+    """Return the arguments of `claim.lua`."""
     lease, draw = ms(ask.lease), b"" if ask.draw is None else b"%r" % ask.draw
     if not (ask.since or ask.seen or ask.awaited or ask.force):
         return token, lease, draw, _whose(token)
@@ -166,7 +169,7 @@ def claim_args(token: bytes, ask: Ask, channel: bytes) -> tuple[bytes, ...]:
 
 
 def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
-    """What `claim.lua` answers; a partial EngineError if it may not write."""
+    """Return the answer of `claim.lua` as a reply. Raise a partial EngineError if the server may not write."""
     try:
         what, left, string, *more = answer
         if string is None:
@@ -189,21 +192,22 @@ def reply_of(answer: Any, ticket: Ticket | None = None) -> Reply:
 
 
 def _refusal(why: bytes) -> EngineError:
-    """The server reads, and doesn't write (it is full, or can't persist): what it has is as good as ever."""
+    """Return the error for a server that reads but does not write (full, or unable to persist). Its entries remain
+    valid."""
     full = " (raise it, or set maxmemory-policy volatile-lru)" if why.startswith(b"OOM") else ""
-    refusal = EngineError(f"Redis grants nothing: {why.decode('utf-8', 'replace')}{full}")
+    refusal = EngineError(f"Redis refuses to grant a lease: {why.decode('utf-8', 'replace')}{full}")
     refusal.partial = refusal.refused = True
     return refusal
 
 
 def verdict_string(verdict: Verdict) -> bytes:
-    """A verdict as a string."""
+    """Return a verdict as a string."""
     return json.dumps([verdict.kind, verdict.type_name[:_MESSAGE], verdict.message[:_MESSAGE]]).encode()
 
 
 def token_of(string: bytes | None) -> bytes | None:
-    """Of what a lease's key holds: behind the token stands whose it is, and for how long it was given. (`lease.lua`
-    reads and writes it.)"""
+    """Return the token in the value of a lease's key. Behind it are the holder and the duration that was given.
+    (`lease.lua` reads and writes this.)"""
     if string is None or len(string) <= _PX.size:
         return string
     named = string[: -_PX.size]
@@ -211,7 +215,8 @@ def token_of(string: bytes | None) -> bytes | None:
 
 
 def shown(answer: Any, lease: bytes | None, left: int) -> Shown:
-    """What `get.lua` answers, what a lease's key holds, and the ms that it has left."""
+    """Return what people are shown, from an answer of `get.lua`, the value of the lease's key, and the lease's ms
+    left."""
     entry = kept(answer)
     if lease is None or left <= 0:
         return Shown(entry, b"")
@@ -220,7 +225,7 @@ def shown(answer: Any, lease: bytes | None, left: int) -> Shown:
 
 
 def _whose(token: bytes) -> bytes:
-    """What is written behind the token. (By its length it is told from a token that goes on.)"""
+    """Return the holder as it is written behind the token. (Only tokens of 8 bytes have one.)"""
     return b"@" + here().encode("utf-8", "replace") if len(token) == 8 else b""
 
 
@@ -236,8 +241,11 @@ def _verdict_of(string: bytes) -> Verdict:
 
 
 def news_of(message: bytes, token: bytes) -> Entry[Any] | None:
-    """The entry that a fill has sent along, if it was computed under the lease of this token: an older one's may be
-    late, and anybody can publish one. So the entry's own id has to be that token, which its codec signs."""
+    """Return the entry that a fill has sent along, if it was computed under the lease of this token.
+
+    An older lease's message may arrive late, and any client can publish one. So the entry's own id, which its codec
+    signs, must be that token.
+    """
     if message[:8] != token or len(message) < 16 + _HEAD.size:
         return None
     try:
