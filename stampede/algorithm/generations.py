@@ -1,4 +1,4 @@
-"""The generations of a function's keys: the part of each key that an invalidation of all of them changes."""
+"""The generation of a function's keys: a part of each key, which an invalidation of all of them changes."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ __all__ = ["Generations"]
 _clock = time.monotonic
 
 HEARD = 2.0
-"""Seconds after which every process has heard of a new generation."""
+"""Seconds after which every process knows of a new generation."""
 
 
 class Generations(Marks):
-    """The prefix of a function's keys, as this process knows it, for both colours. The engine has the last word."""
+    """The prefix of a function's keys, as far as this process knows it. The engine has the last word."""
 
     def __init__(self, core: Core, namespace: str, name: str) -> None:
         self.core = core
-        self.name = name  # of its generation
+        self.name = name  # of the scope, whose generation this is
         self.namespace = quoted(namespace)
-        self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends its generations, too
+        self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends this generation, too
         self.scopes = [name, self.namespace] if self._nested else [name]
-        # The generation, as this process knows it, and the epoch in which it was asked for. At first, and until it can
-        # be asked for, one of this scope's own: no other's values are to be found in it.
+        # The epoch in which the generation was asked for, the prefix, and both generations. Until the engine can be
+        # asked, it is one that no other scope has, so that no other values are found in it.
         self._own = new_id().hex()
         self.known = -1, generation(name, self._own, ""), "", ""
-        self.older: list[str] = []  # prefixes known before, whose residents may still be at home
-        # The engine's of these, as their two generations, and when this process heard of a newer one.
+        self.older: list[str] = []  # earlier prefixes, whose residents may still be in the local tier
+        # The engine's generations of earlier prefixes, and when this process learned that they had ended.
         self._recent: list[tuple[str, str, float]] = []
-        self.recall()  # and no question: a loop may wait for this, or for who makes it under a lock
+        self.recall()  # do not ask the engine here: an event loop may be waiting for this
 
     @property
     def prefix(self) -> str:
         return self.known[1]
 
     async def learn(self, store: Store) -> str:
-        """Ask for today's generation, as far as the engine can be asked, and return the prefix of each key."""
+        """Return the prefix of each key in the current generation, or the known prefix if the engine cannot be
+        asked."""
         outage, epoch = self.core.outage, self.core.epoch
         probed = outage if self.core.is_down() else None
         if probed is not None and not probed.may_ask():
             return self._unsure()
-        # Who probes asks this first, and the engine itself: what is known may have ended during the outage.
+        # A probe asks the engine itself for the generation, as what is remembered may have ended during the outage.
         ask = self._generations if probed is None else self._current_generations
         try:
-            told = await ask(store)
+            current = await ask(store)
         except EngineClosed:
             raise
         except EngineError as error:
@@ -61,10 +62,10 @@ class Generations(Marks):
             return self._unsure()
         if probed is not None:
             probed.answered()
-        return self._keep_prefix(epoch, *told)
+        return self._keep_prefix(epoch, *current)
 
     async def _current_generations(self, store: Store) -> tuple[str, str]:
-        """Those of today, as the engine itself says."""
+        """Return both current generations, as the engine itself has them."""
         own = (await store.generations(self.name))[0]
         return own, (await store.generations(self.namespace))[0] if self._nested else ""
 
@@ -72,35 +73,42 @@ class Generations(Marks):
         return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
 
     def _unsure(self) -> str:
-        """The prefix that is known, while the engine can't say it: unless this process has ended that generation. The
-        engine may be back before we know, and would be asked for what was cleared."""
+        """Return the known prefix while the engine cannot be asked, or a new one if this process has ended the
+        generation.
+
+        The engine may be back before this process notices, and would then be asked for what was cleared.
+        """
         ended = max(self.core.ended.get(self.name, 0), self.core.ended.get(None, 0))
         known = self.known[0]
         return self._keep_prefix(ended, f"{self._own}.{ended}", "") if known < ended else self.prefix
 
     async def learn_surely(self, store: Store) -> tuple[str, list[str]]:
-        """Ask for today's generation without a doubt. Return the prefix of each key, and those under which other
-        processes may look for it for a moment yet."""
+        """Ask the engine for the current generation. Return its prefix, and the prefixes that ended a moment ago.
+
+        Other processes may still look for keys under those.
+        """
         epoch = self.core.epoch
         return self.adopt(epoch, [await store.generations(scope) for scope in self.scopes])
 
     def adopt(self, epoch: int, generations: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
-        """What the generations of its scopes, as they were said to be since that epoch, make of a prefix."""
+        """Take over the generations that the engine named since that epoch. Return prefixes as `learn_surely` does."""
         owns, wholes = (*generations, [""])[:2]
         today = self._keep_prefix(epoch, owns[0], wholes[0])
         if not self._recent and len(owns) == len(wholes) == 1:
             return today, []
-        # What this process knew a moment ago, too: of what an emptied server can't tell any more. Each process asks for
-        # both generations at moments of its own, so it may know of a newer one, and believe in the older other.
-        left = [known for known in self._recent.copy() if _clock() - known[2] < HEARD]
-        owns = [*owns, *[own for own, _, _ in left]]
-        wholes = [*wholes, *[whole for _, whole, _ in left]]
+        # Add what this process knew a moment ago: a server that was emptied cannot name it any more. Combine all pairs:
+        # a process asks for the two generations at different moments, and may know a newer one of only one of them.
+        recent = [known for known in self._recent.copy() if _clock() - known[2] < HEARD]
+        owns = [*owns, *[own for own, _, _ in recent]]
+        wholes = [*wholes, *[whole for _, whole, _ in recent]]
         prefixes = {self._prefix_of(own, whole) for whole in wholes for own in owns}
         return today, list(prefixes - {today})
 
     def recall(self) -> str | None:
-        """The same, where the engine knows it at once: without the price of coroutines. Not of one that is down, which
-        is asked for this first."""
+        """Return the prefix if the engine remembers the generations in this process, without the cost of coroutines.
+
+        Return None if not, and while the engine is down, because a probe must ask it first.
+        """
         recalls, outage = self.core.engine.recalls, self.core.outage
         if recalls is None or (outage is not None and outage.breaker.since is not None):
             return None
@@ -111,7 +119,10 @@ class Generations(Marks):
         return None if own is None or whole is None else self._keep_prefix(epoch, own, whole)
 
     def at_hand(self) -> str:
-        """The prefix as it is known here. A change asks the engine itself, and would pay twice for one that hangs."""
+        """Return the prefix as this process knows it.
+
+        A change asks the engine itself. To ask here, too, would wait twice for an engine that hangs.
+        """
         return self.recall() or self.prefix
 
     def _keep_prefix(self, epoch: int, own: str, whole: str) -> str:
@@ -120,8 +131,8 @@ class Generations(Marks):
             return known[1]
         prefix = self._prefix_of(own, whole)
         self.mark = _mark_of(own, whole)
-        if prefix != known[1] and known[0] >= 0:  # or nobody has asked for anything yet
-            self.older.append(known[1])  # before anybody can see the new one
+        if prefix != known[1] and known[0] >= 0:  # -1: the known one was never used
+            self.older.append(known[1])  # before the new prefix is visible
             del self.older[:-8]
             if self.is_of_engine(known):
                 self._recent.append((known[2], known[3], _clock()))
@@ -130,7 +141,7 @@ class Generations(Marks):
         return prefix
 
     def _prefix_of(self, own: str, whole: str) -> str:
-        """By the parts of the generations that are of keys: what stands behind is of their entries."""
+        """Return the prefix of keys. The parts of the generations behind a `~` concern ids of entries, not keys."""
         return generation(self.name, own.partition("~")[0], whole.partition("~")[0])
 
     def is_of_engine(self, known: tuple[int, str, str, str]) -> bool:
@@ -138,6 +149,6 @@ class Generations(Marks):
 
 
 def _mark_of(own: str, whole: str) -> bytes:
-    """How the ids begin of what is begun in this generation: as any, as long as nothing was made stale as a whole."""
+    """Return the bytes with which ids of this generation's entries begin; empty if it never had an `expire_all`."""
     softer = own.partition("~")[2], whole.partition("~")[2]
     return blake2b("|".join(softer).encode(), digest_size=3).digest() if any(softer) else b""

@@ -1,4 +1,4 @@
-"""One function's part of a cache: the way of a call, from what is at hand to what becomes of it here."""
+"""One function's part of a cache: what happens to a call, from the local tier to the engine and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Scope", "ScopeSide", "later"]
 
 T = TypeVar("T")
 Home: TypeAlias = Callable[[Resident], object]
-"""Lets a resident live where the next call finds it by itself, besides its tier."""
+"""Stores a resident where the next call finds it directly, besides the local tier."""
 
 Look: TypeAlias = Callable[[str], Awaitable[Found | None]]
 
@@ -49,33 +49,33 @@ class Scope:
     def __init__(
         self, core: Core, namespace: str, name: str, policy: Policy, codec: Coder | None, called: str | None = None
     ) -> None:
-        """`called`: by whom its events are told, where that is not its name."""
+        """Create the scope. `called` is the name that its events show, if that is not `name`."""
         engine = core.engine
         if engine.blocking.claims is None or engine.suspending.claims is None:
             if engine.blocking.store is not None:
-                raise OptionError(f"{engine.scheme}:// has no locks: name an engine that has, with locks=")
-            raise OptionError(f"{engine.scheme}:// keeps no values: it can only be a lock (locks=)")
+                raise OptionError(f"{engine.scheme}:// has no locks: name an engine that has them with locks=")
+            raise OptionError(f"{engine.scheme}:// stores no values: use it for locks only (locks=)")
         if policy.origin is not None and core.gates is not None:
-            core.gates.gate_of(policy.origin)  # a name that nobody wrote is an error at once
+            core.gates.gate_of(policy.origin)  # fails at once for an origin that no setting names
         self.core = core
         self.policy = policy
         self.called = name if called is None else called
         self.generations = Generations(core, namespace, name)
-        # Where values are kept as they are, they are only tried.
+        # An engine in this process stores objects: the codec only tests whether a value could be encoded.
         self.codec = codec if engine.shared else None
         self.trial = codec.encode if codec is not None and not engine.shared else None
         self.hit_likelihood = HitLikelihood()
         self._side_keys: SideKeys = {}
-        self._reported_bad: dict[str, bytes] = {}  # by key: of which bytes people were told
+        self._reported_bad: dict[str, bytes] = {}  # by key: the id of the bytes that were reported
         self._blocking = ScopeSide(self, BLOCKING)
         self._suspending = ScopeSide(self, PROMPT if engine.prompt else SUSPENDING)
 
     def side(self, colour: Colour) -> ScopeSide:
-        """Return what it does for callers of one colour."""
+        """Return what the scope does for callers of one colour."""
         return self._suspending if colour.suspending else self._blocking
 
     def ports(self, claims: Claims, store: Store, colour: Colour) -> tuple[Claims, Store, Look | None]:
-        """Return an engine's ports of bytes as those of entries, which never fail while there is a refuge."""
+        """Turn an engine's ports of bytes into ports of entries, which use the refuge while the engine is down."""
         core, codec = self.core, self.codec
         looks = cast("Looks", claims) if core.engine.looks else None
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _undecoded
@@ -90,7 +90,7 @@ class Scope:
         return guarded, store, None if looks is None else guarded.look
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
-        """One miss looks at the same bytes up to three times: it is told of once."""
+        """Report unreadable bytes once, although one miss decodes them up to three times."""
         if self._reported_bad.get(key) != id:
             if len(self._reported_bad) >= MOST_REPORTED:
                 self._reported_bad.clear()
@@ -99,7 +99,7 @@ class Scope:
 
 
 class ScopeSide(Stored):
-    """One function's part of a cache, for callers of one colour: how its values are had, kept and forgotten."""
+    """One function's part of a cache, for callers of one colour: how its values are found, stored and forgotten."""
 
     def __init__(self, scope: Scope, colour: Colour) -> None:
         self.scope = scope
@@ -114,14 +114,15 @@ class ScopeSide(Stored):
         claims, self.store, look = scope.ports(engine.claims, engine.store, colour)
         self._keeper_claims = (
             scope.side(BLOCKING).claims if colour.suspending else claims
-        )  # what the keeper's thread asks
+        )  # for renewals, in the keeper's thread
         self._coded = self.store if isinstance(self.store, EncodedStore) else None
         self.resources = self._resources(scope, claims, look)
-        self._gathered = self.resources  # of calls for many keys, which block together
+        self._gathered = self.resources  # of calls for many keys, which share round trips
         if not colour.suspending and core.engine.many is not None:
             claims, _, look = scope.ports(Gathering(), engine.store, colour)
             self._gathered = self._resources(scope, claims, look)
-        self.near = core.local_tier.residents is not None or core.engine.near is not None  # something may be at hand
+        # Whether `at_hand` may find something.
+        self.near = core.local_tier.residents is not None or core.engine.near is not None
 
     @property
     def claims(self) -> Claims:
@@ -147,27 +148,27 @@ class ScopeSide(Stored):
             marks=self.generations,
         )
 
-    # -- the way of a call ----------------------------------------------------------------------------------------
+    # -- a call --------------------------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
-        """The local tier's answer, if it needs no thought."""
+        """Return the resident if it can be served without any further question."""
         epoch, prefix, _, _ = self.generations.known
         return self.core.local_tier.hit(prefix + key) if epoch == self.core.epoch else None
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
-        """What can be had without a claim, a flight, or a moment's waiting: something with a `value`."""
+        """Return something with a `value` that needs no claim, flight or wait; None if there is nothing."""
         if not self.near:
             return None
-        epoch, prefix, _, _ = self.generations.known  # as `hit`, and a call less
+        epoch, prefix, _, _ = self.generations.known  # as `hit`, without the call
         found = self.core.local_tier.hit(prefix + key) if epoch == self.core.epoch else None
         return self.look(key) if found is None and self.core.engine.near is not None else found
 
     def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
-        """The same, if it was computed where everything is computed anew."""
+        """Return what `at_hand` does, if the key has already been computed anew for this `once`."""
         return self.at_hand(key) if once.has(self.core.flights, self.generations.at_hand() + key) else None
 
     def look(self, key: str) -> Entry[Any] | None:
-        """A shared engine's answer, where it can be had in microseconds: no claim, no flight, no doubt."""
+        """Return the entry of an engine that answers in microseconds, without claim and flight. None in any doubt."""
         core = self.core
         near = core.engine.near
         if near is None or (core.outage is not None and core.outage.down):
@@ -177,7 +178,7 @@ class ScopeSide(Stored):
             return None
         physical, at, local_tier = prefix + key, _clock(), core.local_tier
         if local_tier.is_due(physical):
-            return None  # the engine's is the same one: somebody has to claim, or nobody refreshes it
+            return None  # the engine has the same entry: a claim is needed, so that it is refreshed
         found = near.look(physical)
         entry = self._coded.decoded(physical, found.entry) if found is not None and self._coded is not None else None
         if (
@@ -196,7 +197,7 @@ class ScopeSide(Stored):
             if resident is not None:
                 local_tier.open(resident, result, self.policy)
                 if local_tier.is_due(physical):
-                    return None  # it came in its early moment
+                    return None  # its early moment has come
         elif self.policy.early and early.due(entry, early.draw(self.policy.early)):
             return None
         core.note(events.Found, self.called, key, entry.cost)
@@ -213,13 +214,15 @@ class ScopeSide(Stored):
         once: Once | None = None,
         seen: Entry[Any] | None = None,
     ) -> Coroutine[Any, Any, Result]:
-        """What the local tier could not answer. `home` is told of the resident, if there is one now. `seen` is an entry
-        that is to be refreshed early."""
+        """Return the coroutine of a call that the local tier could not answer.
+
+        `home` is called with the resident, if there is one afterwards. `seen` is an entry that is due for refresh.
+        """
         resources, loop = self.resources, _loop() if self.colour.suspending else None
-        # What it waits for is one wait, also for the first question, that of its generation.
+        # The time starts here, so that asking for the generation counts as waiting, too.
         call = Call("", key, origin, policy or self.policy, resources, loop, _clock(), seen, force=force, once=once)
         work = self._fetch(call, home)
-        call.work = ref(work, call.is_gone)  # as `answered_by` does it, and a call less
+        call.work = ref(work, call.is_gone)  # as `answered_by`, without the call
         return work
 
     async def _fetch(self, call: Call, home: Home | None) -> Result:
@@ -249,10 +252,9 @@ class ScopeSide(Stored):
         if call.from_others and result.entry is not None:
             known = await self.today()
             if known != prefix:
-                # All was cleared, perhaps before it came, and it had not been told. Who has waited for what was
-                # computed before that would have it long after.
-                rest = policy.after(call.waited, call.waited)
-                return await self.fetch(key, call.origin, rest, force=force, home=home, once=call.once)
+                # All was cleared meanwhile. If that was before this call began, the value may be older than the call.
+                remaining = policy.after(call.waited, call.waited)
+                return await self.fetch(key, call.origin, remaining, force=force, home=home, once=call.once)
         if local_tier.residents is None:
             return result
         resident = local_tier.place(physical, self.called, result, call.sample)
@@ -260,13 +262,13 @@ class ScopeSide(Stored):
             if seen is None and usual and not call.from_others and _is_due(result, policy):
                 return await self.fetch(key, call.origin, policy, seen=result.entry)
             return result
-        if resident.end == 0.0 or result.until is not None:  # or somebody else of its flight has opened it
+        if resident.end == 0.0 or result.until is not None:  # False if another caller of the flight has opened it
             today = self.generations.recall()
             if today is None:
                 today = await self.learn() if result.ticket is not None else prefix
-            # Asked now, when the resident is placed and nobody hits it yet: who has changed the key in a newer
-            # generation has killed the resident by then, or we see that generation here. Neither the resident's home
-            # nor a ticket that was taken after the change knows of generations.
+            # Asked now: the resident is in its place, and not served yet. If another caller changed the key in a newer
+            # generation, either it has killed the resident, or we see that generation here. Neither the resident's home
+            # nor a ticket taken after the change knows of generations.
             if (
                 epoch != core.epoch
                 or today != prefix
@@ -278,13 +280,13 @@ class ScopeSide(Stored):
         if home is not None:
             home(resident)
         if seen is None and not force and not result.stored and local_tier.is_due(physical):
-            return await self.fetch(key, call.origin, policy, home=home)  # in its early moment: now it's seen
+            return await self.fetch(key, call.origin, policy, home=home)  # its early moment has come: refresh it
         return result
 
     async def _with_background(self, call: Call) -> Result:
-        """The same for a caller that may go before its computation has ended, which has a place beside it."""
+        """Call `fill` with a background place, for a caller that may return before its computation ends."""
         call.background = place = BackgroundPlace(self.colour, call.policy)
-        # Before the claim, where nobody is to wait at all.
+        # Reserve the place before the claim if the caller must not wait at all.
         if (call.policy.background or call.seen is not None) and not place.reserve() and call.seen is not None:
             return later(call.seen)
         try:
@@ -293,14 +295,14 @@ class ScopeSide(Stored):
             place.free()
 
     async def keep(self, ends: Iterable[tuple[Call, Result]]) -> None:
-        """Keep in this process what calls of one colour ended with, as far as it is known to be true."""
+        """Put results in the local tier, as far as they are known to be valid."""
         local_tier, today = self.core.local_tier, None
         placed = [
             (resident, call, result)
             for call, result in ends
             if (resident := local_tier.place(call.key, self.called, result, call.sample)) is not None
         ]
-        if placed:  # asked now, and not before: as in `_fetch`
+        if placed:  # asked now and not before, for the same reason as in `_fetch`
             today = self.generations.recall()
         if today is None and any(result.ticket is not None for _, _, result in placed):
             today = await self.learn()
@@ -311,15 +313,19 @@ class ScopeSide(Stored):
                 local_tier.residents.drop(call.key)
 
     async def at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """What each piece of work, over calls `of_many`, returned or raised; in as few round trips as can be."""
+        """Run pieces of work over calls `of_many`, with as few round trips as possible. Return what each gave or
+        raised."""
         if self.colour.suspending:
             return await settled(work)
         many = self.core.engine.many
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
     async def seen(self, keys: Sequence[str], policy_of: Callable[[str], Policy]) -> dict[str, Result]:
-        """What is there of these keys, and need not be refreshed yet, in as few round trips as can be: for blocking
-        callers of an engine to which the way is long. An event loop sends all that is asked in one of its turns."""
+        """Return the entries that are stored and need no refresh yet, with as few round trips as possible.
+
+        This is for blocking callers of an engine with long round trips. An event loop sends together what is asked in
+        one of its turns.
+        """
         if self.colour.suspending or self.core.engine.many is None or not keys:
             return {}
         began, prefix = _clock(), await self.today()
@@ -331,7 +337,7 @@ class ScopeSide(Stored):
             ends = [
                 (call, result)
                 for call, result in zip(calls, found, strict=True)
-                if isinstance(result, Result)  # what can't be read is asked for once more, alone
+                if isinstance(result, Result)  # a key that cannot be read is asked for again, alone
             ]
             await self.keep(ends)
             return {call.label: result for call, result in ends}
@@ -352,7 +358,7 @@ class ScopeSide(Stored):
         began: float,
         once: Once | None = None,
     ) -> Call:
-        """One of a caller's questions for many keys of `today`, to be asked `at_once` with the others."""
+        """Return the call for one of a caller's many keys, to be asked `at_once` with the others."""
         resources, loop = self._gathered, _loop() if self.colour.suspending else None
         if once is not None and once.has(resources.flights, prefix + key):
             once = None
@@ -373,7 +379,7 @@ class ScopeSide(Stored):
         )
 
     def _give_back(self, key: str, token: bytes) -> None:
-        """By the keeper, and soon: the caller is in a finalizer, perhaps on the thread of a loop."""
+        """Have the keeper give a lease back. The caller is in a finalizer, perhaps on the thread of an event loop."""
         keeper.give_back(self._keeper_claims, key, token, self._keeper_claims.abandon)
 
 
@@ -382,7 +388,7 @@ def _undecoded(key: str, entry: Entry[Any]) -> Entry[Any]:
 
 
 async def _once(call: Call) -> Result:
-    """`fill`, and what became of it is remembered by who remembers that."""
+    """Run `fill`, and tell the call's `once` whether the value was stored."""
     stored = False
     try:
         result = await fill(call)
@@ -394,7 +400,7 @@ async def _once(call: Call) -> Result:
 
 
 def _is_due(result: Result, policy: Policy) -> bool:
-    """Return whether what was read without a ticket, as nobody tells of changes yet, has come to its early moment."""
+    """Return whether a result without a ticket is due for early refresh."""
     entry = result.entry
     if entry is None or entry.raised or result.ticket is not None or result.stored or result.until is not None:
         return False
@@ -402,7 +408,7 @@ def _is_due(result: Result, policy: Policy) -> bool:
 
 
 def later(seen: Entry[Any]) -> Result:
-    """What is due, since there is no place beside the caller to refresh it in: to be looked at again a little later."""
+    """Return an entry that is due but cannot be refreshed, for lack of a background place. Try again a little later."""
     return Result(seen, until=seen.fresh / 4)
 
 
@@ -412,13 +418,13 @@ def _loop() -> Loop:
     loop = running_loop()
     if loop is None:
         raise RuntimeError(
-            "no asyncio loop runs here, and async calls need one: elsewhere (trio, curio) use plain verbs in a thread"
+            "async calls need a running asyncio loop: under trio or curio, use the blocking verbs in a thread"
         )
     return loop
 
 
 def _never() -> None:
-    raise AssertionError("a call that only looks computes")
+    raise AssertionError("a call that only looks has started a computation")
 
 
 def _nothing_to_ask(asked: Sequence[Asked]) -> list[Any]:

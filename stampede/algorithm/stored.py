@@ -1,4 +1,4 @@
-"""What is kept under a scope's keys: read, listed and changed, in the generation of today."""
+"""What is stored under a scope's keys: how it is read, listed and changed in the current generation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from stampede.runtime.colour import Colour, lasting, settled
 __all__ = ["STAY", "Page", "Stored"]
 
 Page: TypeAlias = tuple[str, Any]
-"""The generation of a page of keys, and by what the engine is asked for the next one."""
+"""The generation of a page of keys, and the engine's cursor for the next page."""
 
 
 STAY = object()
-"""What is made of a value that is to stay as it is."""
+"""Returned by `make` to leave a value as it is."""
 
 TRIES = 1000
-"""How often a value is made anew because another writer was faster."""
+"""How many times a value is made again because another writer was faster."""
 
 
 class Stored:
-    """The verbs of one function's part of a cache that are no computation, for callers of one colour."""
+    """The verbs of one function's part of a cache that compute nothing, for callers of one colour."""
 
     core: Core
     colour: Colour
@@ -40,8 +40,8 @@ class Stored:
     policy: Policy
     resources: Resources
     store: Store
-    called: str  # by whom its events are told
-    _coded: EncodedStore | None  # the blocking one, of both colours
+    called: str  # the name that its events show
+    _coded: EncodedStore | None  # of the blocking side, for both colours
 
     @property
     def prefix(self) -> str:
@@ -51,18 +51,20 @@ class Stored:
         return physical.removeprefix(self.prefix)
 
     def open_store(self) -> Store:
-        """Return the store; EngineClosed if the cache was closed: its engine will be, once the leases are returned."""
+        """Return the store. Raise EngineClosed if the cache was closed, also while its leases are still being given
+        back."""
         outage = self.core.outage
         if outage is not None and outage.closed:
             raise EngineClosed(outage.engine)
         return self.store
 
     async def learn(self) -> str:
-        """Ask for today's generation, as far as the engine can be asked, and return the prefix of each key."""
+        """Return the prefix of each key in the current generation, or the known prefix if the engine cannot be
+        asked."""
         return await self.generations.learn(self.open_store())
 
     async def today(self) -> str:
-        """The prefix of every key, as `learn` tells it."""
+        """Return the prefix of each key, from memory if possible, or as `learn` does."""
         return self.generations.recall() or await self.learn()
 
     async def learn_surely(self) -> tuple[str, list[str]]:
@@ -73,24 +75,25 @@ class Stored:
         return self.core.engine.side(self.colour)
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """What is fresh of each key."""
+        """Return the fresh entry of each key, or None."""
         found = await self._read(keys)
         return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
 
     async def peek(self, key: str) -> Entry[Any] | None:
-        """What is kept, stale or fresh."""
+        """Return the stored entry, fresh or stale, or None."""
         return (await self._read([key]))[0]
 
     async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [self.resources.softened(entry) for entry in await self._found(keys)]
 
     async def _found(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """What is kept of each key: reads go on without their engine, with what this process has computed meanwhile."""
+        """Return the stored entry of each key. While the engine is down, return what this process has computed
+        meanwhile."""
         outage, prefix = self.core.outage, await self.learn()
         physical = [prefix + key for key in keys]
         if outage is None:
             return await self.open_store().get(physical)
-        if not outage.down:  # or to ask for its generation has just been the try
+        if not outage.down:  # otherwise `learn` has just been this call's attempt to ask
             try:
                 return await self.open_store().get(physical)
             except EngineClosed:
@@ -104,7 +107,8 @@ class Stored:
         return await store.get(physical) if outage.used else [None] * len(physical)
 
     async def show(self, key: str) -> tuple[Shown, Flight | None]:
-        """What is kept of the key, and which lease stands; and the flight of this process. Nothing is touched."""
+        """Return what is stored for the key and its lease, and the flight of this process, without changing
+        anything."""
         outage, physical = self.core.outage, await self.learn() + key
         port = self._engine_side.shows
         if port is None or self.core.is_down():
@@ -125,16 +129,18 @@ class Stored:
         return shown, self.core.flights.get(physical)
 
     def lists(self) -> Lists:
-        """OptionError, if the engine can't say which keys it has."""
+        """Return the engine's port for listing keys. Raise OptionError if it has none."""
         engine = self.core.engine
         port = self._engine_side.lists
         if port is None:
-            raise OptionError(f"{engine.scheme}:// can't say which keys it has")
+            raise OptionError(f"{engine.scheme}:// cannot list its keys")
         return port
 
     async def page(self, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
-        """Some of the keys that are kept and begin with this, and by what the next ones are asked for. In the middle of
-        it a new generation may begin, of which all are told then, from its first page on."""
+        """Return some of the keys that begin with `prefix`, and the cursor for the next page, or None.
+
+        If a new generation begins meanwhile, the listing starts again with the first page of that.
+        """
         today, _ = await self.learn_surely()
         at = None if cursor is None or cursor[0] != today else cursor[1]
         found, after = await self.lists().page(today + prefix, at)
@@ -145,7 +151,7 @@ class Stored:
         await self._change(key, "set", entry)
 
     async def put_many(self, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]) -> None:
-        """All of them in one round trip, where the engine can."""
+        """Store all values, in one round trip if the engine can."""
         entries = {
             key: self.entry_for(key, value, policy(key) if callable(policy) else policy)
             for key, value in values.items()
@@ -155,7 +161,8 @@ class Stored:
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
         ttl = policy.ttl_of(lasting(value))
         known = self.core.local_tier.known(self.generations.at_hand() + key)
-        cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)  # or its end comes as a surprise
+        # Without these, its end would come as a surprise.
+        cost, margin = (known.cost, known.margin) if known is not None else (0.0, 0.0)
         entry = Entry(value, new_id(), cost, margin, ttl, ttl, ttl + policy.stale)
         if self.resources.trial is not None and policy.strict:
             self.resources.trial(key, entry)
@@ -164,8 +171,10 @@ class Stored:
     async def compare_and_set(
         self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
     ) -> Entry[Any] | None:
-        """Store a value made of the one that is kept, and lose no change: read, make, and write if what was read is
-        still kept. None: the value is to stay as it is."""
+        """Store a value made of the current one, without losing a change by another writer. None: it stays as it is.
+
+        Read, make a value, and write it if what was read is still stored; otherwise try again.
+        """
         for _ in range(TRIES):
             seen = await self._kept(key)
             value = make(seen)
@@ -174,7 +183,7 @@ class Stored:
             entry = self.entry_for(key, value, policy)
             if await self._replaced(key, seen, entry):
                 return entry
-        raise EngineError(f"others change {key!r} faster than it can be read and written")
+        raise EngineError(f"other writers change {key!r} faster than it can be read and written")
 
     async def _replaced(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
         if await self._change(key, "replace", seen.id if seen is not None else None, entry):
@@ -184,7 +193,7 @@ class Stored:
         return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
 
     async def _kept(self, key: str) -> Entry[Any] | None:
-        """What the engine itself keeps, in the generation of today."""
+        """Return what the engine itself has stored, in the current generation."""
         today, _ = await self.learn_surely()
         return self.resources.softened((await self.open_store().get([today + key]))[0])
 
@@ -195,11 +204,11 @@ class Stored:
         return bool(await self._change(key, "invalidate"))
 
     async def invalidate_many(self, keys: Iterable[str]) -> int:
-        """How many there were; all in one round trip, where the engine can."""
+        """Return how many keys had a value. This takes one round trip if the engine can."""
         return sum(map(bool, await self._change_many("invalidate", dict.fromkeys(keys, ()))))
 
     async def expire_many(self, keys: Iterable[str]) -> int:
-        """How many were fresh; all in one round trip, where the engine can."""
+        """Return how many keys had a fresh value. This takes one round trip if the engine can."""
         return sum(map(bool, await self._change_many("expire", dict.fromkeys(keys, ()))))
 
     async def _change(self, key: str, verb: str, *args: Any) -> Any:
@@ -207,30 +216,31 @@ class Stored:
         return done
 
     async def _change_many(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> list[Any]:
-        """What the engine said of each in today's generation, or the first error."""
+        """Change the keys. Return the engine's answer for each in the current generation, or raise the first error."""
         core, hard, was_down = self.core, verb != "expire", self.core.is_down()
         known = physical = self.generations.prefix
         for key in changes:
-            core.forget(known + key, hard=hard)  # before, so that it is gone here even if the engine can't be asked
+            core.forget(known + key, hard=hard)  # first, so that it is gone here even if the engine cannot be asked
         try:
             physical, done = await self._change_today(verb, changes)
             core.answered(was_down)
             return done
         finally:
-            # Whoever begins a new generation, another thread perhaps, may not have got to these keys' residents yet.
+            # Another thread may have begun a new generation, and not yet reached the residents of these keys.
             older = self.generations.older
             before = {known, *older.copy()} - {physical} if older or known != physical else ()
             for key in changes:
-                core.forget(physical + key, hard=hard)  # after, for those who read the old one while it was changed
+                core.forget(physical + key, hard=hard)  # again, for callers that read the old value during the change
                 for prefix in before:
                     core.drop_older(prefix + key)
                 core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
     async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
-        """Return today's prefix, and what was said there.
+        """Change the keys in the current generation, and in those that ended a moment ago. Return its prefix and the
+        answers.
 
-        Another process may have begun a new generation, and its keys are the ones to change. A third may not have
-        heard of that, and would find in the older generation what is older than this change.
+        Another process may have begun a new generation, whose keys must change. A third process may not know of that,
+        and would find a value from before this change in the older generation.
         """
         generations, done, epoch = self.generations, None, self.core.epoch
         believed, guess = generations.known, generations.at_hand() if self.core.engine.changes else ""
@@ -238,9 +248,9 @@ class Stored:
             done, current = await self._changed(verb, guess, changes, generations.scopes)
             today, ended = generations.adopt(epoch, current)
             ended = [each for each in ended if each != guess]
-            if generations.known[2:] != believed[2:]:  # perhaps the mark alone is another one
+            if generations.known[2:] != believed[2:]:  # perhaps only the mark is another one
                 if verb == "replace" and today == guess and all(done):
-                    # It is done, but stale under the new mark: write it again, in place of the first writing.
+                    # It is replaced, but stale under the new mark: write it again, in place of the first writing.
                     changes = {key: (entry.id, entry) for key, (_, entry) in changes.items()}
                     await self._changed(verb, today, changes)
                 else:
@@ -256,7 +266,7 @@ class Stored:
     async def _changed(
         self, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
     ) -> tuple[list[Any], Sequence[Sequence[str]]]:
-        """What was said of each under this prefix; and behind it, where an engine `changes`, today's generations."""
+        """Return the answers for the keys under this prefix. An engine with `changes` adds the current generations."""
         store, many = self.open_store(), self.core.engine.many
         for args in changes.values():
             for each in args:
@@ -271,7 +281,7 @@ class Stored:
         if self.colour.suspending or many is None:
             done = await settled([getattr(store, verb)(*each.args) for each in asked])
         else:
-            coded = self._coded  # all before the first is sent: a value that is refused leaves the others as they were
+            coded = self._coded  # encode all first: if one value is refused, nothing has changed
             done = many.ask_many(coded.sealed(asked) if coded is not None else asked)
         try:
             for each in done:
@@ -279,27 +289,27 @@ class Stored:
                     raise each
             return done, ()
         finally:
-            del done  # an error in it refers to this frame
+            del done  # an error inside it refers to this frame
 
     async def bump(self) -> None:
-        """A new generation of this scope: everything older is gone."""
+        """Begin a new generation of this scope, so that everything older is gone."""
         before = self.generations.at_hand()
         forget = partial(self.core.forget_all, f"{before}{self.generations.name}:", self.generations.name)
         await self._change_all(lambda: self.open_store().bump(self.generations.name), forget, "invalidate_all")
 
     async def expire_all(self, scope: str | None = None) -> None:
-        """All that was kept of this scope, or of another (the namespace), is stale from now on."""
+        """Make everything stored for this scope stale, or for another scope (the namespace)."""
         port = self._engine_side.softens
         if port is None:
             scheme = self.core.engine.scheme
-            raise OptionError(f"{scheme}:// can't make all stale at once: expire the keys one by one")
+            raise OptionError(f"{scheme}:// cannot expire all keys at once: expire them one by one")
         forget = partial(self.core.soften_all, self.called if scope is None else None)
         await self._change_all(
             lambda: port.soften(self.generations.name if scope is None else scope), forget, "expire_all", scope
         )
 
     async def clear(self) -> None:
-        """A new generation of the whole namespace."""
+        """Begin a new generation of the whole namespace."""
         bump = lambda: self.open_store().bump(self.generations.namespace)  # noqa: E731
         await self._change_all(bump, self.core.forget_all, "clear", self.generations.namespace)
 
@@ -310,7 +320,7 @@ class Stored:
         verb: str,
         scope: str | None = None,
     ) -> None:
-        """What is known here goes, whatever comes of the change."""
+        """Make the change, and forget what this process has, whether or not the change succeeded."""
         was_down = self.core.is_down()
         try:
             await change()
