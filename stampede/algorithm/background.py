@@ -51,8 +51,7 @@ class Workers:
             self.taken.pop(place, None)
 
     def run(self, place: object, act: Callable[[], object], longest: float) -> None:
-        """Run a job in a reserved place. After `longest` seconds the job counts as hung, and another may take the
-        place."""
+        """Run a job in a reserved place. After `longest` seconds it counts as hung, and others may take the place."""
         with self._lock:
             self.taken[place] = time.monotonic() + longest
         self._pool.do(partial(self._do, place, act))

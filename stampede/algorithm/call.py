@@ -43,8 +43,7 @@ class Gate(Protocol):
     def when_full(self) -> str: ...
 
     async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> OriginPlace:
-        """Wait at most `wait` seconds for a place, and take it for at most `longest` seconds. Raise OriginFull if none
-        was free."""
+        """Wait at most `wait` seconds for a place, which is kept for at most `longest`. Raise OriginFull if none is free."""
 
 
 class Gates(Protocol):

@@ -197,8 +197,7 @@ class EncodedStore(_Coded):
         return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # the caller has checked
 
     def sealed(self, asked: Sequence[Asked]) -> list[Asked]:
-        """Encode the entries of all questions before the first is sent: if one value is refused, nothing has
-        changed."""
+        """Encode all entries before the first question is sent: if one value is refused, nothing has changed."""
         return [
             Asked(verb, (key, *[self.encoded(key, each) if isinstance(each, Entry) else each for each in args]))
             for verb, (key, *args) in asked

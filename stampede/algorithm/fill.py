@@ -170,11 +170,10 @@ def draw(call: Call, ask: Ask) -> float:
 
 
 async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
-    """Ask the engine once. Return the value, the right to compute it, the current holder, or a failure; None: ask
-    again.
+    """Ask the engine once: the value, the right to compute it, its holder, or a failure. Return None to ask again.
 
-    If the claim raises, its outcome is unknown and the lease may have been granted. It is released, because waiters
-    would wait for it until it ends.
+    If the claim raises, its outcome is unknown and the lease may have been granted. It is released here, or
+    other processes would wait until it ends.
     """
     resources, ask, first = call.resources, call.ask, call.asked == -inf
     if ask is None:

@@ -182,8 +182,7 @@ def is_own(error: BaseException) -> bool:
 
 
 async def lease_known_valid_at(call: Call) -> float:
-    """Return the latest moment at which our lease is known to be valid. Callers that began before may share the
-    result."""
+    """Return the latest moment at which our lease is known to be valid: earlier callers may share the result."""
     if not call.followed:
         return call.asked
     at = call.resources.clock()

@@ -161,8 +161,7 @@ class Flight:
 
     @property
     def _waited_since(self) -> float:
-        """Since when followers wait for a computation in this process. Before it began, they waited for another
-        lease."""
+        """The moment since which followers wait for a computation here, and not for another lease."""
         return self.followed_since if self.since is None else max(self.followed_since, self.since)
 
     def _end(self, now: float) -> float:
@@ -409,8 +408,7 @@ class Flights:
             self._cut(flight)
 
     def cut(self, flight: Flight) -> None:
-        """Give up a flight that hangs. Its followers claim again, and one of them leads; its result is for its
-        leader alone."""
+        """Give up a flight that hangs. Its followers claim again, and its result, if any, goes to its leader alone."""
         with process_lock.lock:
             if flight.ended:
                 return

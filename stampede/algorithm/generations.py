@@ -44,8 +44,7 @@ class Generations(Marks):
         return self.known[1]
 
     async def learn(self, store: Store) -> str:
-        """Return the prefix of each key in the current generation, or the known prefix if the engine cannot be
-        asked."""
+        """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
         outage, epoch = self.core.outage, self.core.epoch
         probed = outage if self.core.is_down() else None
         if probed is not None and not probed.may_ask():
@@ -73,8 +72,7 @@ class Generations(Marks):
         return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
 
     def _unsure(self) -> str:
-        """Return the known prefix while the engine cannot be asked, or a new one if this process has ended the
-        generation.
+        """Return the known prefix, or a new one if this process has ended its generation during the outage.
 
         The engine may be back before this process notices, and would then be asked for what was cleared.
         """

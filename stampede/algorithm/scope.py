@@ -313,8 +313,7 @@ class ScopeSide(Stored):
                 local_tier.residents.drop(call.key)
 
     async def at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-        """Run pieces of work over calls `of_many`, with as few round trips as possible. Return what each gave or
-        raised."""
+        """Run work over calls `of_many` in as few round trips as possible. Return what each piece gave or raised."""
         if self.colour.suspending:
             return await settled(work)
         many = self.core.engine.many

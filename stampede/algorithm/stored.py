@@ -51,20 +51,18 @@ class Stored:
         return physical.removeprefix(self.prefix)
 
     def open_store(self) -> Store:
-        """Return the store. Raise EngineClosed if the cache was closed, also while its leases are still being given
-        back."""
+        """Return the store. Raise EngineClosed if the cache was closed, even if its engine is still open."""
         outage = self.core.outage
         if outage is not None and outage.closed:
             raise EngineClosed(outage.engine)
         return self.store
 
     async def learn(self) -> str:
-        """Return the prefix of each key in the current generation, or the known prefix if the engine cannot be
-        asked."""
+        """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
         return await self.generations.learn(self.open_store())
 
     async def today(self) -> str:
-        """Return the prefix of each key, from memory if possible, or as `learn` does."""
+        """Return the prefix of the current generation, from memory if possible, or else by `learn`."""
         return self.generations.recall() or await self.learn()
 
     async def learn_surely(self) -> tuple[str, list[str]]:
@@ -87,8 +85,7 @@ class Stored:
         return [self.resources.softened(entry) for entry in await self._found(keys)]
 
     async def _found(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """Return the stored entry of each key. While the engine is down, return what this process has computed
-        meanwhile."""
+        """Return the stored entry of each key; while the engine is down, those that this process has computed."""
         outage, prefix = self.core.outage, await self.learn()
         physical = [prefix + key for key in keys]
         if outage is None:
@@ -107,8 +104,7 @@ class Stored:
         return await store.get(physical) if outage.used else [None] * len(physical)
 
     async def show(self, key: str) -> tuple[Shown, Flight | None]:
-        """Return what is stored for the key and its lease, and the flight of this process, without changing
-        anything."""
+        """Return the entry, the lease and the flight of a key, without changing anything."""
         outage, physical = self.core.outage, await self.learn() + key
         port = self._engine_side.shows
         if port is None or self.core.is_down():
@@ -236,8 +232,7 @@ class Stored:
                 core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
     async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
-        """Change the keys in the current generation, and in those that ended a moment ago. Return its prefix and the
-        answers.
+        """Change the keys in the current generation and in recent ones. Return the current prefix and the answers.
 
         Another process may have begun a new generation, whose keys must change. A third process may not know of that,
         and would find a value from before this change in the older generation.

@@ -1,7 +1,7 @@
 """The local tier: values kept as objects inside the process, evicted by SIEVE.
 
-A hit takes no lock and moves nothing: it only counts itself on the resident, and the count is also SIEVE's
-visited bit, since the hand remembers the count it saw last. The hand goes from the oldest to the newest, in rounds.
+A hit takes no lock and moves nothing. It only increments the resident's count, which is also SIEVE's visited bit,
+because the hand remembers the count that it saw last. The hand goes from the oldest to the newest, in rounds.
 """
 
 from __future__ import annotations
@@ -40,32 +40,34 @@ class Resident:
         keep: float,
         ticket: Ticket | None = None,
     ) -> None:
-        self.end = end  # until then a hit needs no thought: the early moment, or the end of fresh; 0 once killed
+        self.end = end  # no hit after this: the early moment, or the end of freshness; 0 if killed, or not opened yet
         self.value: Any = entry.value
         self.hits = 0
         self.stamps: Sequence[int] | None = None
         self.slot = 0
-        self.stamp: int | None = None  # None: the engine can't tell when the entry changes
+        self.stamp: int | None = None  # None: the engine cannot tell when the entry changes
         self.pulse = ALWAYS
         if ticket is not None:
             self.stamps, self.slot, self.stamp, self.pulse = ticket
         self.entry = entry
         self.fresh = fresh
-        self.keep = fresh if keep == fresh else keep  # one float object for both, which is most residents
+        self.keep = fresh if keep == fresh else keep  # one float object for both, in most residents
         self.key = key
         self.scope = scope
-        self.homes: tuple[Any, ...] = ()  # table, fast key, table, fast key ...: flat, as it is there for every entry
-        self.mark = 0  # the hits that SIEVE's hand saw last
-        self.round = 0  # of the hand, in which it saw this, or this came
+        self.homes: tuple[Any, ...] = ()  # table, key, table, key ...: flat, to save memory
+        self.mark = 0  # `hits` when SIEVE's hand passed last
+        self.round = 0  # the round of the hand in which it passed last, or in which this was added
 
     @property
     def gone(self) -> float:
-        """The moment from which nobody has any use for it, nor has anybody who waited while it was fresh."""
+        """The moment from which no caller can use it, not even one that waited while it was fresh."""
         return max(self.keep, self.fresh + GRACE)
 
     def lives_in(self, table: Any) -> bool:
-        """Does this table lead here? By one way: of several, as of a key that is no more than a part of the arguments,
-        there may be ever more."""
+        """Whether the table leads here by some key. One is enough, and further keys are not added.
+
+        If the cache's key is made from a part of the arguments, there may be any number of them.
+        """
         homes = self.homes
         for number in range(0, len(homes), 2):
             if homes[number] is table and table.get(homes[number + 1]) is self:
@@ -73,7 +75,7 @@ class Resident:
         return False
 
     def kill(self) -> None:
-        """No hit from now on, by any way that leads here."""
+        """Stop all hits, by every table that leads here."""
         self.end = 0.0
         if self.homes:
             for table, fast in zip(self.homes[::2], self.homes[1::2], strict=True):
@@ -83,19 +85,19 @@ class Resident:
 
 
 class Residents:
-    """At most so many residents by key. Reads take no lock; writes may come from any thread, finalizer or signal."""
+    """At most `entries` residents by key. Reads take no lock; writes may come from any thread, finalizer or signal."""
 
     def __init__(self, entries: int = 10_000) -> None:
         if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
-            raise OptionError(f"entries is {entries!r}: give the number of values to keep at most, 1 or more")
+            raise OptionError(f"entries is {entries!r}: give the largest number of values to keep, at least 1")
         self.entries = entries
         self._residents: dict[str, Resident] = {}  # from the oldest to the newest
-        self.get: Callable[[str], Resident | None] = self._residents.get  # what a method of our own would cost twice
-        self._hits: defaultdict[str, int] = defaultdict(int)  # of residents that have left, by scope
-        self._saved: defaultdict[str, float] = defaultdict(float)  # seconds of computing, likewise
-        self._hand: Iterator[str] = iter(())  # the keys that are left of a round
+        self.get: Callable[[str], Resident | None] = self._residents.get  # a method would cost twice as much
+        self._hits: defaultdict[str, int] = defaultdict(int)  # of residents that were removed, by scope
+        self._saved: defaultdict[str, float] = defaultdict(float)  # seconds of computing saved by those, by scope
+        self._hand: Iterator[str] = iter(())  # the keys left in this round
         self._round = 0
-        self._since: list[str] = []  # keys that have come in this round: their turn is in the next
+        self._since: list[str] = []  # keys that were added in this round, and are looked at in the next
         self._writing: Any = None  # the lock under which a write is under way
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
@@ -103,46 +105,46 @@ class Residents:
         return len(self._residents)
 
     def put(self, resident: Resident) -> None:
-        """Make it the resident of its key: an older one is killed, and one is evicted where there is no room."""
+        """Make this the resident of its key. An older one is killed; another is evicted if the tier is full."""
         self._write(self._put, resident)
 
     def drop(self, key: str) -> Resident | None:
-        """Kill and remove the resident of a key; it is returned."""
+        """Kill and remove the resident of a key, and return it."""
         resident = self._residents.get(key)
         if resident is not None:
-            _end(resident)  # at once, even where the rest of this comes later
+            _end(resident)  # at once, although the rest may be done later
         self._write(self._drop, key)
         return resident
 
     def drop_scope(self, scope: str) -> None:
-        """Kill and remove every resident of a function."""
+        """Kill and remove all residents of a function."""
         for resident in self.residents():
             if resident.scope == scope:
                 _end(resident)
         self._write(self._drop_all, scope)
 
     def stop_hits(self, scope: str | None) -> None:
-        """None of a function's, or of all, is hit without thought any more; they stay."""
+        """Stop direct hits on all residents of a function, or on all (None), without removing them."""
         for resident in self.residents():
             if scope is None or resident.scope == scope:
                 resident.kill()
 
     def clear(self) -> None:
-        """Kill and remove all."""
+        """Kill and remove all residents."""
         for resident in self.residents():
             _end(resident)
         self._write(self._drop_all, None)
 
     def adopt(self, resident: Resident, table: dict[Any, Resident], fast: Any) -> None:
-        """Let `table[fast]` lead to the resident too, for as long as it lives in this tier."""
+        """Let `table[fast]` lead to the resident, too, for as long as it lives in this tier."""
         self._write(self._adopt, resident, table, fast)
 
     def residents(self) -> list[Resident]:
-        """All that live here now: a copy, as any allocation may run a finalizer that writes to this tier."""
+        """Return a copy of all residents, because any allocation may run a finalizer that writes to this tier."""
         return list(self._residents.values())
 
     def served(self) -> tuple[dict[str, int], dict[str, float]]:
-        """Hits so far by scope, and the seconds of computing that they saved; also of residents that have left."""
+        """Return hits, and the seconds of computing that they saved, by scope. Removed residents count, too."""
         with process_lock.lock:
             hits, saved, living = self._hits.copy(), self._saved.copy(), self.residents()
         for resident in living:  # outside the lock, as there may be many
@@ -152,13 +154,14 @@ class Residents:
         return hits, saved
 
     def _write(self, act: Callable[..., None], *args: Any) -> None:
-        """Do one write after the other. One that a finalizer or a signal handler makes in the middle of another one is
-        left to that.
+        """Do one write after another.
+
+        If a finalizer or signal handler writes in the middle of a write, that one does both.
         """
-        dead: list[object] = []  # outlives the lock, as a user's finalizer must not run inside it
+        dead: list[object] = []  # outlives the lock, so that no user's finalizer runs inside it
         with process_lock.lock:
             self._later.append((act, args))
-            if self._writing is process_lock.lock:  # by this very thread; a forked child has another lock
+            if self._writing is process_lock.lock:  # by this thread; a forked child has another lock
                 return
             self._writing = process_lock.lock
             try:
@@ -176,11 +179,11 @@ class Residents:
         if older is None:
             while len(self._residents) >= self.entries:
                 self._evict(dead)
-            if len(self._since) > 2 * self.entries:  # most were dropped again
+            if len(self._since) > 2 * self.entries:  # most of them were dropped again
                 self._since = [key for key, there in self._residents.items() if there.round == self._round]
             self._since.append(resident.key)
             resident.round = self._round
-        else:  # it keeps its place, and counts as hit: somebody has asked for it again
+        else:  # it takes the older one's place, and counts as hit, because a caller asked again
             resident.mark, resident.round = -1, older.round
             self._retire(dead, older)
         self._residents[resident.key] = resident
@@ -198,7 +201,7 @@ class Residents:
     def _adopt(self, dead: list[object], resident: Resident, table: dict[Any, Resident], fast: Any) -> None:
         if self._residents.get(resident.key) is not resident:
             return  # evicted or invalidated meanwhile: nothing would remove it from the table again
-        left: list[Any] = []  # but for those that were emptied
+        left: list[Any] = []  # without keys that lead elsewhere by now
         for home, key in zip(resident.homes[::2], resident.homes[1::2], strict=True):
             if home.get(key) is resident and not (home is table and key == fast):
                 left += home, key
@@ -217,7 +220,7 @@ class Residents:
         self._saved[resident.scope] += resident.hits * resident.entry.cost
 
     def _evict(self, dead: list[object]) -> None:
-        """Remove the next one that has not been hit since the hand came by last."""
+        """Remove the next resident that was not hit since the hand passed it last."""
         now = monotonic()
         while True:
             for key in self._hand:
@@ -233,5 +236,5 @@ class Residents:
 
 
 def _end(resident: Resident) -> None:
-    """Nobody is to see it any more; all three, for who is about to open it, and who looks for something stale."""
+    """Make the resident useless at once, for hits, for a caller about to open it, and as a stale value."""
     resident.keep = resident.fresh = resident.end = 0.0

@@ -1,7 +1,7 @@
 """What a cache keeps in this process: the local tier in front of its engine, or the memory engine's own.
 
-A resident is kept only as long as it is known to be true: under the engine's ticket; where the engine has none to
-give, for `believed` seconds, under a ticket of our own that this process's own changes void.
+A resident is kept only while it is known to be valid. That is as long as the engine's ticket holds. If the engine
+gives no ticket, it is `believed` seconds, and a ticket of our own ends with any change by this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLOTS = 1024
 
 
 class LocalTier:
-    """The residents of one cache. With no tier it keeps nothing."""
+    """The residents of one cache. If `residents` is None, nothing is kept."""
 
     def __init__(
         self,
@@ -37,19 +37,23 @@ class LocalTier:
         believed: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.residents = residents
-        self.shared = shared  # the tier stands before an engine, and isn't the engine's own
-        self._believed = believed  # for how many seconds what nobody tells of is true; None: all changes are told
+        self.shared = shared  # the tier is in front of a shared engine, and is not the engine's own
+        # Seconds for which an entry without ticket is valid; None: the engine reports all changes.
+        self._believed = believed
         self._stamps = array("Q", bytes(8 * _SLOTS))
-        self._next = itertools.count(1)  # no stamp comes twice, so that changing one takes no lock to inherit locked
+        # No stamp is used twice, so changing one needs no lock that a forked child might inherit locked.
+        self._next = itertools.count(1)
 
     def sample(self, key: str) -> Ticket:
-        """Return a ticket that this process's next change of the key voids. Take it before the engine is asked; the
-        residents of the engine's own tier need none."""
+        """Return a ticket that ends with the next change of the key by this process. Take it before asking the engine.
+
+        The residents of an engine's own tier need none.
+        """
         slot = hash(key) % _SLOTS
         return Ticket(self._stamps, slot, self._stamps[slot])
 
     def hit(self, key: str) -> Resident | None:
-        """The resident, if it needs no thought."""
+        """Return the resident if it can be served without any further question."""
         resident, now = self.residents.get(key) if self.residents is not None else None, _clock()
         if resident is None or resident.end <= now or not _is_valid(resident, now):
             return None
@@ -57,12 +61,12 @@ class LocalTier:
         return resident
 
     def known(self, key: str) -> Entry[Any] | None:
-        """What was kept of this key last, whatever has become of it."""
+        """Return the last entry of the key, even if it is no longer valid."""
         resident = self.residents.get(key) if self.residents is not None else None
         return None if resident is None else resident.entry
 
     def kept(self, key: str) -> Entry[Any] | None:
-        """What may be served as stale while the engine can't be asked: nothing says that it has been changed since."""
+        """Return what may be served as stale while the engine is down, if nothing says that it was changed."""
         resident = self.residents.get(key) if self.residents is not None else None
         now = _clock()
         if resident is None or resident.keep <= now:
@@ -72,12 +76,12 @@ class LocalTier:
         return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
     def is_due(self, key: str) -> bool:
-        """Is there a resident, fresh and true, whose early moment has come?"""
+        """Whether there is a valid, fresh resident whose early moment has come."""
         resident = self.residents.get(key) if self.residents is not None else None
         return resident is not None and _is_due(resident, _clock())
 
     def take_due(self, key: str) -> Entry[Any] | None:
-        """That one's entry, for who is to refresh it. Other callers go on hitting it meanwhile."""
+        """Return the entry that is due to the caller that refreshes it. Other callers continue to hit it meanwhile."""
         resident = self.residents.get(key) if self.residents is not None else None
         now = _clock()
         if resident is None or not _is_due(resident, now):
@@ -86,7 +90,7 @@ class LocalTier:
         return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
 
     def place(self, key: str, scope: str, result: Result, sample: Ticket | None) -> Resident | None:
-        """The resident of what a call ended with, if that is known to be true. A new one isn't hit yet."""
+        """Return a resident for the result, if that is known to be valid. A new one is not hit before `open`."""
         residents, entry = self.residents, result.entry
         if residents is None or entry is None or entry.raised:
             return None
@@ -95,7 +99,7 @@ class LocalTier:
             resident is None
             or resident.entry.id != entry.id
             or (resident.stamp is not None and not _holds(resident))
-            or (self.shared and resident.fresh <= _clock())  # believed for as long as it may be: a new one begins
+            or (self.shared and resident.fresh <= _clock())  # its time without a ticket has ended: a new one begins
         ):
             resident = self._resident(key, scope, entry, result, sample)
             if resident is None:
@@ -105,13 +109,13 @@ class LocalTier:
         return resident
 
     def open(self, resident: Resident, result: Result, policy: Policy) -> None:
-        """Let it be hit from now on, until its early moment, which is drawn here."""
+        """Allow hits until the resident's early moment, which is drawn here."""
         entry = resident.entry
         if result.until is not None:
             resident.end = min(resident.fresh, _clock() + result.until)
         elif resident.end == 0.0:
             ahead = early.lead(entry, early.draw(policy.early)) if policy.early else 0.0
-            # Of the entry's own end: that this process believes it for a second only brings its refresh no nearer.
+            # Count from the entry's own end: a short validity in this process does not bring the refresh nearer.
             fresh = result.at + entry.fresh if self.shared and self._believed() is not None else resident.fresh
             resident.end = min(resident.fresh, fresh - ahead)
 
@@ -123,29 +127,30 @@ class LocalTier:
         ticket, believed = result.ticket, self._believed()
         if ticket is None:
             if believed is None or sample is None:
-                return None  # a change may be under way: the next call reads it under a ticket
+                return None  # a change may be under way: the next call reads the key under a ticket
             ticket = sample
         fresh, keep = entry.fresh, entry.keep
         if believed is not None:
             fresh = min(fresh, believed)
             if ticket is sample:
-                keep = min(keep, believed)  # nobody tells us what others do to it: then it isn't even stale
+                # Changes by others are not reported: after this it may not be served as stale, either.
+                keep = min(keep, believed)
         fresh += result.at
         return Resident(key, scope, entry, 0.0, fresh, result.at + keep, ticket)
 
     def drop(self, key: str) -> None:
-        """This process changes the key: what it keeps, and what it is about to keep, is true no more."""
+        """Drop a key that this process changes: neither its resident nor a value under way is valid any more."""
         self._stamps[hash(key) % _SLOTS] = next(self._next)
         if self.shared and self.residents is not None:
             self.residents.drop(key)
 
     def drop_older(self, key: str) -> None:
-        """The key is of an older generation: the engine's own resident has no reader left, either."""
+        """Drop a key of an older generation, also from an engine's own tier, because no caller reads it any more."""
         if self.residents is not None:
             self.residents.drop(key)
 
     def drop_all(self, scope: str | None = None) -> None:
-        """The same for all keys of a function, or for all."""
+        """Drop all keys of a function, or all keys."""
         for slot in range(_SLOTS):
             self._stamps[slot] = next(self._next)
         if self.residents is not None and scope is not None:
@@ -154,7 +159,7 @@ class LocalTier:
             self.residents.clear()
 
     def soften_all(self, scope: str | None = None) -> None:
-        """All of a function, or all, is stale by now: what is kept here for no engine stays."""
+        """Make all residents of a function stale, or all (None). A tier that is the store itself keeps the values."""
         if self.shared or self.residents is None:
             self.drop_all(scope)
         else:
@@ -162,7 +167,7 @@ class LocalTier:
 
 
 def _held_until_loss(resident: Resident) -> bool:
-    """Return whether the ticket, which has ended, held until the server was lost."""
+    """Return whether the ticket held until the server was lost."""
     return resident.stamp is not None and resident.pulse.stood(resident.slot, resident.stamp)
 
 
@@ -175,5 +180,5 @@ def _is_due(resident: Resident, now: float) -> bool:
 
 
 def _is_valid(resident: Resident, now: float) -> bool:
-    """Return whether the ticket holds, and every change that has come is heard of. The order of the two matters."""
+    """Return whether the ticket holds, and all changes that have arrived are known. The order of the two matters."""
     return resident.pulse.holds(now) and _holds(resident)

@@ -1,8 +1,8 @@
 """Renews leases while their holders live.
 
-The renewals run in threads and not in event loops: an event loop that is blocked by its own computation renews nothing.
-The thread that watches for what is due (see `watch`) never asks an engine itself. Each engine has a crew of a few
-threads for that, so that an engine that hangs keeps no lease of another engine waiting.
+Renewals run in threads, because an event loop that is blocked by its own computation renews nothing. The thread that
+watches for what is due (`runtime.watch`) never asks an engine itself. Each engine has a few threads for that, so that
+an engine that hangs does not delay the leases of another engine.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = ["Hold", "Keeper", "Renewable", "keeper"]
 _log = logging.getLogger("stampede")
 
 THREADS = 8
-"""At most for one engine."""
+"""The largest number of threads for one engine."""
 
 SHORTEST = 0.005
-"""Seconds between two renewals of one lease, however short it is."""
+"""The shortest time between two renewals of one lease, in seconds."""
 
 AT_EXIT = 0.5
-"""Seconds for which the end of the program waits for its leases to be given back. Beyond, they end by themselves."""
+"""Seconds for which the end of the program waits until its leases are given back. The rest end by themselves."""
 
 
 class Renewable(Protocol):
-    """A lease as its keeper sees it, on the blocking side of its engine."""
+    """What the keeper needs of a port with leases: the blocking side's `renew`."""
 
     def renew(self, key: str, token: bytes, lease: float) -> Coroutine[Any, Any, bool]: ...
 
 
 class Hold:
-    """One lease that is renewed, as a context: renewal ends with the block, or after `max_hold`.
+    """A context manager that has one lease renewed until the block ends, or for at most `max_hold` seconds.
 
-    `lost` needs no thread: whatever the engine's clock says, the lease is valid for its length from the moment before
-    it was last asked for. Whether it is valid for longer is known only when a renewal has been answered.
+    `lost` needs no thread. A lease is valid for its length, counted from the moment before it was last asked for,
+    whatever the engine's clock says. Whether it is valid for longer is known only when a renewal has been answered.
     """
 
     def __init__(
@@ -67,16 +67,17 @@ class Hold:
         now = time.monotonic()
         self._keeper = keeper
         self._until = now + max_hold
-        self.ends = (now if since is None else since) + lease  # `since`: before the question was sent that granted it
-        self.least = 0.0  # a moment before which no renewal lets it end
+        self.ends = (now if since is None else since) + lease  # `since`: the moment before the lease was asked for
+        self.least = 0.0  # no renewal may let the lease end before this moment
         self.port, self.key, self.token, self.lease = port, key, token, lease
         self.drop = drop  # gives the lease back, blocking: when its holder is gone, or at exit
-        self.of = of  # whose computations' it is: that may be closed under them. Of a lock: the engine's name
-        self.alive = alive  # a false result: the holder is gone, or can never end (its loop was closed)
+        self.of = of  # the `Core` whose computation it is, which may be closed meanwhile; of a lock: the engine's name
+        # Returns a false value if the holder is gone, or can never end because its event loop was closed.
+        self.alive = alive
         self.due = inf  # when the keeper looks at it next
-        self.under_way = False  # it is being renewed just now
+        self.under_way = False  # a renewal is under way
         self.ended = False
-        self.foreign = False  # it is not ours to give back: a forked child's parent has it, or the interpreter ends
+        self.foreign = False  # not ours to give back: it is the forked child's parent's, or the interpreter ends
         self._lost = False
         self._taken = False
 
@@ -92,31 +93,32 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Another holder may have the lease: it was seen to be lost, or has not been renewed in time."""
+        """Whether another holder may have the lease, because it was taken or not renewed in time."""
         if not self._lost and (self.foreign or time.monotonic() >= self.ends):
             self._lost = True  # for good, even if a renewal is answered after all: a caller may have been told
         return self._lost
 
     @property
     def overruled(self) -> bool:
-        """Whether a lease that the engine does not know any more was taken away, as an invalidation does it, before its
-        time was over."""
+        """Whether the lease was taken away before its time was over, as by an invalidation."""
         return self._taken or not self.lost
 
     def begin(self) -> bool:
-        """Whether this caller may ask the engine to renew it: one at a time does, or a renewal could undo an extension
-        that was sent after it. To be followed by `again`, or `end`."""
+        """Return whether this caller may ask the engine for a renewal. If so, `again` or `end` must follow.
+
+        Only one caller at a time may: a renewal could undo an extension that was sent after it.
+        """
         with self._keeper.lock:
             begun, self.under_way = not self.under_way, True
         return begun
 
     def again(self, moment: float) -> None:
-        """It was asked for: the keeper looks at it again then."""
+        """Note that the renewal has been asked for, and have the keeper look again at that moment."""
         self.under_way = False
         self._keeper.look_at(self, moment)
 
     def bound(self, seconds: float) -> None:
-        """Renew it for so long from now on."""
+        """Limit the renewals to this many seconds from now."""
         self._until = time.monotonic() + seconds
 
     def end(self) -> None:
@@ -128,28 +130,28 @@ class Hold:
         self._lost = True
 
     def renew(self) -> float | None:
-        """Ask the engine. Return when to do so again; None: never, the lease is lost."""
-        now, stands = time.monotonic(), None
+        """Ask the engine to renew the lease. Return when to do so again, or None if the lease is lost."""
+        now, renewed = time.monotonic(), None
         lease = max(self.lease, self.least - now)
         try:
-            stands = run_blocking(self.port.renew(self.key, self.token, lease))
+            renewed = run_blocking(self.port.renew(self.key, self.token, lease))
         except EngineError:
-            pass  # unknown is not lost: the next round may reach it
-        except BaseException:  # CancelledError is one, too
-            _log.exception("the lease of %r could not be renewed, and is tried again", self.key)
-        if stands is False and not self.ended:
+            pass  # unknown is not lost: the next renewal may reach the engine
+        except BaseException:  # CancelledError, for example, is no Exception
+            _log.exception("the lease of %r could not be renewed; this is tried again", self.key)
+        if renewed is False and not self.ended:
             self._taken = self.overruled
             self.lose()
-        if stands is False or self._lost:
+        if renewed is False or self._lost:
             return None
-        if stands:
+        if renewed:
             self.ends = max(now + lease, self.ends)
-        pause = self.lease / 3 if stands else self.lease / 6  # there is less time left
+        pause = self.lease / 3 if renewed else self.lease / 6  # less time is left
         return min(time.monotonic() + max(pause, SHORTEST), self.ends)
 
 
 class Keeper:
-    """Renews every hold each third of its lease."""
+    """The renewals of all leases of this process, each after a third of its length."""
 
     def __init__(self) -> None:
         self.over = False
@@ -157,12 +159,12 @@ class Keeper:
         forks.in_child(self._after_fork)
 
     def _reset(self) -> None:
-        self.lock = threading.RLock()  # a finalizer may come here in the middle of this
+        self.lock = threading.RLock()  # a finalizer may enter in the middle of this
         self._holds: dict[Hold, None] = {}
         self._alarm = inf  # when the watch calls `look`
         self._pools: weakref.WeakKeyDictionary[Renewable, ThreadPool] = weakref.WeakKeyDictionary()
         self._all_released = threading.Condition(self.lock)
-        self._being_released = 0  # leases that are being given back
+        self._being_released = 0  # how many leases are being given back
 
     def _after_fork(self) -> None:
         for hold in self._holds:
@@ -170,7 +172,7 @@ class Keeper:
         self._reset()
 
     def add(self, hold: Hold) -> None:
-        """Without a lock, as a rule: most holds end before the first of them is due."""
+        """Have a hold renewed. Usually this takes no lock, as most holds end before they are due."""
         hold.due = moment = time.monotonic() + hold.lease / 3
         self._holds[hold] = None
         if moment < self._alarm:
@@ -180,11 +182,11 @@ class Keeper:
         self._holds.pop(hold, None)
 
     def holds(self) -> list[Hold]:
-        """All leases of this process that have not been given back."""
+        """Return all leases of this process that have not been given back."""
         return list(self._holds)
 
     def disown(self, of: object) -> list[Hold]:
-        """All that computations of this one hold, for it to give back: what they give isn't stored any more."""
+        """Return the leases of this core's computations, for it to give back. Their values are not stored any more."""
         holds = [hold for hold in self.holds() if hold.of is of]
         for hold in holds:
             hold.ended = hold.foreign = True
@@ -192,11 +194,11 @@ class Keeper:
         return holds
 
     def release_all(self) -> None:
-        """Give every lease back, when the interpreter exits under computations that still run."""
+        """Give all leases back, because the interpreter ends while computations still run."""
         self.over = True
         holds = self.holds()
         for hold in holds:
-            hold.ended = hold.foreign = True  # all at once: what is computed meanwhile is not stored
+            hold.ended = hold.foreign = True  # all of them first, so that no value of theirs is stored
         for hold in holds:
             self._drop(hold.port, hold.drop)
         end = time.monotonic() + AT_EXIT
@@ -207,10 +209,10 @@ class Keeper:
     def give_back(
         self, port: Renewable, key: str, token: bytes, by: Callable[[str, bytes], Coroutine[Any, Any, object]]
     ) -> None:
-        """Have a lease given back once, by a thread of ours, and soon. A finalizer may call this."""
+        """Have a thread give a lease back, once and soon. A finalizer may call this."""
 
         def drop() -> None:
-            with suppress(EngineError):  # it ends by itself
+            with suppress(EngineError):  # the lease ends by itself
                 run_blocking(by(key, token))
 
         self._drop(port, drop)
@@ -232,10 +234,10 @@ class Keeper:
             raise
 
     def look(self, now: float) -> float | None:
-        """Have renewed what is due. Return when to look again."""
+        """Start the renewals that are due. Return when to look again."""
         if now < self._alarm:
-            return None  # it was called for an earlier moment, which has come and gone
-        # From here on whoever adds a hold calls for another look, so that none is missed which comes after the copy.
+            return None  # called for a moment that has been changed meanwhile
+        # From here on, adding a hold asks for another look, so that one that is added after the copy is not missed.
         self._alarm = inf
         soonest = inf
         for hold in self.holds():
@@ -250,15 +252,15 @@ class Keeper:
     def _attend(self, hold: Hold, now: float) -> None:
         alive, hold.due = hold.alive, inf
         if alive is not None and not alive():
-            hold.lose()  # before another holder can have it
+            hold.lose()  # first, before another holder can have it
             hold.ended = True
             port, drop = hold.port, hold.drop
-            hold.end()  # what it refers to goes with its loop
+            hold.end()  # what it refers to ends with its loop
             self._drop(port, drop)
         elif hold.lost:
             self.remove(hold)
         else:
-            hold.due = hold.ends  # when it is lost, whether it is renewed no more or its engine hangs
+            hold.due = hold.ends  # it is lost then, if it is renewed no more or its engine hangs
             if now < hold._until and hold.begin():
                 self._pool_of(hold.port).do(partial(self._renew, hold))
 
@@ -279,7 +281,7 @@ class Keeper:
     def _wake(self, moment: float) -> None:
         self._alarm = moment
         if not watch.add(self, moment):
-            self._alarm = inf  # there is no thread to be had: the next lease that comes tries again
+            self._alarm = inf  # no thread could be started: the next lease that is added tries again
 
     def _pool_of(self, port: Renewable) -> ThreadPool:
         with self.lock:
@@ -293,13 +295,16 @@ def _nothing() -> None: ...
 
 
 def _quietly(action: Callable[[], object]) -> None:
-    """A port's own bug, or a dying interpreter, must not keep the others' leases from being given back."""
+    """Run an action that gives a lease back, and log what it raises, so that other leases are given back, too.
+
+    It may raise because of a port's own bug, or because the interpreter ends.
+    """
     try:
         action()
-    except BaseException:  # CancelledError is one, too
-        _log.exception("a lease could not be given back, and ends by itself")
+    except BaseException:  # CancelledError, for example, is no Exception
+        _log.exception("a lease could not be given back; it ends by itself")
 
 
 keeper = Keeper()
-weakref.finalize(keeper, int)  # finalizers close engines at exit, and what is registered after them runs before them
+weakref.finalize(keeper, int)  # finalizers close engines at exit: what is registered after them runs before them
 atexit.register(keeper.release_all)

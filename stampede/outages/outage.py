@@ -1,4 +1,4 @@
-"""An engine that is down is not an outage: calls go on in this process, over a refuge of its own."""
+"""What answers while an engine is down: a refuge in this process, so that calls go on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ REMINDER = 60.0
 """Seconds between two log lines, or events, about an outage that lasts."""
 
 REFUGE_TTL = 5.0
-"""Seconds that a value which the engine could not take is kept in this process."""
+"""Seconds for which this process keeps a value that the engine could not store."""
 
 BRIEFLY = 1.0
-"""The same where the engine refused it, and answers: somebody may invalidate it there, of which nobody tells us."""
+"""Seconds for which this process keeps a value that a running engine refused, for example because it is full.
+
+This is shorter, because the key may be invalidated there without this process knowing.
+"""
 
 
 class Outage:
@@ -42,17 +45,15 @@ class Outage:
         *,
         strict: bool,
     ) -> None:
-        """`give_back` has a lease of the engine given back, once, by a thread beside the caller."""
+        """Create the record of an engine that is up. `give_back` starts to give a lease back in another thread."""
         self.engine = name
-        self.refuge = refuge  # inside this process
+        self.refuge = refuge  # the memory engine that answers instead
         self.strict = strict  # on_engine_error="raise"
-        self.refuge_leases: dict[
-            bytes, float
-        ] = {}  # tokens of leases that the refuge granted, and for how long it keeps
-        self.used = False  # the refuge may have something
+        self.refuge_leases: dict[bytes, float] = {}  # by token: seconds for which its value is kept here
+        self.used = False  # whether the refuge may have stored something
         self.give_back = give_back
-        self.last = ""  # what the engine's last failure said: the error itself would keep alive what was under way
-        self.closed = False  # by us, for good: that is no outage
+        self.last = ""  # the text of the last failure; the error itself would keep frames alive
+        self.closed = False  # closed by us, which is no outage
         self._remind_at = 0.0
         self._tell = tell
         self.breaker = Breaker()
@@ -63,7 +64,7 @@ class Outage:
 
     @property
     def lasts(self) -> float:
-        """Seconds for which the engine has been down; 0 if it is not."""
+        """Seconds for which the engine has been down, or 0 if it is up."""
         since = self.breaker.since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -71,7 +72,7 @@ class Outage:
         return self.breaker.allow(time.monotonic())
 
     def failed(self, error: EngineError, *, probing: bool = False) -> None:
-        """`probing`: it counted as down when it was asked."""
+        """Note that the engine failed to answer. `probing`: it counted as down when it was asked."""
         self.last, now = str(error), time.monotonic()
         with process_lock.lock:
             before = self.breaker.since
@@ -86,7 +87,7 @@ class Outage:
             kind, seconds = type(error).__qualname__, now - before
             _log.warning("%s is still down after %.0f s: %s: %s", self.engine, seconds, kind, error)
         if error.partial and probing:
-            self.answered()  # the rest is up
+            self.answered()  # the other parts of the engine are up
 
     @property
     def _store(self) -> Store:
@@ -95,23 +96,23 @@ class Outage:
         return store
 
     def forget(self, key: str) -> None:
-        """What the refuge keeps of this key is not to be served any more."""
+        """Stop serving what the refuge has stored for this key."""
         if self.used:
             run_blocking(self._store.invalidate(key))
 
     def forget_all(self) -> None:
-        """The same for all keys."""
+        """Stop serving what the refuge has stored for any key."""
         if self.used:
             run_blocking(self._store.bump(""))
 
     def outlived(self, key: str) -> None:
-        """The engine answers for this key: by the next time that it does not, what was kept here may be too old."""
+        """Drop what the refuge has for a key that the engine answers for. It may be too old in the next outage."""
         if self.refuge.tier.get(key) is not None:
             run_blocking(self._store.invalidate(key))
 
     def trouble(self) -> EngineError:
-        """What a caller is told that wants to know."""
-        return EngineError(f"{self.engine} can't be asked: {self.last}")
+        """Return the error to raise with on_engine_error="raise"."""
+        return EngineError(f"{self.engine} cannot be used: {self.last}")
 
     def answered(self) -> None:
         if not self.breaker.open:
@@ -124,7 +125,7 @@ class Outage:
 
 
 class GuardedClaims:
-    """`Claims` that never fail: what the engine can't do is done by the refuge, one computation per key and process."""
+    """`Claims` that never fail: if the engine fails, the refuge grants one computation per key and process."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class GuardedClaims:
         looks: Looks | None = None,
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = lambda key, entry: entry,
     ) -> None:
-        """`kept`: what the local tier has of a key. `looks` is the engine's own, of bytes that `decoded` reads."""
+        """Create the port. `kept` returns what the local tier has; `looks` reads bytes of the engine for `decoded`."""
         self._kept = kept
         self._looks = looks
         self._decoded = decoded
@@ -144,9 +145,9 @@ class GuardedClaims:
         self._outage = outage
 
     async def look(self, key: str) -> Found | None:
-        """Return what is there and fresh. None, too, if the engine is down: what is to be done then is the claim's.
+        """Return the stored entry if it is fresh. Return None also if the engine is down: the claim decides what to do.
 
-        All in one step, and not a layer each for codec and outage, as it is a hit.
+        All is done in one step here, instead of a layer each for codec and outage, because this is the path of a hit.
         """
         outage = self._outage
         if outage.closed or outage.breaker.since is not None or self._looks is None:
@@ -173,7 +174,8 @@ class GuardedClaims:
         if outage.closed:
             raise EngineClosed(outage.engine)
         probing = outage.down
-        # Else to ask for its generation has just been the try: by an older one it would find what was cleared since.
+        # A first claim is no probe: its call has just probed, by asking for the generation. Under an older generation
+        # it would find what was cleared since.
         if not probing or (ask.since and outage.may_ask()):
             try:
                 reply = await self._port.claim(key, token, ask)
@@ -187,7 +189,7 @@ class GuardedClaims:
                 else:
                     outage.give_back(key, token)  # it may have been granted
             else:
-                if probing:  # or it was asked before the trouble, and its answer says nothing of that
+                if probing:  # otherwise the question is older than the outage, and its answer says nothing about it
                     outage.answered()
                 if outage.used:
                     outage.outlived(key)
@@ -201,12 +203,16 @@ class GuardedClaims:
         elif isinstance(reply, Found):
             reply.own = True
         if reply.entry is None and not ask.force:
-            reply.entry = self._kept(key)  # also for a key that rests: its caller computes nothing that could fail
+            # Also while the key rests: then nothing is computed that could replace a failed value.
+            reply.entry = self._kept(key)
         return reply
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
-        """None: it was begun under a lease of the engine, which can't say whether that stood to the end. Somebody may
-        have invalidated the key there since, of which nobody tells us: so it isn't kept here, either."""
+        """Store the value where the lease was granted: in the engine, or in the refuge. Return None if that is unknown.
+
+        An engine that went down cannot say whether its lease is still valid. The key may have been invalidated there
+        without this process knowing, so the value is not kept here, either.
+        """
         outage = self._outage
         keeps = outage.refuge_leases.pop(token, None)
         if keeps is not None:
@@ -228,7 +234,7 @@ class GuardedClaims:
         if outage.refuge_leases.pop(token, None) is not None:
             return await self._refuge.abandon(key, token, verdict, rest)
         if outage.down:
-            return False  # it ends by itself
+            return False  # the lease ends by itself
         try:
             return await self._port.abandon(key, token, verdict, rest)
         except EngineClosed:
@@ -244,7 +250,7 @@ class GuardedClaims:
         try:
             return await self._port.wait(key, busy, timeout)
         except EngineClosed:
-            return None  # the next claim says so
+            return None  # the next claim raises it
         except EngineError as error:
             outage.failed(error)
             return None  # the next claim decides
