@@ -1,7 +1,7 @@
-"""For tests of applications and of engines: `isolated()`, `disabled()`, a clock that is set by hand, and the suites.
+"""Tools for tests of applications and engines: `isolated()`, `disabled()`, `FakeClock`, and the conformance suites.
 
-Here is what users import in their tests. Our own tests and their servers are in `tests/`, outside of the package. Begin
-with `clock.py`, then `conformance/suite.py`.
+Users import these in their own tests. The tests of stampede itself are in `tests/`, outside of the package. Begin with
+`clock.py`, then `conformance/suite.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "isolated",
 ]
 
-# The suites need pytest: a program that only isolates a test does not pay for it.
+# Suites are imported on first use: a program that only isolates a test does not pay for them.
 _LATE = {name for name in __all__ if name.endswith("Suite")}
 
 
@@ -38,5 +38,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = f"{__name__}.conformance"
     if module not in sys.modules and (pytest := sys.modules.get("pytest")) is not None:
-        pytest.register_assert_rewrite(module)  # or who fails in a case is told nothing of what it has seen
+        pytest.register_assert_rewrite(module)  # without it, a failed assert would not show its values
     return getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""A cell in memory: what the tests of cells stand on, and the shortest example of one."""
+"""A cell in memory: the base of the tests of cells, and the shortest example of a cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MemoryCell"]
 
 
 class MemoryCell(Cell):
-    """Names in a dictionary, as one server would have them for all. What it can do is as you please.
+    """A cell that stores names in a dictionary, as a server would for all its clients. Its abilities are arguments.
 
     >>> cell = MemoryCell()
     >>> version = cell.swap("a", None, b"1", 60.0)

@@ -1,4 +1,4 @@
-"""A clock that goes only when it is told to."""
+"""A clock for tests, which moves only when the test advances it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """Call it to read it, as one calls `time.monotonic`; `advance` moves it.
+    """A clock that is read by calling it, like `time.monotonic`, and moved by `advance`.
 
     >>> from stampede.testing import FakeClock
     >>> clock = FakeClock()
@@ -26,8 +26,8 @@ class FakeClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let so much time pass at once. It never goes back."""
+        """Move the clock forward by so many seconds. Raise ValueError for a negative number."""
         if not seconds >= 0:
-            raise ValueError(f"a clock can't go by {seconds!r} seconds")
+            raise ValueError(f"a clock can't advance by {seconds!r} seconds: give a number >= 0")
         with self._lock:
             self._now += seconds

@@ -1,21 +1,22 @@
-"""What every engine has to do: one suite for each port, for the tests of engines everywhere.
+"""Conformance suites: one suite of tests per port, for the authors of engines, cells and codecs.
 
     class TestMine(ClaimsSuite, StoreSuite, LocksSuite):
         def make_engine(self):
-            return MyEngine("mine://localhost")        # new and empty, for every test
+            return MyEngine("mine://localhost")        # a new, empty engine for every test
 
     class TestMineAsync(TestMine):
         suspending = True
 
-    class TestMyCell(CellSuite):                   # of which an engine is made: before the suites above
+    class TestMyCell(CellSuite):                   # before the suites above, if the engine is made of a cell
         def make_cell(self):
             return MyCell("localhost")
 
-    class TestMyCodec(CodecSuite):                 # what is given as `codec=`
+    class TestMyCodec(CodecSuite):                 # for an object that is given as `codec=`
         def make_codec(self):
             return MyCodec()
 
-pytest and unittest both collect such classes. A case that an engine declares not to keep is skipped.
+pytest and unittest both collect such classes. The docstring of each test says what an engine must do, and what would go
+wrong for users otherwise. Tests of an ability that the engine does not declare are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cell by itself, before an engine is made of it: what its two verbs have to do, and what it declares."""
+"""The suite for a cell alone, before an engine is made of it: its two verbs, and what it declares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TTL = 60.0
 
 
 class CellSuite:
-    """The verbs of a cell. First of all the suites: what fails here makes many cases of the others fail.
+    """The suite for the verbs of a cell. Run it first: a failure here makes many tests of the other suites fail.
 
     >>> from stampede.testing import CellSuite
     >>> from stampede.testing.cells import MemoryCell  # yours
@@ -34,18 +34,19 @@ class CellSuite:
     ...         return MemoryCell()
     """
 
-    slack: ClassVar[float] = 0.5  # seconds by which ages may be wrong, and what has an end be there longer
+    slack: ClassVar[float] = 0.5  # seconds by which ages may be wrong, and by which data may outlive its ttl
 
     def make_cell(self) -> Cell:
-        """A new cell of an empty store."""
+        """Return a new cell on an empty store."""
         raise NotImplementedError
 
     def make_peer(self, cell: Cell) -> Cell:
-        """Another client of the same store; or the cell itself."""
+        """Return another client of the same store, or the cell itself."""
         return cell
 
     @contextmanager
     def cells(self) -> Iterator[tuple[Cell, Cell]]:
+        """Give a new cell and its peer, and close both at the end."""
         cell = self.make_cell()
         try:
             peer = self.make_peer(cell)
@@ -58,7 +59,7 @@ class CellSuite:
             cell.close()
 
     def test_what_is_written_is_read(self) -> None:
-        """A record would come back as another, or not at all."""
+        """A read must return exactly what was written; otherwise records would be changed or lost."""
         with self.cells() as (cell, peer):
             assert _one(cell).data is None
             version = None
@@ -70,7 +71,7 @@ class CellSuite:
                 assert seen.version == version
 
     def test_names_are_exact(self) -> None:
-        """Two keys would be one: most databases take `a` for `A` if they aren't told otherwise."""
+        """Similar names must stay distinct; otherwise two keys would be one. Many databases ignore case by default."""
         with self.cells() as (cell, peer):
             for number, name in enumerate(NAMES):
                 _written(cell, b"%d" % number, name=name)
@@ -78,7 +79,7 @@ class CellSuite:
                 assert _one(peer, name).data == b"%d" % number, name
 
     def test_a_read_is_in_order(self) -> None:
-        """Values would be given to the wrong keys; those that are missing would be left out."""
+        """Each name must have its answer, in the same order; otherwise values would be given to the wrong keys."""
         with self.cells() as (cell, peer):
             for name in ("a", "b", "d"):
                 _written(cell, name.encode(), name=name)
@@ -87,21 +88,21 @@ class CellSuite:
             assert [seen.data for seen in peer.read(names)] == [b"d"] + [None] * (len(names) - 1)
 
     def test_who_has_seen_something_else_is_too_late(self) -> None:
-        """A computation that was overtaken would be stored."""
+        """A swap of an old version must fail; otherwise a computation that was overtaken would be stored."""
         with self.cells() as (cell, peer):
             first = _written(cell, b"1")
             second = _written(peer, b"2", first)
             for version in (None, first):
                 for data in (b"late", None) if version is not None else (b"late",):
-                    told = cell.swap("n", version, data, TTL)
-                    assert isinstance(told, Faster)
-                    assert told.seen is None or (told.seen.data, told.seen.version) == (b"2", second)
-                    assert told.seen is not None or not cell.tells
+                    reply = cell.swap("n", version, data, TTL)
+                    assert isinstance(reply, Faster)
+                    assert reply.seen is None or (reply.seen.data, reply.seen.version) == (b"2", second)
+                    assert reply.seen is not None or not cell.tells
             assert _one(cell).data == b"2"
             assert _one(cell).version == second
 
     def test_what_is_removed_is_gone(self) -> None:
-        """An invalidated value would be served."""
+        """A swap to None must remove the data; otherwise an invalidated value would be served."""
         with self.cells() as (cell, peer):
             version = _written(cell, b"1")
             assert not isinstance(peer.swap("n", version, None, TTL), Faster)
@@ -111,8 +112,8 @@ class CellSuite:
             assert _one(peer).data == b"2"
 
     def test_versions_never_come_back(self) -> None:
-        """What was removed and written again would be taken for what it was: late values are stored, a lease that was
-        renewed seems to stand still, and a dead one to be another."""
+        """A name must never have the same version twice; otherwise late values would be stored, a renewed lease would
+        look dead, and a lease could be taken for another one."""
         with self.cells() as (cell, peer):
             met: list[Version] = []
             for number in range(8):
@@ -127,7 +128,7 @@ class CellSuite:
                 assert met == sorted(met)
 
     def test_one_of_many_is_the_first(self) -> None:
-        """The stampede: each of them would be granted the key."""
+        """Only one of many concurrent swaps may succeed; otherwise several callers would compute: the stampede."""
         with self.cells() as (cell, peer):
             for name, version in (("n", None), ("m", _written(cell, b"1", name="m"))):
                 swapped = _together([
@@ -137,7 +138,7 @@ class CellSuite:
                 assert sum(not isinstance(each, Faster) for each in swapped) == 1
 
     def test_what_ends_is_there_until_then(self) -> None:
-        """A lease would end before its time, or what nobody wants any more be kept for ever."""
+        """Data must live for its ttl; otherwise leases would end too early, and values without an end would be lost."""
         with self.cells() as (cell, _):
             began = time.monotonic()
             cell.swap("n", None, b"1", 0.3)
@@ -148,13 +149,13 @@ class CellSuite:
             assert _one(cell, "m").data == b"1"
 
     def test_ages_are_told(self) -> None:
-        """Leases would stand too long or too short, and values be fresh for another time than they should."""
+        """The age must be right, or None; otherwise leases and values would expire too early or too late."""
         with self.cells() as (cell, peer):
             began, _ = time.monotonic(), _written(cell, b"1")
             seen = _one(peer)
             if not cell.ages:
                 assert seen.age is None
-                raise unittest.SkipTest("it knows nothing of time")
+                raise unittest.SkipTest("the cell declares that it tells no ages")
             time.sleep(0.1)
             age = _one(peer).age
             assert age is not None
@@ -163,22 +164,22 @@ class CellSuite:
             assert -0.001 <= (_one(peer).age or 0.0) <= self.slack
 
     def test_changes_are_told(self) -> None:
-        """Those who wait would sleep until they look by themselves."""
+        """A watched name must report each change; otherwise waiters would sleep until they next poll."""
         with self.cells() as (cell, peer):
             if not isinstance(cell, WatchingCell):
-                raise unittest.SkipTest("it tells of nothing")
-            told, other = threading.Event(), threading.Event()
-            ends = [cell.watch("n", told.set), cell.watch("n", told.set), cell.watch("m", other.set)]
+                raise unittest.SkipTest("the cell is no WatchingCell")
+            changed, other = threading.Event(), threading.Event()
+            ends = [cell.watch("n", changed.set), cell.watch("n", changed.set), cell.watch("m", other.set)]
             version = None
             for data in (b"1", b"2", None):
-                told.clear()
+                changed.clear()
                 version = peer.swap("n", version, data, TTL)
-                assert told.wait(SOON), data
+                assert changed.wait(SOON), data
             for end in ends:
                 end()
 
     def test_it_can_be_asked_from_everywhere(self) -> None:
-        """Threads would be given each other's answers."""
+        """A cell must be usable from many threads at once; otherwise threads would get each other's answers."""
         with self.cells() as (cell, _):
             assert 0 <= cell.ping() < SOON
             for number in range(HERD):
@@ -194,7 +195,7 @@ def _one(cell: Cell, name: str = "n") -> Seen:
 
 def _written(cell: Cell, data: bytes, version: Version = None, name: str = "n") -> Version:
     new = cell.swap(name, version, data, TTL)
-    assert not isinstance(new, Faster), "nobody was faster"
+    assert not isinstance(new, Faster), "the swap failed, although no other client wrote"
     return new
 
 

@@ -1,4 +1,4 @@
-"""The verbs of the algorithm."""
+"""The suite for claims: the verbs that the algorithm uses for one computation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stampede.testing.conformance.suite import (
     Beside,
     KeyedSuite,
     is_granted,
+    not_none,
+    require,
     some,
     soon,
-    surely,
-    there,
 )  # fmt: skip
 
 __all__ = ["ClaimsSuite"]
 
 
 class ClaimsSuite(KeyedSuite):
-    """The verbs of the algorithm.
+    """The suite for claims: the verbs that the algorithm uses for one computation.
 
     >>> from stampede.engines.memory import MemoryEngine  # yours
     >>> from stampede.testing import ClaimsSuite
@@ -40,7 +40,7 @@ class ClaimsSuite(KeyedSuite):
     # -- claim
 
     async def test_filled_is_found_as_it_was(self) -> None:
-        """A value, or what is known of its computation, would change on its way through the engine."""
+        """A filled entry must be found with all its fields; otherwise values or their metadata would be changed."""
         entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
         assert await self.claims.fill("k", await self.granted(), entry)
         found = await self.found()
@@ -51,7 +51,7 @@ class ClaimsSuite(KeyedSuite):
         assert LONG - SOON < found.keep <= LONG
 
     async def test_long_times_are_kept(self) -> None:
-        """A long duration would be taken for a date, or overflow; and a value without an end would end."""
+        """Long durations must be kept; otherwise they would overflow or be read as dates, and endless values end."""
         for days in (31, 3_650, 36_500, inf):
             seconds = days * 86_400.0
             assert await self.claims.fill("k", await self.granted(force=True), some(fresh=seconds))
@@ -60,7 +60,8 @@ class ClaimsSuite(KeyedSuite):
             assert all(seconds - SOON <= left <= seconds for left in (found.fresh, found.keep))
 
     async def test_one_lease_at_a_time(self) -> None:
-        """Two would compute; and those who wait wouldn't know for whom, or how long."""
+        """A valid lease must refuse other claims; otherwise two callers would compute. Busy must have the lease's token
+        and time left; otherwise waiters would not know which lease to wait for, or how long."""
         token = await self.granted()
         busy = await self.busy()
         assert busy.token == token
@@ -68,23 +69,23 @@ class ClaimsSuite(KeyedSuite):
         assert busy.entry is None
 
     async def test_own_token_is_granted_again(self) -> None:
-        """A reply lost on the wire would lock its caller out by its own lease; or the second grant be worth less than
-        it says."""
+        """A claim must be granted to its own token again, for a whole lease; otherwise a lost reply would lock its
+        caller out, or the second grant would end too early."""
         token = await self.granted(lease=self.short)
         for _ in range(3):
-            await self.told(Granted, port=self.claims, token=token)
+            await self.expect(Granted, port=self.claims, token=token)
         busy = await self.busy()
         assert (busy.token, busy.lease > LONG - SOON) == (token, True)
         assert await self.claims.fill("k", token, some())
 
     async def test_a_lease_ends(self) -> None:
-        """A dead holder would block its key for ever."""
+        """A lease must end by itself; otherwise a dead holder would block its key for ever."""
         await self.granted(lease=self.short)
         other = new_id()
         await self.until(lambda: self.far_claims.claim("k", other, Ask(LONG)), is_granted)
 
     async def test_a_value_ends(self) -> None:
-        """An old value would be given out as fresh."""
+        """A value must end with its ttl; otherwise an old value would be served as fresh."""
         await self.store.set("k", some(fresh=self.short))
         token = new_id()
         reply = await self.until(lambda: self.claims.claim("k", token, Ask(LONG)), is_granted)
@@ -92,14 +93,14 @@ class ClaimsSuite(KeyedSuite):
         assert reply.entry is None
 
     async def test_kept_has_an_end_too(self) -> None:
-        """Stale values would be served long after they should be gone."""
+        """A stale entry must end, too; otherwise stale values would be served long after they should be gone."""
         await self.store.set("k", some(fresh=0.0, keep=self.short))
-        await self.until(self.kept, lambda entry: entry is None)
+        await self.until(self.peek, lambda entry: entry is None)
         await self.lapse(self.slack)
-        assert (await self.told(Granted, port=self.claims)).entry is None
+        assert (await self.expect(Granted, port=self.claims)).entry is None
 
     async def test_good_for_those_who_waited(self) -> None:
-        """With a short ttl, waiters would come too late for the value and compute in turn."""
+        """Waiters must get a value that expired while they waited; otherwise, with a short ttl, each would compute."""
 
         async def filled() -> bytes:
             entry = some(fresh=0.0)
@@ -118,23 +119,23 @@ class ClaimsSuite(KeyedSuite):
         await self.in_time(filled, is_good)
 
     async def test_grace_is_not_stale(self) -> None:
-        """What is kept a moment longer for waiters would be served to everybody."""
+        """An entry in its grace is for waiters only; otherwise an expired value would be served to all callers."""
         await self.store.set("k", some(fresh=0.0))
-        assert await self.kept() is None
-        assert (await self.told(Granted, port=self.claims)).entry is None
+        assert await self.peek() is None
+        assert (await self.expect(Granted, port=self.claims)).entry is None
         assert (await self.busy()).entry is None
 
     async def test_seen_is_not_good_enough(self) -> None:
-        """An early refresh would find the value that it is to replace."""
+        """A claim must not find the entry it has `seen`; otherwise an early refresh would find the old value."""
         entry = some()
         await self.store.set("k", entry)
-        kept = surely((await self.told(Granted, port=self.claims, seen=entry.id)).entry)
+        kept = not_none((await self.expect(Granted, port=self.claims, seen=entry.id)).entry)
         assert (kept.id, kept.fresh > 0) == (entry.id, True)
-        assert surely((await self.busy(seen=entry.id)).entry).id == entry.id
-        assert (await self.found()).id == entry.id  # of which nobody else takes notice
+        assert not_none((await self.busy(seen=entry.id)).entry).id == entry.id
+        assert (await self.found()).id == entry.id  # other callers still find it
 
     async def test_draws_never_hide_a_value(self) -> None:
-        """A due entry would be neither found nor served meanwhile."""
+        """A due entry must still be returned; otherwise callers would have no value during an early refresh."""
         entry = some(cost=1.0, margin=1.0)
         await self.store.set("k", entry)
         assert (await self.found(draw=0.0)).id == entry.id
@@ -142,10 +143,10 @@ class ClaimsSuite(KeyedSuite):
         second = await self.claims.claim("k", new_id(), Ask(LONG, draw=1e9))
         assert isinstance(first, (Found, Granted))
         assert isinstance(second, (Found, Busy))
-        assert [surely(reply.entry).id for reply in (first, second)] == [entry.id] * 2
+        assert [not_none(reply.entry).id for reply in (first, second)] == [entry.id] * 2
 
     async def test_force_kills_the_standing_lease(self) -> None:
-        """`refresh` would join an older computation, or be overwritten by it."""
+        """A forced claim must end the older lease; otherwise an older computation would overwrite a `refresh`."""
         older = await self.granted()
         newer = await self.granted(force=True)
         assert (await self.busy()).token == newer
@@ -154,7 +155,7 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.found()).value == b"newer"
 
     async def test_one_of_many_is_granted(self) -> None:
-        """The stampede."""
+        """Only one of many concurrent claims may be granted; otherwise several callers would compute: the stampede."""
         claims = [self.far_claims, self.claims] * (HERD // 2)
         herd = [self.beside(port.claim("k", new_id(), Ask(LONG))) for port in claims]
         replies = [await one for one in herd]
@@ -162,7 +163,7 @@ class ClaimsSuite(KeyedSuite):
         assert sum(isinstance(reply, Busy) for reply in replies) == HERD - 1
 
     async def test_one_of_many_is_granted_what_ended(self) -> None:
-        """The same when a holder has died: its lease would be handed to several."""
+        """Only one of many claims may get a lease that has ended; otherwise a holder's death would start a stampede."""
         await self.granted(lease=self.short)
         tokens = [new_id() for _ in range(HERD)]
 
@@ -178,10 +179,10 @@ class ClaimsSuite(KeyedSuite):
     # -- fill
 
     async def test_fill_over_what_has_ended_meanwhile(self) -> None:
-        """A computation that outlasts the stale value it is to replace would not be stored."""
+        """A fill must succeed after the stale entry has expired; otherwise a long computation would not be stored."""
         await self.store.set("k", some(b"old", fresh=0.0, keep=self.short))
         token = await self.granted()
-        await self.until(self.kept, lambda entry: entry is None)
+        await self.until(self.peek, lambda entry: entry is None)
         if self.clock is not None:
             self.clock.advance(GRACE + self.short)
         assert await self.claims.renew("k", token, LONG)
@@ -189,49 +190,49 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.found()).value == b"new"
 
     async def test_fill_without_a_lease_is_refused(self) -> None:
-        """Anybody could store anything."""
+        """A fill without a lease must be refused; otherwise any caller could overwrite any value."""
         assert not await self.claims.fill("k", new_id(), some())
-        assert await self.kept() is None
+        assert await self.peek() is None
         token = await self.granted()
         assert not await self.claims.fill("k", new_id(), some())
         assert (await self.busy()).token == token
 
     async def test_fill_after_the_lease_is_refused(self) -> None:
-        """A holder that was frozen would store what is out of date."""
+        """A fill after the end of its lease must be refused; otherwise a frozen holder would store an old value."""
         token = await self.granted(lease=self.short)
         other = new_id()
         await self.until(lambda: self.far_claims.claim("k", other, Ask(LONG)), is_granted)
         assert not await self.claims.fill("k", token, some(b"late"))
-        assert await self.kept() is None
+        assert await self.peek() is None
         assert await self.far_claims.fill("k", other, some(b"in time"))
         assert not await self.claims.fill("k", token, some(b"later"))
         assert (await self.found()).value == b"in time"
 
     async def test_fill_after_invalidate_is_refused(self) -> None:
-        """A value computed before the invalidation would live on after it."""
+        """`invalidate` must end the lease; otherwise an older value would be served after the invalidation."""
         token = await self.granted()
         await self.far_store.invalidate("k")
         assert not await self.claims.fill("k", token, some(b"old"))
-        assert await self.kept() is None
+        assert await self.peek() is None
         newer = await self.granted()
         assert not await self.claims.fill("k", token, some(b"old"))
         assert await self.claims.fill("k", newer, some(b"new"))
         assert (await self.found()).value == b"new"
 
     async def test_fill_after_expire_is_refused(self) -> None:
-        """What was computed from what is no longer true would be fresh for a whole ttl."""
+        """`expire` must end the lease; otherwise a value computed from outdated data would be fresh for a whole ttl."""
         token = await self.granted()
         assert await self.far_store.expire("k") is False
         assert not await self.claims.fill("k", token, some(b"old"))
         await self.store.set("k", some(b"kept", keep=LONG))
-        token = await self.granted(seen=(await self.surely_kept()).id)
+        token = await self.granted(seen=(await self.stored()).id)
         assert await self.far_store.expire("k") is True
         assert not await self.claims.fill("k", token, some(b"old"))
-        kept = await self.surely_kept()
+        kept = await self.stored()
         assert (kept.value, kept.fresh <= 0) == (b"kept", True)
 
     async def test_fill_after_set_is_refused(self) -> None:
-        """What somebody has set would be overwritten by an older computation."""
+        """`set` must end the lease; otherwise an older computation would overwrite the value that was set."""
         token = await self.granted()
         await self.far_store.set("k", some(b"set"))
         assert not await self.claims.fill("k", token, some(b"old"))
@@ -240,14 +241,15 @@ class ClaimsSuite(KeyedSuite):
     # -- abandon
 
     async def test_abandon_lets_the_next_one_try(self) -> None:
-        """One error would block the key for a lease."""
+        """`abandon` must free the key; otherwise one error would block it for a whole lease."""
         token = await self.granted()
         assert await self.claims.abandon("k", token)
         await self.granted()
         assert not await self.claims.fill("k", token, some())
 
     async def test_abandoning_another_token_is_harmless(self) -> None:
-        """A caller whose outcome is unknown would rob the holder, or leave a verdict on it."""
+        """`abandon` must leave another token's lease alone; otherwise a caller that doesn't know whether it was granted
+        would end the holder's lease, or leave a verdict."""
         assert not await self.claims.abandon("k", new_id(), Verdict("failed"), rest=LONG)
         token, stranger = await self.granted(), new_id()
         assert not await self.claims.abandon("k", stranger, Verdict("failed"), rest=LONG)
@@ -256,39 +258,39 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", token, some())
 
     async def test_verdict_answers_those_who_waited(self) -> None:
-        """Waiters would try a failing origin one after another."""
+        """A verdict must reach those who waited for that token; otherwise they would try a failing origin in turn."""
         token = await self.granted()
         verdict = Verdict("failed", "app.errors.Böse", "no\x00 such\n table: 'x' \U0001f40e")
         await self.claims.abandon("k", token, verdict)
         for _ in range(3):
-            failed = await self.told(Failed, awaited=token)
+            failed = await self.expect(Failed, awaited=token)
             assert (failed.verdict, failed.entry, failed.rest <= 0) == (verdict, None, True)
         await self.granted(awaited=new_id())
 
     async def test_a_failure_comes_with_what_is_kept(self) -> None:
-        """An error would be raised although something could be served."""
+        """Failed must include a stored entry; otherwise an error would be raised instead of serving a value."""
         stale, fresh = some(fresh=0.0, keep=LONG), some()
         await self.store.set("k", stale)
         token = await self.granted()
         await self.claims.abandon("k", token, Verdict("failed"))
-        assert surely((await self.told(Failed, awaited=token)).entry).id == stale.id
+        assert not_none((await self.expect(Failed, awaited=token)).entry).id == stale.id
         await self.store.set("k", fresh)
         await self.claims.abandon("k", await self.granted(seen=fresh.id), Verdict("failed"), rest=LONG)
         assert (await self.found()).id == fresh.id
-        assert surely((await self.told(Failed, port=self.claims, seen=fresh.id)).entry).id == fresh.id
+        assert not_none((await self.expect(Failed, port=self.claims, seen=fresh.id)).entry).id == fresh.id
 
     async def test_a_value_goes_before_a_verdict(self) -> None:
-        """Waiters would be told of a failure although the next one has succeeded."""
+        """A value must take precedence over a verdict; otherwise waiters would fail although the next try succeeded."""
         first = await self.granted()
         await self.claims.abandon("k", first, Verdict("failed"))
         assert await self.claims.fill("k", await self.granted(), some(b"after all"))
         assert (await self.found(awaited=first)).value == b"after all"
 
     async def test_a_claim_that_was_cancelled_leaves_the_key_free(self) -> None:
-        """Whoever closes a page would keep the others from computing what it wanted."""
+        """A cancelled claim must not block its key; otherwise a user who closes a page would delay all others."""
         if not self.suspending:
             return
-        await self.granted("warm")  # a connection stands
+        await self.granted("warm")  # opens a connection
         for turns in range(6):
             key, token = f"k{turns}", new_id()
             claim = asyncio.ensure_future(self.claims.claim(key, token, Ask(LONG)))
@@ -300,15 +302,15 @@ class ClaimsSuite(KeyedSuite):
             await self.granted(key)
 
     async def test_a_resting_key_is_granted_to_nobody(self) -> None:
-        """`retry_after` would not keep anybody from hammering the origin."""
+        """A resting key must refuse all claims; otherwise `retry_after` would not protect the origin."""
         verdict = Verdict("failed", "ValueError", "no")
         await self.claims.abandon("k", await self.granted(), verdict, rest=LONG)
-        failed = await self.told(Failed)
+        failed = await self.expect(Failed)
         assert (failed.verdict, failed.entry) == (verdict, None)
         assert LONG - SOON < failed.rest <= LONG
 
     async def test_a_rest_ends(self) -> None:
-        """One failure would be the last try."""
+        """A rest must end by itself; otherwise no caller would try again after one failure."""
         await self.claims.abandon("k", await self.granted(), Verdict("failed"), rest=self.short)
         token = new_id()
         await self.until(lambda: self.claims.claim("k", token, Ask(LONG)), is_granted)
@@ -316,7 +318,7 @@ class ClaimsSuite(KeyedSuite):
     # -- renew
 
     async def test_renew_moves_the_end(self) -> None:
-        """A computation longer than its lease would be done twice."""
+        """`renew` must extend the lease; otherwise a long computation would be done twice."""
         token = await self.in_time(
             lambda: self.granted(lease=self.short, force=True), lambda token: self.claims.renew("k", token, LONG)
         )
@@ -326,7 +328,7 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", token, some())
 
     async def test_a_lost_lease_is_not_renewed(self) -> None:
-        """Its holder would believe that it still had it; or have it again."""
+        """`renew` must fail for a lost lease; otherwise its holder would go on as if it had it, or get it back."""
         assert not await self.claims.renew("k", new_id(), LONG)
         ended = await self.granted(lease=self.short)
         await self.lapse(self.beyond)
@@ -340,47 +342,48 @@ class ClaimsSuite(KeyedSuite):
     # -- wait
 
     async def short_and_busy(self) -> Busy | None:
+        """Return a Busy reply on a short lease. None: the lease had ended already."""
         await self.granted(lease=self.short, force=True)
         token = new_id()
         reply = await self.far_claims.claim("k", token, Ask(self.short))
         if isinstance(reply, Busy):
             return reply
-        await self.far_claims.abandon("k", token)  # not all engines can take it from who has it
+        await self.far_claims.abandon("k", token)  # some engines can't take a lease from its holder by force
         return None
 
     async def woken(self, key: str, act: Callable[[str, bytes], Awaitable[object]]) -> None:
-        """Have a herd wait for a lease; `act` must wake all of it, and one more that comes too late to hear it."""
+        """Let a herd wait for a lease. `act` must wake the whole herd, and a waiter that comes just too late."""
         token = await self.granted(key)
         busy, other = await self.busy(key), await self.busy(key)
         with soon():
             near = [self.beside(self.claims.wait(key, busy, LONG)) for _ in range(HERD // 2)]
             far = [self.beside(self.far_claims.wait(key, other, LONG)) for _ in range(HERD // 2)]
-            await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
+            await self.pause(0.02)  # usually they sleep by now; if not, they must not miss the wake-up either
             await act(key, token)
             await self.claims.wait(key, busy, LONG)
             for waiter in near + far:
                 await waiter
 
     async def test_an_outcome_wakes(self) -> None:
-        """The herd, or some of it, would sleep until the lease ends."""
+        """A fill and an abandon must wake all waiters; otherwise some would sleep until the lease ends."""
         await self.woken("filled", lambda key, token: self.claims.fill(key, token, some()))
         await self.woken("failed", lambda key, token: self.claims.abandon(key, token, Verdict("failed")))
 
     async def test_a_change_wakes(self) -> None:
-        """Waiters would sleep although the value is there, or for a value that will be refused."""
+        """A change must wake all waiters; otherwise they would wait for a fill that will be refused."""
         await self.woken("invalidated", lambda key, _: self.far_store.invalidate(key))
         await self.woken("expired", lambda key, _: self.far_store.expire(key))
         await self.woken("set", lambda key, _: self.far_store.set(key, some()))
         await self.woken("forced", lambda key, _: self.far_claims.claim(key, new_id(), Ask(LONG, force=True)))
 
     async def test_wait_is_over_with_the_lease(self) -> None:
-        """Those who wait for a dead holder would sleep on."""
+        """A wait must end with the lease; otherwise waiters for a dead holder would sleep on."""
         busy = await self.in_time(self.short_and_busy)
         with soon():
             await self.claims.wait("k", busy, LONG)
 
     async def test_wait_is_over_with_its_time(self) -> None:
-        """`wait` would not be kept."""
+        """A wait must end with its timeout; otherwise the option `wait` would have no effect."""
         await self.granted()
         busy = await self.busy()
         for timeout in (0.0, 0.05):
@@ -388,7 +391,7 @@ class ClaimsSuite(KeyedSuite):
                 assert await self.claims.wait("k", busy, timeout) is None
 
     async def test_news_may_bring_only_the_truth(self) -> None:
-        """A waiter would be handed another value than the one that was stored."""
+        """`wait` may return only the stored value, or None; otherwise a waiter would get a wrong value."""
         token, entry = await self.granted(), some(b"news")
         busy = await self.busy()
         waiter = self.beside(self.claims.wait("k", busy, LONG))
@@ -399,14 +402,14 @@ class ClaimsSuite(KeyedSuite):
         assert (await self.found(awaited=token, since=1.0)).id == entry.id
 
     async def test_the_colours_wake_each_other(self) -> None:
-        """Sync callers would sleep through what async callers do, or the other way round."""
-        blocking, suspending = there(self.engine.blocking.claims), there(self.engine.suspending.claims)
+        """Each colour must wake waiters of both; otherwise sync callers would sleep through changes by async ones."""
+        blocking, suspending = require(self.engine.blocking.claims), require(self.engine.suspending.claims)
 
         async def scenario() -> None:
             for first, second in ((blocking, suspending), (suspending, blocking)):
                 token = new_id()
-                await self.told(Granted, "c", first, token=token)
-                busy = await self.told(Busy, "c", blocking)
+                await self.expect(Granted, "c", first, token=token)
+                busy = await self.expect(Busy, "c", blocking)
                 with soon():
                     asleep = asyncio.ensure_future(suspending.wait("c", busy, LONG))
                     thread = Beside(blocking.wait("c", busy, LONG))
@@ -423,23 +426,23 @@ class ClaimsSuite(KeyedSuite):
     # -- keys and values
 
     async def test_keys_are_exact(self) -> None:
-        """Two callers with different arguments would get one value."""
+        """Similar keys must stay distinct; otherwise callers with different arguments would share a value."""
         for number, key in enumerate(KEYS):
             assert await self.claims.fill(key, await self.granted(key), some(b"%d" % number)), key
         for number, key in enumerate(KEYS):
             assert (await self.found(key)).value == b"%d" % number, key
 
     async def test_values_are_exact(self) -> None:
-        """A value would come back as another, or not at all."""
+        """Every value must come back unchanged; otherwise values would be altered or lost."""
         for value in (each[: self.largest] for each in VALUES):
             token = await self.granted(force=True)
             assert await self.claims.fill("k", token, some(value))
             assert (await self.found()).value == value
 
-    # -- what can be seen of it
+    # -- what `status` shows
 
     async def test_who_computes_is_shown(self) -> None:
-        """`status` would name one who has long ended, or nobody while somebody is at work."""
+        """`show` must name the current holder, if there is one; otherwise `status` would show a past one, or none."""
         shows = self.far_shows
         assert await shows.show("k") == Shown(None, b"")
         token = await self.granted()
@@ -447,7 +450,7 @@ class ClaimsSuite(KeyedSuite):
         assert shown.entry is None
         assert shown.token
         assert 0 < shown.lease <= LONG + self.slack
-        assert shown.holder in ("", here())  # both are of this process
+        assert shown.holder in ("", here())  # both clients belong to this process
         await self.claims.fill("k", token, some(fresh=0.0, keep=LONG))
         shown = await shows.show("k")
         assert shown.token == b""
@@ -456,25 +459,25 @@ class ClaimsSuite(KeyedSuite):
         shown = await shows.show("k")
         assert shown.token
         assert shown.holder in ("", here())
-        assert surely(shown.entry).value == b"value"
+        assert not_none(shown.entry).value == b"value"
         await self.store.invalidate("k")
         assert await shows.show("k") == Shown(None, b"")
 
     async def test_a_renewed_lease_is_still_its_holders(self) -> None:
-        """Of a long computation, of which people ask most, nobody would know whose it is."""
+        """`show` must still name the holder after a renewal; otherwise `status` would not show it any more."""
         shows, token = self.far_shows, await self.granted(lease=LONG / 2)
         first = await shows.show("k")
         for seconds in (LONG / 2, LONG):
             assert await self.claims.renew("k", token, seconds)
             shown = await shows.show("k")
-            assert shown.token == first.token or not first.holder  # which may have come with the renewal
+            assert shown.token == first.token or not first.holder  # a renewal may add the holder
             assert shown.holder == first.holder or not first.holder
         assert shown.lease > LONG / 2
-        await self.told(Granted, port=self.claims, token=token, lease=LONG / 2)
+        await self.expect(Granted, port=self.claims, token=token, lease=LONG / 2)
         assert (await shows.show("k")).holder == shown.holder
 
     async def test_a_lease_that_has_ended_is_not_shown(self) -> None:
-        """`status` would name a dead holder."""
+        """A lease that has ended must not be shown; otherwise `status` would name a dead holder."""
         await self.granted(lease=self.short)
         await self.lapse(self.beyond)
         shown = await self.until(lambda: self.far_shows.show("k"), lambda shown: not shown.token)

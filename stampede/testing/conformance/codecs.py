@@ -1,4 +1,4 @@
-"""What a codec of one's own has to do."""
+"""The suite for custom codecs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CodecSuite"]
 
 
 class CodecSuite:
-    """For an object that is given as `codec=`. A `values` of one's own says what it is to hold.
+    """The suite for an object that is given as `codec=`. Override `values` with what the codec must be able to store.
 
     >>> import json
     >>> from stampede.testing import CodecSuite
@@ -38,30 +38,31 @@ class CodecSuite:
     )  # fmt: skip
 
     def make_codec(self) -> ValueCodec:
-        raise NotImplementedError("give the codec that is to be tested")
+        """Return a new codec to test."""
+        raise NotImplementedError("return the codec that is to be tested")
 
     def _read(self, value: Any, codec: ValueCodec | None = None) -> Any:
         made = make_codec(self.make_codec() if codec is None else codec)
         return made.decode("k", made.encode("k", Entry(value, new_id()))).value
 
     def test_it_is_a_codec(self) -> None:
-        """Else `codec=` refuses it."""
+        """The object must have the attributes of a codec; otherwise `codec=` would refuse it."""
         assert isinstance(self.make_codec(), ValueCodec)
 
     def test_what_comes_back_is_what_went_in(self) -> None:
-        """Else a hit is something else than a miss."""
+        """Decoding must return an equal value; otherwise a hit would return another value than the miss did."""
         for value in self.values:
             assert alike(value, self._read(value)), f"{value!r} came back as {self._read(value)!r}"
 
     def test_each_instance_reads_what_another_wrote(self) -> None:
-        """Else other processes, and this one after a restart, can't read what is kept."""
+        """Another instance must read the bytes; otherwise other processes could not, nor this one after a restart."""
         for value in self.values:
             data = self.make_codec().encode(value)
             assert isinstance(data, bytes)
             assert alike(value, self.make_codec().decode(data))
 
     def test_what_it_gives_is_its_reader_s_own(self) -> None:
-        """Else who changes what was read changes what is kept, or what others have read."""
+        """Each decoding must return a new object; otherwise a caller that changes it would change it for others."""
         codec = self.make_codec()
         for value in self.values:
             data = codec.encode(value)
@@ -69,7 +70,10 @@ class CodecSuite:
             assert first is not second or isinstance(value, (type(None), bool, int, float, str, bytes, tuple, date))
 
     def test_what_it_can_not_hold_is_an_error(self) -> None:
-        """Else something comes back that nobody has computed. (Or it can hold them all: so much the better.)"""
+        """A value that can't be stored must raise an error; otherwise another value would come back.
+
+        A codec that can store all of these values passes, too.
+        """
         for value in (object(), (1, 2), {1: 2}, {3}, datetime(2020, 1, 1), b"x", 1 << 70, Exception):
             try:
                 back = self._read(value)
@@ -78,7 +82,7 @@ class CodecSuite:
             assert alike(value, back), f"{value!r} came back as {back!r}: raise an error in `encode`"
 
     def test_other_bytes_are_an_error_or_a_value(self) -> None:
-        """Else damaged bytes end a reader by something that is no Exception, or without an end."""
+        """Damaged bytes must raise an Exception or give a value; otherwise they would hang or kill a reader."""
         codec = self.make_codec()
         for data in (b"", b"\0", b"\xff" * 40, codec.encode(self.values[-1])[:-1]):
             try:
@@ -87,7 +91,7 @@ class CodecSuite:
                 continue
 
     def test_threads_share_it(self) -> None:
-        """Else two calls at a time mix their values."""
+        """A codec must be usable from many threads at once; otherwise concurrent calls would mix their values."""
         codec = self.make_codec()
 
         def differs(value: Any) -> bool:

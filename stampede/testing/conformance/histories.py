@@ -1,4 +1,4 @@
-"""Whatever is asked of a key, in whatever order: an engine answers as `record.py` does."""
+"""The suite of random histories: an engine must answer every sequence of verbs as `model/record.py` does."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ __all__ = ["HistoriesSuite"]
 
 
 class HistoriesSuite(KeyedSuite):
-    """Random histories of two keys, which two clients of one store ask by turns. Needs hypothesis.
+    """The suite of random histories of two keys, which two clients of one store use in turn. It needs hypothesis.
 
-    With a `clock`, time passes in them; without one nothing ends but what is stored as ended: all durations are hours.
+    With a `clock`, time passes in them. Without one, all durations are hours, so nothing expires during a history.
 
     >>> from stampede.engines.memory import MemoryEngine  # yours
     >>> from stampede.testing import FakeClock, HistoriesSuite
     >>> class TestMine(HistoriesSuite):
     ...     def make_engine(self):
-    ...         self.clock = FakeClock()  # if it takes one
+    ...         self.clock = FakeClock()  # if your engine takes a clock
     ...         return MemoryEngine(clock=self.clock)
     """
 
     histories: ClassVar[int] = 25
     steps: ClassVar[int] = 16
-    blur: ClassVar[float | None] = None  # seconds by which what is told of time may be off; None: 2 without a clock
-    durations: ClassVar[dict[str, float]] = {}  # how long "no", "short", "long" and "ever" last, if not as usual
-    passes: ClassVar[list[float]] = [0.5, 1.0, 2.0, 5.0, 30.0]  # seconds
-    draws: ClassVar[bool] = True  # it tells what is due from what is not
-    ids_last: ClassVar[bool] = True  # an entry keeps its id, whatever happens around it
+    blur: ClassVar[float | None] = None  # seconds by which reported times may be off; None: 2 without a clock
+    durations: ClassVar[dict[str, float]] = {}  # seconds of "no", "short", "long" and "ever", if not the default ones
+    passes: ClassVar[list[float]] = [0.5, 1.0, 2.0, 5.0, 30.0]  # seconds by which the clock is advanced
+    draws: ClassVar[bool] = True  # the engine decides by `Ask.draw` whether an entry is due
+    ids_last: ClassVar[bool] = True  # an entry keeps its id until it is replaced; a forced claim may not change it
 
     def test_it_answers_as_the_record_does(self) -> None:
-        """It would decide in another order than the other engines, and nobody could say what a claim means."""
+        """An engine must answer as the record does; otherwise a claim would mean something else on this engine."""
         from stampede.testing.conformance.machine import run_histories
 
         with self.opened():

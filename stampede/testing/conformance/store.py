@@ -1,4 +1,4 @@
-"""The verbs that are no part of a computation."""
+"""The suite for the verbs of a store, which are no part of a computation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import cast
 
 from stampede.model.entry import new_id
 from stampede.model.ports import Ask, Asked, Found, Looks
-from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, some, surely, there
+from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, not_none, require, some
 
 __all__ = ["StoreSuite"]
 
 
 class StoreSuite(KeyedSuite):
-    """The verbs that are no part of a computation.
+    """The suite for the verbs of a store, which are no part of a computation.
 
     >>> from stampede.engines.memory import MemoryEngine  # yours
     >>> from stampede.testing import StoreSuite
@@ -23,17 +23,17 @@ class StoreSuite(KeyedSuite):
     """
 
     async def test_set_is_kept(self) -> None:
-        """`set` would not set."""
+        """A set entry must be stored with all its fields; otherwise `set` would do nothing, or change the value."""
         entry = some(b"v", fresh=50.0, keep=LONG, cost=0.25, margin=1.5, raised=True)
         await self.store.set("k", entry)
-        found = surely(*await self.far_store.get(["k"]))
+        found = not_none(*await self.far_store.get(["k"]))
         assert (found.value, found.id, found.cost, found.margin) == (b"v", entry.id, 0.25, 1.5)
         assert (found.ttl, found.raised) == (50.0, True)
         assert 50.0 - SOON < found.fresh <= 50.0
         assert LONG - SOON < found.keep <= LONG
 
     async def test_get_of_many_is_in_order(self) -> None:
-        """Values would be given to the wrong keys."""
+        """Each key must have its answer, in the same order; otherwise values would be given to the wrong keys."""
         for name in ("a", "b", "d"):
             await self.store.set(name, some(name.encode()))
         answers = await self.store.get(["d", "c", "a", "b", "a"])
@@ -41,7 +41,7 @@ class StoreSuite(KeyedSuite):
         assert await self.store.get([]) == []
 
     async def test_get_of_very_many(self) -> None:
-        """A batch would run into a limit of the engine's protocol."""
+        """`get` must accept very many keys; otherwise a batch would exceed a limit of the engine's protocol."""
         names = [f"key {number}" for number in range(2_000)]
         await self.store.set(names[-1], some(b"last"))
         answers = await self.store.get(names)
@@ -50,8 +50,8 @@ class StoreSuite(KeyedSuite):
         assert answers[-1] is not None
 
     async def test_changes_of_many_at_once(self) -> None:
-        """What is changed in one round trip would be lost, or end no computation."""
-        many = there(self.engine.many)
+        """A batch of changes must work like single ones; otherwise some would be lost, or end no computation."""
+        many = require(self.engine.many)
         computes = self.engine.blocking.claims is not None
         tokens = {key: await self.granted(key) if computes else b"" for key in ("computed", "began")}
         await self.store.set("gone", some())
@@ -65,18 +65,18 @@ class StoreSuite(KeyedSuite):
         assert (fresh, stale, began, nothing) == (True, False, False, False)
         left = await self.far_store.get(["k0", "k299", "gone", "began", "never"])
         assert [entry and entry.value for entry in left] == [b"0", b"299", None, None, None]
-        assert [surely(entry).fresh <= 0 for entry in await self.far_store.get(["fresh", "stale"])] == [True, True]
+        assert [not_none(entry).fresh <= 0 for entry in await self.far_store.get(["fresh", "stale"])] == [True, True]
         if computes:
             for key, token in tokens.items():
                 assert not await self.claims.fill(key, token, some(b"late"))
 
     async def test_expired_is_stale_and_kept(self) -> None:
-        """`expire` would remove, or do nothing; or it would be `invalidate` where `stale` is 0."""
+        """An expired entry must be stale, but still stored; otherwise `expire` would do nothing, or invalidate."""
         assert await self.store.expire("k") is False
         for fresh, keep in ((50.0, LONG), (LONG, LONG), (inf, inf)):
             await self.store.set("k", some(b"v", fresh=fresh, keep=keep))
             assert await self.far_store.expire("k") is True
-            kept = await self.surely_kept()
+            kept = await self.stored()
             assert kept.value == b"v"
             assert kept.fresh <= 0
             assert LONG - SOON < kept.keep <= keep
@@ -85,16 +85,16 @@ class StoreSuite(KeyedSuite):
         assert await self.store.expire("k") is False
 
     async def test_invalidated_is_gone(self) -> None:
-        """`invalidate` would leave something to be served, or not say whether there was anything."""
+        """An invalidated entry must be gone; otherwise it would be served. The reply says whether there was one."""
         for fresh, keep in ((LONG, LONG), (LONG, 2 * LONG), (0.0, LONG)):
             assert await self.store.invalidate("k") is False
             await self.store.set("k", some(fresh=fresh, keep=keep))
             assert await self.far_store.invalidate("k") is True
-            assert await self.kept() is None
+            assert await self.peek() is None
         assert await self.store.invalidate("k") is False
 
     async def test_invalidate_leaves_other_keys_alone(self) -> None:
-        """One invalidation would empty more than its key."""
+        """Only the given key may be invalidated; otherwise one invalidation would remove other values, too."""
         for key in KEYS:
             await self.store.set(key, some())
         for key in KEYS[::2]:
@@ -103,7 +103,7 @@ class StoreSuite(KeyedSuite):
         assert [one is not None for one in answers] == [number % 2 == 1 for number in range(len(KEYS))]
 
     async def test_generations_change_by_bump_alone(self) -> None:
-        """Everything would be lost at every look; or nothing at `invalidate_all`."""
+        """Only `bump` may change a generation; otherwise reads would lose all values, or `invalidate_all` none."""
         before = await self.store.generation("f")
         assert isinstance(before, str)
         assert await self.store.generation("f") == before
@@ -113,7 +113,7 @@ class StoreSuite(KeyedSuite):
         assert await self.store.generation("f") == after
 
     async def test_a_bump_reaches_others(self) -> None:
-        """`invalidate_all` would hold in one process only."""
+        """Other clients must see a bump; otherwise `invalidate_all` would take effect in one process only."""
         before = await self.far_store.generation("f")
         await self.store.bump("f")
         today, *ended = await self.far_store.generations("f")
@@ -123,14 +123,14 @@ class StoreSuite(KeyedSuite):
         assert await self.far_store.generation("f") == await self.store.generation("f")
 
     async def test_a_bump_leaves_other_scopes_alone(self) -> None:
-        """`f.invalidate_all` would empty g."""
+        """A bump must change one scope only; otherwise `f.invalidate_all` would also empty g."""
         before = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
         await self.store.bump("f")
         after = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
         assert [one == two for one, two in zip(before, after, strict=True)] == [False, True, True, True]
 
     async def test_the_bump_of_all_reaches_all(self) -> None:
-        """`clear` would leave functions out: those never bumped, or those never heard of."""
+        """The bump of "" must reach every scope; otherwise `clear` would miss those never bumped, or never used."""
         await self.store.bump("f")
         scopes = ["f", "g", "", "never asked for"]
         before = [await self.store.generation(scope) for scope in scopes[:3]]
@@ -139,7 +139,7 @@ class StoreSuite(KeyedSuite):
         assert not set(before) & set(after)
 
     async def test_generations_never_come_back(self) -> None:
-        """What was invalidated twice would be there again."""
+        """A generation must never return; otherwise values that were invalidated twice would be valid again."""
         met = set()
         for step in ("f", "", "f", "f", "", "", "f"):
             now = await self.store.generation("f")
@@ -149,7 +149,7 @@ class StoreSuite(KeyedSuite):
         assert await self.store.generation("f") not in met
 
     async def test_a_look_sees_what_is_fresh(self) -> None:
-        """Hits that need no claim would be given what is stale, changed or gone."""
+        """A look may return only a fresh entry; otherwise hits would be stale, changed or deleted values."""
         far, claims = self.far_store, self.side(self.engine).claims
 
         async def look() -> Found | None:
@@ -157,14 +157,14 @@ class StoreSuite(KeyedSuite):
                 return self.engine.near.look("k")
             return await cast("Looks", claims).look("k")
 
-        self.declared(self.engine.looks or self.engine.near is not None, "one of which a hit is a look")
+        self.declared(self.engine.looks or self.engine.near is not None, "looks")
         assert await look() is None
         for change in (far.expire, far.invalidate):
             for ends in (LONG, inf):
                 entry = some(fresh=ends)
                 await far.set("k", entry)
                 found = await look()
-                assert found is not None  # nothing is under way that could be a doubt
+                assert found is not None  # no change is under way that could make the entry doubtful
                 assert (found.entry.id, found.entry.value) == (entry.id, b"value")
                 assert ends - SOON <= found.entry.fresh <= ends
                 await change("k")
@@ -175,14 +175,14 @@ class StoreSuite(KeyedSuite):
         assert await look() is None
 
     async def test_none_is_a_value(self) -> None:
-        """Functions that return None would be computed at every call."""
-        self.declared(not self.engine.shared, "one that holds objects")
+        """None must be stored as a value; otherwise functions that return None would compute at every call."""
+        self.declared(not self.engine.shared, "objects as values")
         for value in (None, False, 0, "", (), object()):
             await self.store.set("k", some(value))
-            assert (await self.surely_kept()).value is value
+            assert (await self.stored()).value is value
 
     async def test_replace_only_what_was_seen(self) -> None:
-        """`Paired` would overwrite what somebody else has stored meanwhile."""
+        """`replace` may replace only the version that was seen; otherwise `Paired` would overwrite newer values."""
         store, far = self.store, self.far_store
         first, second, third = some(b"1"), some(b"2", fresh=0.0, keep=LONG), some(b"3")
         assert not await store.replace("k", new_id(), first)
@@ -190,24 +190,25 @@ class StoreSuite(KeyedSuite):
         assert not await far.replace("k", None, second)
         assert not await far.replace("k", new_id(), second)
         assert await far.replace("k", first.id, second)
-        assert not await store.replace("k", None, third)  # stale is kept too
+        assert not await store.replace("k", None, third)  # a stale entry is still stored
         assert await store.replace("k", second.id, third)
-        assert (await self.surely_kept()).id == third.id
+        assert (await self.stored()).id == third.id
         await store.invalidate("k")
         assert not await store.replace("k", third.id, first)
         await store.set("k", some(fresh=0.0))
-        assert await store.replace("k", None, first)  # and grace is not
+        assert await store.replace("k", None, first)  # an entry in its grace counts as none
 
     async def test_one_of_many_replaces(self) -> None:
-        """Two would both believe that theirs was stored."""
+        """Only one of many callers may replace a version; otherwise two would believe that their value was stored."""
         herd = [self.beside(self.store.replace("k", None, some())) for _ in range(HERD)]
         assert [await one for one in herd].count(True) == 1
 
     # -- a scope that is made stale
 
     async def test_a_scope_is_softened(self) -> None:
-        """`expire_all` would be heard of by nobody, concern others' keys, or take away what is kept."""
-        softens = there(self.side(self.engine).softens)
+        """Softening must make one scope stale, for all clients; otherwise `expire_all` would do nothing, make other
+        keys stale, or remove values."""
+        softens = require(self.side(self.engine).softens)
         scopes = ("f", "g", "")
         before = [(await self.store.generations(scope))[0] for scope in scopes]
         seen = set(before)
@@ -233,7 +234,7 @@ class StoreSuite(KeyedSuite):
     # -- lists
 
     async def test_keys_are_listed(self) -> None:
-        """Whoever looks through his keys would miss some, or be told of some that nobody has set."""
+        """The list must contain exactly the stored keys; otherwise users would miss keys, or see keys never set."""
         assert await self.listed("") == []
         for key in KEYS:
             await self.store.set(key, some())
@@ -246,7 +247,7 @@ class StoreSuite(KeyedSuite):
         assert sorted(await self.listed("")) == sorted({*KEYS, "stale"} - {"a"})
 
     async def test_very_many_keys_are_listed(self) -> None:
-        """One page of them would be taken for all."""
+        """Paging must reach all keys; otherwise one page of them would be taken for all."""
         names = [f"key {number}" for number in range(2_500)]
         assert await self.listed("") == []
         for name in names:
@@ -254,13 +255,13 @@ class StoreSuite(KeyedSuite):
         entries = await self.store.get(names)
         kept = {
             name for name, entry in zip(names, entries, strict=True) if entry is not None
-        }  # as there may be less room
+        }  # an engine may evict some for lack of room
         found = await self.listed("key ")
         assert set(found) == kept
-        assert len(found) < 1.1 * len(kept)  # a server that grows its table in the middle may tell of one twice
+        assert len(found) < 1.1 * len(kept)  # a server that resizes its table meanwhile may list a key twice
         assert set(await self.listed("key 24")) == {name for name in kept if name.startswith("key 24")}
 
     async def test_what_is_computed_is_not_listed(self) -> None:
-        """A lease would be taken for a value."""
+        """A key without a value must not be listed; otherwise a lease would be taken for a value."""
         await self.claims.claim("k", new_id(), Ask(LONG))
         assert await self.listed("") == []

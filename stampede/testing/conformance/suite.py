@@ -1,4 +1,4 @@
-"""What the suites have in common: an engine of its own for every case, a colour, and time."""
+"""The base of the suites: a new engine for each test, a colour, and time."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
     "KeyedSuite",
     "Suite",
     "is_granted",
+    "not_none",
+    "require",
     "some",
     "soon",
-    "surely",
-    "there",
 ]
 
 T = TypeVar("T")
 Case = Callable[[Any], Coroutine[Any, Any, None]]
 
-LONG = 60.0  # a lease, or a timeout, that no test sits out
-SOON = 10.0  # what has not happened by then won't
+LONG = 60.0  # seconds of a lease or a timeout that does not end during a test
+SOON = 10.0  # seconds after which a test gives up waiting
 HERD = 16
 
 KEYS = [
@@ -46,32 +46,33 @@ KEYS = [
     "\U0001f40e", "\ufeff", "\uffff", "k" * 10_000, "k" * 9_999 + "l", "\U0001f40e" * 1_000,
     "\ud800", "\udcff", "\ud83d\udc0e",
 ]  # fmt: skip
-"""Keys that are easily taken for each other, or for something else. Any str is one, half a surrogate pair too."""
+"""Keys that are easily confused or misread. Every str is a valid key, also one with a lone surrogate."""
 
 VALUES = [b"", b"\x00", b"0", b"END\r\n", b"\r\n", bytes(range(256)), "é".encode(), b"\xff" * 3, b"x" * 1_000_000]
 
 
 class Suite:
-    """What the suites have in common: an engine, a colour, and time. A case is a coroutine."""
+    """The base class of the suites. A test is a coroutine, which runs in the suite's colour."""
 
     suspending: ClassVar[bool] = False
-    short: ClassVar[float] = 0.2  # the shortest lease that the engine tells from none, in seconds
-    slack: ClassVar[float] = 0.0  # seconds by which its leases may end late: some clocks tick slowly
-    largest: ClassVar[int | None] = None  # bytes of a value that the engine has room for; None: it is a megabyte
-    clock: FakeClock | None = None  # the one that `make_engine` gave its engine, if it did
+    short: ClassVar[float] = 0.2  # the shortest useful lease of the engine, in seconds
+    slack: ClassVar[float] = 0.0  # seconds by which leases may end late: some servers have coarse clocks
+    largest: ClassVar[int | None] = None  # longest value in bytes, if the engine can't store a megabyte
+    clock: FakeClock | None = None  # the clock of the engine, if `make_engine` gave it one
 
     engine: Engine
     peer: Engine
 
     def make_engine(self) -> Engine:
-        """A new engine with nothing in it."""
+        """Return a new, empty engine."""
         raise NotImplementedError
 
     def make_peer(self, engine: Engine) -> Engine:
-        """Another client of the same store, as another process would have; or the engine itself."""
+        """Return another client of the same store, as another process would have; or the engine itself."""
         return engine
 
     def drop_engine(self, engine: Engine) -> None:
+        """Close an engine that `make_engine` or `make_peer` returned."""
         engine.close()
 
     def __init_subclass__(cls, **terms: Any) -> None:
@@ -82,7 +83,7 @@ class Suite:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """An engine for one case, and its peer."""
+        """Make an engine and its peer for one test, and drop them at the end."""
         self.engine = self.make_engine()
         try:
             self.peer = self.make_peer(self.engine)
@@ -93,11 +94,11 @@ class Suite:
                     self.drop_engine(self.peer)
         finally:
             self.drop_engine(self.engine)
-            for name in ("engine", "peer"):  # pytest keeps all instances to its end
+            for name in ("engine", "peer"):  # pytest keeps every instance until it exits
                 vars(self).pop(name, None)
 
     def test_it_declares_what_it_can(self) -> None:
-        """A cache could not tell what to rely on."""
+        """An engine must declare its abilities; otherwise a cache could not know what to rely on."""
         with self.opened():
             assert isinstance(self.engine, Engine)
             flags = (self.engine.shared, self.engine.pushes, self.engine.coherent)
@@ -111,11 +112,11 @@ class Suite:
         return engine.suspending if self.suspending else engine.blocking
 
     def beside(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        """Have a coroutine run beside this one, in a task or in a thread. Await what this returns."""
+        """Run a coroutine concurrently, in a task or in a thread. Await the returned object to get its result."""
         return asyncio.ensure_future(work) if self.suspending else Beside(work)
 
     async def pause(self, seconds: float) -> None:
-        """Real time, for those who run beside us to get ahead, or for a server's clock."""
+        """Let real time pass, for concurrent coroutines or for a server's clock."""
         if self.suspending:
             await asyncio.sleep(seconds)
         else:
@@ -125,39 +126,40 @@ class Suite:
 
     @property
     def beyond(self) -> float:
-        """Seconds after which a short lease has ended."""
+        """Seconds after which a short lease has certainly ended."""
         return 1.5 * self.short + self.slack
 
     async def lapse(self, seconds: float) -> None:
-        """Let so much of the engine's time pass."""
+        """Let so many seconds pass on the engine's clock."""
         if self.clock is not None:
             self.clock.advance(seconds)
         else:
             await self.pause(seconds)
 
     async def until(self, ask: Callable[[], Awaitable[T]], good: Callable[[T], bool], within: float = SOON) -> T:
-        """The first good answer, asked for again and again as the engine's time passes."""
+        """Ask repeatedly while the engine's time passes, and return the first answer that is `good`."""
         step = self.short / 8
         for _ in range(int(within / step) + 1):
             answer = await ask()
             if good(answer):
                 return answer
             await self.lapse(step)
-        raise AssertionError(f"after {within} s it is still {answer!r}")
+        raise AssertionError(f"after {within} s the answer is still {answer!r}")
 
     async def in_time(
         self, begin: Callable[[], Awaitable[T | None]], go_on: Callable[[T], Awaitable[bool]] | None = None
     ) -> T:
-        """Begin with a short lease, and go on while it stands; begin again if this machine was too slow for that."""
+        """Begin with a short lease, and go on before it ends. If this machine was too slow for that, begin again."""
         for _ in range(20):
             begun = await begin()
             if begun is not None and (go_on is None or await go_on(begun)):
                 return begun
-        raise AssertionError("the lease has always ended before its time")
+        raise AssertionError("in 20 tries, the lease ended too early each time")
 
     def declared(self, what: bool, name: str) -> None:
+        """Skip the test if the engine does not declare this ability."""
         if not what:
-            raise unittest.SkipTest(f"{self.engine.scheme}:// declares that it is not {name}")
+            raise unittest.SkipTest(f"{self.engine.scheme}:// declares that it does not support {name}")
 
 
 def _as_test(case: Case) -> Callable[[Any], None]:
@@ -166,19 +168,19 @@ def _as_test(case: Case) -> Callable[[Any], None]:
             run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run if self.suspending else run_blocking
             run(case(self))
 
-    # not functools.wraps: pytest would look through it, and take cases for what they are not
+    # not functools.wraps: pytest would unwrap it, and see a coroutine function
     test.__name__, test.__qualname__, test.__doc__ = case.__name__, case.__qualname__, case.__doc__
     return test
 
 
 class Beside:
-    """A coroutine of the blocking colour, in a thread of its own; awaiting it joins the thread."""
+    """A coroutine of the blocking colour that runs in its own thread. Awaiting it waits for the thread's result."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._ended: Future[Any] = Future()
-        threading.Thread(target=self._live, args=(work,), daemon=True).start()
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
-    def _live(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
             self._ended.set_result(run_blocking(work))
         except BaseException as error:
@@ -192,7 +194,7 @@ class Beside:
 
 
 def some(value: Any = b"value", *, fresh: float = LONG, keep: float | None = None, **known: Any) -> Entry[Any]:
-    """An entry, fresh for a minute unless told otherwise."""
+    """Return a new entry. It is fresh for LONG, and kept as long as it is fresh, unless the arguments differ."""
     return Entry(value, new_id(), ttl=fresh, fresh=fresh, keep=fresh if keep is None else keep, **known)
 
 
@@ -200,40 +202,41 @@ def is_granted(reply: object) -> bool:
     return isinstance(reply, Granted)
 
 
-def surely(what: T | None) -> T:
-    """What must be there."""
+def not_none(what: T | None) -> T:
+    """Return `what`. Fail if it is None."""
     assert what is not None
     return what
 
 
 @contextmanager
 def soon() -> Iterator[None]:
-    """For what nobody may sit out."""
+    """Fail if the block takes longer than SOON."""
     start = time.monotonic()
     yield
     assert time.monotonic() - start < SOON
 
 
-def there(port: T | None) -> T:
+def require(port: T | None) -> T:
+    """Return `port`. Skip the test if the engine has no such port."""
     if port is None:
         raise unittest.SkipTest("the engine has no such port")
     return port
 
 
 class KeyedSuite(Suite):
-    """The ports of an engine with values."""
+    """The base class of the suites for engines that store values."""
 
     @property
     def claims(self) -> Claims:
-        return there(self.side(self.engine).claims)
+        return require(self.side(self.engine).claims)
 
     @property
     def store(self) -> Store:
-        return there(self.side(self.engine).store)
+        return require(self.side(self.engine).store)
 
     async def listed(self, prefix: str) -> list[str]:
-        """The keys that the peer has, from the first page to the last."""
-        lists = there(self.side(self.peer).lists)
+        """Return the keys that the peer lists, from all pages."""
+        lists = require(self.side(self.peer).lists)
         found, after = await lists.page(prefix)
         while after is not None:
             more, after = await lists.page(prefix, after)
@@ -242,39 +245,43 @@ class KeyedSuite(Suite):
 
     @property
     def far_shows(self) -> Shows:
-        return there(self.side(self.peer).shows)
+        return require(self.side(self.peer).shows)
 
     @property
     def far_claims(self) -> Claims:
-        """The same of the peer."""
-        return there(self.side(self.peer).claims)
+        """The Claims port of the peer."""
+        return require(self.side(self.peer).claims)
 
     @property
     def far_store(self) -> Store:
-        return there(self.side(self.peer).store)
+        return require(self.side(self.peer).store)
 
-    async def told(
+    async def expect(
         self, kind: type[T], key: str = "k", port: Claims | None = None, *, token: bytes = b"", **terms: Any
     ) -> T:
-        """What a passer-by is told, who asks the peer, or this port; it must be of this kind."""
+        """Claim a key on the peer or on `port`, and return the reply. Fail if it is not of this kind."""
         reply = await (port or self.far_claims).claim(key, token or new_id(), Ask(terms.pop("lease", LONG), **terms))
         assert isinstance(reply, kind), reply
         return reply
 
     async def granted(self, key: str = "k", **terms: Any) -> bytes:
-        """A new token that has just been granted the key."""
+        """Return a new token to which the key was just granted."""
         token = new_id()
-        await self.told(Granted, key, self.claims, token=token, **terms)
+        await self.expect(Granted, key, self.claims, token=token, **terms)
         return token
 
     async def busy(self, key: str = "k", **terms: Any) -> Busy:
-        return await self.told(Busy, key, **terms)
+        """Claim a key on the peer, which must refuse it, and return the reply."""
+        return await self.expect(Busy, key, **terms)
 
     async def found(self, key: str = "k", **terms: Any) -> Entry[Any]:
-        return (await self.told(Found, key, **terms)).entry
+        """Claim a key on the peer, which must find its entry, and return the entry."""
+        return (await self.expect(Found, key, **terms)).entry
 
-    async def kept(self, key: str = "k") -> Entry[Any] | None:
+    async def peek(self, key: str = "k") -> Entry[Any] | None:
+        """Return the stored entry of a key, or None."""
         return (await self.store.get([key]))[0]
 
-    async def surely_kept(self, key: str = "k") -> Entry[Any]:
-        return surely(await self.kept(key))
+    async def stored(self, key: str = "k") -> Entry[Any]:
+        """Return the stored entry of a key. Fail if there is none."""
+        return not_none(await self.peek(key))
