@@ -1,7 +1,7 @@
--- Limits: what window.py of stampede decides, which says why; tests hold one to the other. All times are microseconds by
--- the clock of this server. What was started is forgotten in a crash, unless the tables are durable.
+-- Limits. These functions decide as stampede/model/window.py does, which says why; tests compare the two. All times are
+-- microseconds by this server's clock. Starts are forgotten in a crash, unless the tables are durable.
 
--- It alone, as it is now: window.py's `_today`.
+-- Lock a limit, and return it as it is now: window.py's `_today`.
 CREATE FUNCTION stampede.limit_today(_id bytea, _name bytea, _span bigint) RETURNS stampede.limits
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -35,6 +35,7 @@ BEGIN
     RETURN its;
 END $$;
 
+-- Store a limit. If it is new, sometimes remove those that are of no use any more.
 CREATE FUNCTION stampede.limit_keep(its stampede.limits) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     its.ends := greatest(its.lasts[cardinality(its.lasts)], its.rest, its.seen) + its.long;
@@ -52,7 +53,7 @@ BEGIN
     END IF;
 END $$;
 
--- It without a start that was booked: window.py's `give_back`.
+-- Return the limit without a start that was booked: window.py's `give_back`.
 CREATE FUNCTION stampede.limit_without(its stampede.limits, _cost bigint, _at bigint) RETURNS stampede.limits
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -70,8 +71,8 @@ BEGIN
     RETURN its;
 END $$;
 
--- Microseconds until a start may be made; and when that is, if it is booked, as they are no more than `_ahead`.
--- `_was` is what an earlier answer has booked for it, which is kept or exchanged.
+-- Return the microseconds until a start may be made; and its moment, if it is booked because they are at most `_ahead`.
+-- `_was` is the moment that an earlier call booked for this start; it is kept or exchanged.
 CREATE FUNCTION stampede.limit_take(
     _id bytea, _name bytea, _most bigint, _per bigint, _span bigint, _width bigint, _cost bigint, _ahead bigint,
     _was bigint, OUT delay bigint, OUT moment bigint
@@ -117,7 +118,7 @@ BEGIN
     delay := greatest(at - its.seen, 0);
     IF delay > _ahead THEN
         IF _was > 0 OR EXISTS (SELECT FROM stampede.limits l WHERE l.id = _id AND l.seen > its.seen) THEN
-            PERFORM stampede.limit_keep(its);  -- a clock that was set back is to be seen once
+            PERFORM stampede.limit_keep(its);  -- store it, so that a clock that was set back is handled only once
         END IF;
         RETURN;
     END IF;
@@ -152,7 +153,7 @@ BEGIN
     moment := at;
 END $$;
 
--- A start that was booked isn't made.
+-- Give back a start that was booked and is not made.
 CREATE FUNCTION stampede.limit_back(_id bytea, _cost bigint, _at bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     its stampede.limits;
@@ -164,7 +165,7 @@ BEGIN
     END IF;
 END $$;
 
--- No start for so many microseconds.
+-- Allow no start for so many microseconds.
 CREATE FUNCTION stampede.limit_rest(
     _id bytea, _name bytea, _most bigint, _per bigint, _span bigint, _length bigint
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -177,7 +178,7 @@ BEGIN
     PERFORM stampede.limit_keep(its);
 END $$;
 
--- All of them, or one, as they were when they were asked last; and what time it is.
+-- Return one limit, or all, as of when each was last asked; and the time now.
 CREATE FUNCTION stampede.limits_now(
     _id bytea, OUT name bytea, OUT now bigint, OUT most bigint, OUT per bigint, OUT long bigint, OUT until bigint,
     OUT rest bigint, OUT seen bigint, OUT firsts text, OUT lasts text, OUT costs text

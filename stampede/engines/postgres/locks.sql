@@ -1,14 +1,15 @@
 -- Locks, and the record of how each was held.
 --
--- The rule is that of stampede/room.py, which says why, with one difference: a waiter that misses its turn leaves the
--- queue, and comes back to its place when it asks again. Each function that changes a lock takes the lock's id for itself
--- first, and reads in later statements, which see all that was committed before.
+-- These functions decide as stampede/model/room.py does, which says why, with one difference: a waiter that misses its
+-- turn leaves the queue, and comes back to its place when it asks again. Each function that changes a lock takes an
+-- advisory lock for its id first, and reads in later statements, which see all that was committed before.
 --
--- What reads places and the queue has no bitmap scans, as they don't mark dead rows, and go through all of them the next
--- time; no plan for an empty table, which would be kept when that has grown; and no jit, which would compile, each time,
--- what is called so expensive for that.
+-- Functions that read places and the queue run without bitmap scans, which do not mark dead rows and so read all of
+-- them again the next time; without sequential scans, since a plan made for an empty table would stay when the table
+-- has grown; and without jit, which would compile anew in each call because disabled scans make the plan look
+-- expensive.
 
--- (What each lock calls is plpgsql, which keeps plans: a function of the language sql is planned in each transaction.)
+-- (Functions that every lock calls are plpgsql, which keeps plans. A function in sql is planned in each transaction.)
 CREATE FUNCTION stampede.run() RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (
@@ -25,16 +26,16 @@ BEGIN
     RETURN stampede.run();
 END $$;
 
--- Its holder's connection is gone, and it wasn't the server's doing.
+-- Return whether the holder's connection is gone, and not because the server was restarted.
 CREATE FUNCTION stampede.gone(its stampede.locks) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN its.pid IS NOT NULL AND NOT stampede.lives(its.pid, its.started)
         AND its.server IS NOT DISTINCT FROM stampede.run();
 END $$;
 
--- The holder's connection has been gone for a second. A load balancer may have reset the connection of a holder that is
--- well: the holder has this second to say so (`unbind`, `renew`). The server tells nobody when a connection ends, so the
--- second begins when somebody first asks.
+-- Return whether the holder's connection has been gone for a second. A load balancer may have reset the connection of a
+-- healthy holder, which has this second to say that it lives (`unbind`, `renew`). The server does not notify anyone
+-- when a connection ends, so the second begins when this function is first called.
 CREATE FUNCTION stampede.dead(its stampede.locks) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     noticed float8;
@@ -43,19 +44,19 @@ BEGIN
         RETURN false;
     END IF;
     SELECT m.since INTO noticed FROM stampede.missed m WHERE m.pid = its.pid AND m.started = its.started;
-    -- (Two transactions that both wait to write this could wait for each other: whoever comes second leaves it.)
+    -- (Two transactions that both wait to write this could wait for each other, so the second one does not write.)
     IF noticed IS NULL AND pg_try_advisory_xact_lock(8319104481669375079) THEN
         INSERT INTO stampede.missed VALUES (its.pid, its.started, stampede.clock()) ON CONFLICT DO NOTHING;
     END IF;
     RETURN coalesce(noticed <= stampede.clock() - 1, false);
 END $$;
 
--- From here to the end of the transaction nobody else changes this lock. Answers what time it is then.
+-- Take the advisory lock of an id until the end of the transaction, and return the time after that.
 CREATE FUNCTION stampede.alone_with(_id bytea) RETURNS float8 LANGUAGE sql AS $$
     SELECT stampede.alone(('x' || encode(substr(_id, 1, 8), 'hex'))::bit(64)::bigint)
 $$;
 
--- Text, as far as this server's encoding has room for it.
+-- Return UTF-8 as text; escaped, if this server's encoding lacks a character.
 CREATE FUNCTION stampede.readable(raw bytea) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN convert_from(raw, 'UTF8');
@@ -73,10 +74,10 @@ BEGIN
     ) SELECT
         its.id, its.name, its.host, its.process, its.program, its.fence, to_timestamp(its.taken), to_timestamp(_released),
         _problem, stampede.readable(_exception), stampede.readable(_message), stampede.readable(_traceback), _call
-    WHERE substr(its.name, 1, 10) <> 'computing\000'::bytea;  -- that is a lease of values that are kept elsewhere
+    WHERE substr(its.name, 1, 10) <> 'computing\000'::bytea;  -- the lease of a key whose value another engine stores
 END $$;
 
--- How many wait before this place in the queue, up to 300: from then on a waiter looks every 30 s, its longest pause.
+-- Return how many wait before this place in the queue, at most 300: from then on, each waiter looks every 30 s.
 CREATE FUNCTION stampede.before(_id bytea, _arrival bigint) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
@@ -84,9 +85,9 @@ BEGIN
     ) others);
 END $$;
 
--- End the places whose time is over, or whose holder is dead, and call the first of the queue while they fit. `there`:
--- how many places there are then; `room`: the least of their rooms; `queued`: one of them is kept, or somebody waits, if
--- there is room at all; `tokens` and `homes`: those that were called, and the processes in which they wait.
+-- End the places that have expired or whose holder is dead, and call waiters from the front of the queue while they
+-- fit. `there`: how many places there are then; `room`: the least of their rooms; `queued`: a place is reserved, or a
+-- waiter is in the queue (only set if there is room); `tokens` and `homes`: the waiters called, and their processes.
 CREATE FUNCTION stampede.advance(
     _id bytea, moment float8,
     OUT there int, OUT room float8, OUT queued boolean, OUT tokens bytea[], OUT homes text[]
@@ -99,7 +100,7 @@ BEGIN
     room := 'infinity';
     queued := false;
     FOR its IN SELECT * FROM stampede.locks l WHERE l.id = _id LOOP
-        IF its.ends > moment + its.given THEN  -- the clock was set back: it has no more time than it was given
+        IF its.ends > moment + its.given THEN  -- the clock was set back: cap the rest of the lease at the whole lease
             its.ends := moment + its.given;
             UPDATE stampede.locks l SET ends = its.ends WHERE l.id = _id AND l.token = its.token;
         END IF;
@@ -116,11 +117,11 @@ BEGIN
         END IF;
         DELETE FROM stampede.locks l WHERE l.id = _id AND l.token = its.token;
     END LOOP;
-    IF there >= room THEN  -- no other fits, whoever is the first: of a crowd's questions, most end here
+    IF there >= room THEN  -- no waiter fits, so the queue need not be read: with many waiters, most calls end here
         RETURN;
     END IF;
     FOR first IN SELECT * FROM stampede.waiting w WHERE w.id = _id ORDER BY w.arrival LOOP
-        -- A waiter that has no connection to live by may be dead. It costs a turn, and nothing if it was long ago.
+        -- Without a connection, a dead waiter is not recognized, and costs a turn, unless it last asked long ago.
         IF (CASE WHEN first.pid IS NULL THEN first.asked > moment - 120
                  ELSE stampede.lives(first.pid, first.started) END) THEN
             queued := true;
@@ -136,9 +137,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Take a place, or say who is in the way (`holder`, for `rest` seconds), and take a place in the queue (`_arrival`: the
--- one that was given before). Of the record, what is older than `_age` seconds, or than the last `_rows`, is forgotten by
--- and by.
+-- Take a place in the lock. If that is refused, return the `holder` in the way and the `rest` of its lease in seconds,
+-- and take a place in the queue (`_arrival`: the place of an earlier call). Each call that takes the lock also removes
+-- some records that are older than `_age` seconds, or than the last `_rows`.
 CREATE FUNCTION stampede.acquire(
     _id bytea, _name bytea, _token bytea, _lease float8, _host text, _process int, _program text,
     _pid int, _started float8, _waits boolean, _home text, _arrival bigint, _age float8, _rows bigint, _room float8,
@@ -151,7 +152,8 @@ DECLARE
     now record;
 BEGIN
     SELECT * INTO own FROM stampede.locks l WHERE l.id = _id AND l.token = _token;
-    granted := own.token IS NOT NULL AND (own.fence IS NULL OR own.ends > moment);  -- it was called, or the reply was lost
+    -- Its own row: its turn has come, or the reply to an earlier call was lost.
+    granted := own.token IS NOT NULL AND (own.fence IS NULL OR own.ends > moment);
     IF NOT granted THEN
         own := NULL;
         IF _waits AND _arrival IS NOT NULL THEN  -- it may have missed its turn
@@ -175,7 +177,7 @@ BEGIN
         SET name = excluded.name, fence = excluded.fence, taken = coalesce(l.taken, excluded.taken),
             given = excluded.given, ends = excluded.ends, host = excluded.host, process = excluded.process,
             program = excluded.program, pid = excluded.pid, started = excluded.started, server = excluded.server;
-        PERFORM stampede.prune(_age, _rows, 4);  -- its release writes one
+        PERFORM stampede.prune(_age, _rows, 4);  -- more than the one record that its release writes
         RETURN;
     END IF;
     IF _waits THEN
@@ -193,7 +195,7 @@ BEGIN
     FROM stampede.locks l WHERE l.id = _id ORDER BY l.fence IS NULL, l.ends LIMIT 1;
 END $$;
 
--- Let the lock stand for so long from now, by this connection. false: it is lost.
+-- Extend the lock to `_lease` seconds from now, and bind it to this backend. false: it is lost.
 CREATE FUNCTION stampede.renew(_id bytea, _token bytea, _lease float8, _pid int, _started float8)
 RETURNS boolean LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -206,7 +208,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Forget a connection that is gone, whose process lives: no lock, lease or waiter of the process depends on it any more.
+-- Forget a backend that is gone, but whose process lives: its locks, leases and waiters depend on it no more.
 CREATE FUNCTION stampede.unbind(_pid int, _started float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE stampede.locks l SET pid = NULL, started = NULL WHERE l.pid = _pid AND l.started = _started;
@@ -215,7 +217,7 @@ BEGIN
     WHERE w.pid = _pid AND w.started = _started;
 END $$;
 
--- Give back the place in the lock or in the queue, and record how the lock was held. `stood`: it was held.
+-- Give up the place in the lock or in the queue, and record how the lock was held. `stood`: it was still held.
 CREATE FUNCTION stampede.release(
     _id bytea, _token bytea, _call bytea, _problem text, _exception bytea, _message bytea, _traceback bytea,
     OUT stood boolean, OUT tokens bytea[], OUT homes text[]
@@ -234,22 +236,23 @@ BEGIN
         );
     ELSE
         DELETE FROM stampede.waiting w WHERE w.id = _id AND w.token = _token;
-        stood := EXISTS (  -- this very call, sent again
+        stood := EXISTS (  -- this call was sent again, and the first one released the lock
             SELECT FROM (
                 SELECT r.call, r.problem FROM stampede.released r WHERE r.id = _id ORDER BY r.number DESC LIMIT 8
             ) r WHERE r.call = _call AND r.problem IN ('', 'failed')
         );
     END IF;
     SELECT a.tokens, a.homes INTO tokens, homes FROM stampede.advance(_id, moment) a;
-    IF its.homes <> '{}' THEN  -- told nobody's name: all who wait there look
+    IF its.homes <> '{}' THEN  -- an empty token wakes all waiters of a process
         tokens := array_cat(tokens, array_fill(''::bytea, ARRAY[cardinality(its.homes)]));
         homes := array_cat(homes, its.homes);
     END IF;
 END $$;
 
--- Whether there is still something to wait for: this token has a place, or, for a waiter in the queue (`_mine`), its turn
--- has not come, whoever holds the lock. For how long that is, and how many are before the waiter. The process of a waiter
--- that is in no queue is noted, to be told. When a holder has left without a word, the first who looks is to ask.
+-- Return in `stands` whether a caller should wait on. With `_mine`, a waiter in the queue: its turn has not come, no
+-- matter which token holds the lock. Otherwise: `_token` still holds it; the caller's process is noted in `homes`, to
+-- be notified. `rest`: for how long; `ahead`: how many wait before it. False if a lease has ended or a holder is dead:
+-- then the caller must call `acquire`, which calls the next waiter.
 CREATE FUNCTION stampede.standing(
     _id bytea, _token bytea, _mine bytea, _home text, OUT stands boolean, OUT rest float8, OUT ahead int
 ) LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off AS $$
@@ -277,7 +280,7 @@ BEGIN
     ELSIF _mine IS NOT NULL THEN
         SELECT w.arrival INTO place FROM stampede.waiting w WHERE w.id = _id AND w.token = _mine;
         ahead := stampede.before(_id, place);
-        stands := place IS NOT NULL AND (room <= 1 OR NOT EXISTS (  -- a dead one is first, and others would fit
+        stands := place IS NOT NULL AND (room <= 1 OR NOT EXISTS (  -- a dead waiter is first, and others may fit
             SELECT FROM (
                 SELECT w.pid, w.started FROM stampede.waiting w WHERE w.id = _id ORDER BY w.arrival LIMIT 1
             ) first WHERE NOT stampede.lives(first.pid, first.started)
@@ -293,7 +296,7 @@ BEGIN
     END IF;
 END $$;
 
--- Forget some of what is older than so many seconds, or than the last so many rows. It looks at the oldest alone.
+-- Remove some records that are older than so many seconds, or than the last so many rows. Only the oldest are read.
 CREATE FUNCTION stampede.prune(_age float8, _rows bigint, _most int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     first bigint;
@@ -315,7 +318,8 @@ BEGIN
     RETURN count;
 END $$;
 
--- Record and end some of the holdings whose holders are gone, of locks that nobody waits for. Answers how many locks.
+-- End and record some of the places that have expired or whose holder is dead, in locks without waiters. Return the
+-- number of locks.
 CREATE FUNCTION stampede.reap(_most int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     its_id bytea;
@@ -332,7 +336,7 @@ BEGIN
     LOOP
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(('x' || encode(substr(its_id, 1, 8), 'hex'))::bit(64)::bigint);
         CONTINUE WHEN EXISTS (SELECT FROM stampede.waiting w WHERE w.id = its_id);
-        PERFORM pg_stat_clear_snapshot();  -- who has it now may have connected since we looked
+        PERFORM pg_stat_clear_snapshot();  -- a new holder may have connected since the snapshot
         PERFORM stampede.advance(its_id, stampede.clock());
         count := count + 1;
     END LOOP;
@@ -343,11 +347,11 @@ CREATE FUNCTION stampede.releases() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     done record;
 BEGIN
-    PERFORM pg_stat_clear_snapshot();  -- the user may have looked at who is connected, which he sees until now
+    PERFORM pg_stat_clear_snapshot();  -- the transaction may have read pg_stat_activity, and would see that state again
     DELETE FROM stampede.releasing r WHERE r.id = NEW.id AND r.token = NEW.token;
     SELECT * INTO done FROM stampede.release(NEW.id, NEW.token, NULL, '', NULL, NULL, NULL) f;
     IF NOT done.stood THEN
-        RAISE EXCEPTION 'stampede: the lock ended before this transaction did: somebody else may have been inside'
+        RAISE EXCEPTION 'stampede: the lock ended before this transaction did: another holder may have been inside'
             USING ERRCODE = 'LOCKS';
     END IF;
     PERFORM pg_notify('stampede_' || called.home, encode(NEW.id, 'hex') || ' ' || encode(called.token, 'base64'))
@@ -358,7 +362,7 @@ END $$;
 CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON stampede.releasing
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION stampede.releases();
 
--- Release the lock with the commit of this transaction, and never if it fails. false: it is not held in this database.
+-- Release the lock when this transaction commits, and not if it fails. false: the lock is not held in this database.
 CREATE FUNCTION stampede.release_at_commit(_id bytea, _token bytea) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -370,11 +374,11 @@ BEGIN
         RETURN false;
     END IF;
     INSERT INTO stampede.releasing SELECT _id, _token
-    WHERE NOT EXISTS (SELECT FROM stampede.releasing r WHERE r.id = _id AND r.token = _token);  -- it was said twice
+    WHERE NOT EXISTS (SELECT FROM stampede.releasing r WHERE r.id = _id AND r.token = _token);  -- not twice
     RETURN true;
 END $$;
 
--- For people: who holds what, and the record.
+-- Views for people: the locks that are held, and the record.
 
 CREATE VIEW stampede.held AS
     SELECT stampede.readable(l.name) AS name, l.host, l.process, l.program, l.fence, to_timestamp(l.taken) AS taken,
@@ -383,7 +387,7 @@ CREATE VIEW stampede.held AS
     FROM stampede.locks l
     WHERE l.fence IS NOT NULL AND l.ends > stampede.clock() AND NOT stampede.gone(l);
 
--- With what is going to be recorded of dead holders by the next caller that wants the lock.
+-- The record, together with the rows that the next caller of each lock is going to write about expired or dead holders.
 CREATE VIEW stampede.past AS
     SELECT r.number, r.name, r.host, r.process, r.program, r.fence, r.taken, r.released, r.problem, r.exception,
            r.message, r.traceback

@@ -1,7 +1,7 @@
--- What decides about values and leases in stampede's Postgres engine, as `stampede/record.py` says.
+-- Values and leases. These functions decide as stampede/model/record.py does.
 --
--- A function that changes a key takes the key's lock first, for the length of its transaction, and reads in later
--- statements, which see all that was committed before.
+-- A function that changes a key takes the key's advisory lock first, until the end of its transaction, and reads in
+-- later statements, which see all that was committed before.
 
 CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 5';
 
@@ -9,7 +9,7 @@ CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())
 $$;
 
--- Is this backend still there? One that is not known (or whose start we may not see) is believed to be.
+-- Return whether this backend is still there. True also for NULL, and if this role may not see when it started.
 CREATE FUNCTION stampede.lives(its_pid int, its_start float8) RETURNS bool LANGUAGE sql VOLATILE AS $$
     SELECT its_pid IS NULL OR EXISTS (
         SELECT FROM pg_stat_get_activity(its_pid) AS backend
@@ -17,20 +17,22 @@ CREATE FUNCTION stampede.lives(its_pid int, its_start float8) RETURNS bool LANGU
     )
 $$;
 
--- In front of every decision. With a snapshot for the whole transaction what was decided while we waited isn't seen.
+-- Take an advisory lock before a decision, and return the time after that. Only READ COMMITTED will do: with one
+-- snapshot for the whole transaction, decisions made while this one waited would not be seen.
 CREATE FUNCTION stampede.alone(its_lock bigint) RETURNS float8 LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE 'stampede decides in transactions that are READ COMMITTED' USING ERRCODE = 'invalid_transaction_state';
     END IF;
-    IF current_setting('synchronous_commit') = 'off' THEN  -- or after a crash a fence would come twice
+    IF current_setting('synchronous_commit') = 'off' THEN  -- a lost commit would repeat a fence
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
     PERFORM pg_advisory_xact_lock(its_lock);
     RETURN stampede.clock();
 END $$;
 
--- Behind every change of a key: tell those who keep it, with the commit. Who begins to keep takes the same lock alone.
+-- After each change of a key: notify the processes with a local tier when the transaction commits. `keep` takes the
+-- same lock exclusively.
 CREATE FUNCTION stampede.tell(its bytea) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(8319104481669375077);
@@ -39,9 +41,10 @@ BEGIN
     END IF;
 END $$;
 
+-- Note a process that has a local tier: from now on it is notified of changes.
 CREATE FUNCTION stampede.keep(its_home text, its_pid int, its_start float8) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(8319104481669375077);  -- the changes under way have not seen us
+    PERFORM pg_advisory_xact_lock(8319104481669375077);  -- wait for changes under way, which have not seen this process
     DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);
     INSERT INTO stampede.keepers VALUES (its_home, its_pid, its_start) ON CONFLICT DO NOTHING;
 END $$;
@@ -50,8 +53,8 @@ CREATE FUNCTION stampede.small(value bytea) RETURNS bytea LANGUAGE sql IMMUTABLE
     SELECT CASE WHEN octet_length(value) <= 65536 THEN value END
 $$;
 
--- The value, or the right to compute it. `answer` is 0: found, 1: granted, 2: busy, 3: failed. A large value is left out:
--- while it is sent the key is locked, and whoever is to hear it may be frozen.
+-- Return the value, or grant the right to compute it. `answer` is 0: found, 1: granted, 2: busy, 3: failed. A large
+-- value is left out: the key is locked while it is sent, and the receiver may be frozen.
 CREATE FUNCTION stampede.claim(
     its bytea, its_lock bigint, its_name bytea, mine bytea, seconds float8, draw float8, since float8, seen bytea,
     awaited bytea, force bool, my_holder text, my_pid int, my_start float8,
@@ -67,7 +70,7 @@ DECLARE
     at int;
 BEGIN
     SELECT * INTO e FROM stampede.entries WHERE id = its;
-    IF e.stored > now + 1 THEN  -- the clock was set back: it has no more time than it was given
+    IF e.stored > now + 1 THEN  -- the clock was set back: the entry must not get more time than it was given
         UPDATE stampede.entries SET stored = now, fresh = fresh - (stored - now), keep = keep - (stored - now),
             gone = gone - (stored - now) WHERE id = its RETURNING * INTO e;
     END IF;
@@ -87,7 +90,7 @@ BEGIN
         END IF;
     END IF;
 
-    SELECT * INTO l FROM stampede.leases WHERE id = its FOR UPDATE;  -- who is about to wait is noted there
+    SELECT * INTO l FROM stampede.leases WHERE id = its FOR UPDATE;  -- FOR UPDATE: `await` writes here without the lock
     IF l.written > now + 1 THEN
         UPDATE stampede.leases SET written = now, ends = ends - (written - now), rest = rest - (written - now),
             untils = ARRAY(SELECT u - (written - now) FROM unnest(untils) AS u) WHERE id = its RETURNING * INTO l;
@@ -110,7 +113,7 @@ BEGIN
     END IF;
 
     answer := 1;
-    IF l.token <> mine THEN  -- it has fallen
+    IF l.token <> mine THEN  -- another lease ends: its waiters are notified
         token := l.token; homes := l.homes;
         l.homes := NULL;
     END IF;
@@ -120,8 +123,8 @@ BEGIN
             pid = my_pid, started = my_start, homes = l.homes;
 END $$;
 
--- Store if the lease stands. `homes` are to be told, if it stood. In an entry that is passed, `fresh`, `keep` and `gone`
--- are seconds from now, and `stored` says nothing.
+-- Store an entry if the lease is valid. `homes`: the processes to notify, if it was. In an entry that is passed,
+-- `fresh`, `keep` and `gone` are seconds from now, and `stored` is ignored.
 CREATE FUNCTION stampede.fill(e stampede.entries, its_lock bigint, mine bytea, OUT done bool, OUT homes text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -133,7 +136,7 @@ BEGIN
     done := FOUND;
     IF done THEN
         PERFORM stampede.store(e, now);
-    ELSE  -- it was sent again, perhaps
+    ELSE  -- perhaps this call was sent again
         done := EXISTS (SELECT FROM stampede.entries AS s WHERE s.id = e.id AND s.entry = e.entry AND s.gone > now);
     END IF;
 END $$;
@@ -148,7 +151,7 @@ BEGIN
     PERFORM stampede.tell(e.id);
 END $$;
 
--- Drop the lease if it stands; leave a verdict (to be told for `told` seconds) and a rest.
+-- Drop the lease if it is valid, and leave a verdict (for `told` seconds) and a rest.
 CREATE FUNCTION stampede.abandon(
     its bytea, its_lock bigint, mine bytea, its_verdict text, told float8, its_rest float8, its_why text,
     OUT done bool, OUT homes text[]
@@ -186,7 +189,7 @@ BEGIN
     END IF;
 END $$;
 
--- Mark the lease as waited for by a process; false: there is nothing to wait for.
+-- Note that a process waits for this lease (NULL: do not note it). false: there is nothing to wait for.
 CREATE FUNCTION stampede.await(its bytea, awaited bytea, my_home text) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
     IF my_home IS NOT NULL THEN
@@ -199,7 +202,8 @@ BEGIN
     );
 END $$;
 
--- What is no computation ends the one under way: `token` is that of the lease that has fallen.
+-- Changes by other means than a computation. They end the lease under way: `token` is its token, and `homes` are the
+-- processes to notify.
 
 CREATE FUNCTION stampede.set(e stampede.entries, its_lock bigint, OUT token bytea, OUT homes text[])
 LANGUAGE plpgsql AS $$
@@ -211,7 +215,7 @@ BEGIN
     PERFORM stampede.store(e, now);
 END $$;
 
--- Store if what is kept has the id that was seen (NULL: nothing is kept).
+-- Store an entry if the stored one has the id `seen` (NULL: if none is stored).
 CREATE FUNCTION stampede.replace(
     e stampede.entries, its_lock bigint, seen bytea, OUT done bool, OUT token bytea, OUT homes text[]
 ) LANGUAGE plpgsql AS $$
@@ -225,11 +229,11 @@ BEGIN
         DELETE FROM stampede.leases AS l WHERE l.id = e.id RETURNING l.token, l.homes INTO token, homes;
         PERFORM stampede.store(e, now);
     ELSE
-        done := there IS NOT DISTINCT FROM e.entry;  -- it was sent again
+        done := there IS NOT DISTINCT FROM e.entry;  -- this call was sent again
     END IF;
 END $$;
 
--- Stale from now on, and kept as long as it would have been. `done`: there was something fresh.
+-- Make the entry stale now; it is kept as long as before. `done`: it was fresh.
 CREATE FUNCTION stampede.expire(its bytea, its_lock bigint, OUT done bool, OUT token bytea, OUT homes text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -239,7 +243,7 @@ BEGIN
     UPDATE stampede.entries SET stored = least(stored, now), fresh = now, gone = greatest(keep, now + 1)
         WHERE id = its AND fresh > now;
     done := FOUND;
-    PERFORM stampede.tell(its);  -- also where it is not here: it may have been removed, and be kept elsewhere
+    PERFORM stampede.tell(its);  -- even if there was no entry: a local tier may have one that was removed here
     SELECT l.token, l.homes INTO token, homes FROM stampede.leases AS l WHERE l.id = its FOR UPDATE;
     IF token IS NOT NULL THEN
         UPDATE stampede.leases SET written = now, token = NULL, ends = '-infinity', homes = NULL WHERE id = its;
@@ -247,7 +251,7 @@ BEGIN
     END IF;
 END $$;
 
--- Nothing is left. `done`: there was a value.
+-- Remove entry, lease, verdicts and rest. `done`: there was a value.
 CREATE FUNCTION stampede.invalidate(its bytea, its_lock bigint, OUT done bool, OUT token bytea, OUT homes text[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -261,13 +265,13 @@ BEGIN
     PERFORM stampede.tell(its);
 END $$;
 
--- Today's generation of each of these scopes, and those that ended within the last seconds. One that is missing is new:
--- old ones never come back.
+-- Return the current generation of each of these scopes, and those that ended within the last `lately` seconds. A
+-- missing one is created from `new`, so that an old one never comes back.
 CREATE FUNCTION stampede.generations(asked bytea[], new text[], lately float8)
 RETURNS TABLE (id text, noted text[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-    IF EXISTS (  -- or a server that only reads would refuse this, with nothing to write
+    IF EXISTS (  -- a read-only server refuses INSERT even if there is nothing to insert
         SELECT FROM unnest(asked) AS a (scope)
         WHERE NOT EXISTS (SELECT FROM stampede.generations AS there WHERE there.scope = a.scope)
     ) THEN
@@ -280,7 +284,7 @@ BEGIN
         ORDER BY a.n;
 END $$;
 
--- Another generation, or another softer part of the one that is there, behind a `~`.
+-- Begin a new generation; or, with `softer`, give the current one a new soft part, which follows a `~`.
 CREATE FUNCTION stampede.bump(its bytea, new text, softer text, most int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF softer IS NULL THEN
@@ -292,12 +296,12 @@ BEGIN
             ON CONFLICT (scope) DO UPDATE SET id = split_part(g.id, '~', 1) || '~' || softer;
     END IF;
     PERFORM pg_notify('stampede', 'g');
-    IF current_setting('synchronous_commit') = 'off' THEN  -- or what was ended would come back after a crash
+    IF current_setting('synchronous_commit') = 'off' THEN  -- a lost commit would revive old keys
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
 END $$;
 
--- An administrator has emptied a table. Processes that listen forget what they know, as those that ask find nothing.
+-- When an administrator empties a table, processes that listen must forget what they have read from it.
 CREATE FUNCTION stampede.emptied() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('stampede', 'g');
@@ -307,10 +311,10 @@ END $$;
 CREATE TRIGGER emptied AFTER TRUNCATE OR DELETE ON stampede.generations EXECUTE FUNCTION stampede.emptied();
 CREATE TRIGGER emptied AFTER TRUNCATE ON stampede.entries EXECUTE FUNCTION stampede.emptied();
 
--- Remove what nobody needs any more among some entries, and among some leases, in the order of their ids from any on;
--- two who do this at once go round each other. Ids are hashes: how close they stand to each other tells how many there
--- are, without a count. Where that is more than `room`, or their values are larger in all than `bytes`, so many of them
--- are evicted as are too many: the stale ones first, then the oldest. `over`: how many were removed.
+-- Remove expired rows among some entries and leases: up to `most` of each, in the order of their ids, from `start` on.
+-- Two sweeps at once skip each other's rows. Ids are hashes, so the distance between them tells about how many entries
+-- there are (`about`), without a count. If these are more than `room`, or their values larger in all than `bytes`, the
+-- excess is evicted: stale entries first, then the oldest. `over`: how many entries were removed.
 CREATE FUNCTION stampede.sweep(start bytea, most int, room float8, bytes float8, OUT over int, OUT about float8)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -330,7 +334,7 @@ BEGIN
         WHERE l.id >= start AND l.ends <= now AND l.rest <= now AND NOT (l.untils IS NOT NULL AND now < ANY (l.untils))
         ORDER BY l.id LIMIT most FOR UPDATE SKIP LOCKED
     );
-    DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);  -- or all are told of it for nobody
+    DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);  -- these would cause useless notices
     over := 0; about := 0;
     IF seen = 0 THEN
         RETURN;
@@ -356,7 +360,7 @@ BEGIN
     END IF;
 END $$;
 
--- Where an id stands among all that are possible, from 0 to 1.
+-- Return the position of an id among all possible ids, from 0 to 1.
 CREATE FUNCTION stampede.place(its bytea) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
     SELECT ('x' || encode(substring(its FOR 6), 'hex'))::bit(48)::bigint / 281474976710656.0::float8
 $$;

@@ -418,7 +418,7 @@ def test_a_commit_fails_whose_lock_was_lost(server: PostgresServer, open_: Open)
         with cache.lock("l", release_via=on_commit(connection)):
             connection.execute("CREATE TABLE never (id int)")
         assert server.ask("UPDATE stampede.locks SET ends = stampede.clock() RETURNING id") != []
-        with pytest.raises(psycopg.Error, match="somebody else may have been inside"):
+        with pytest.raises(psycopg.Error, match="another holder may have been inside"):
             connection.commit()
     assert server.ask("SELECT to_regclass('never')") == [(None,)]
 
