@@ -1,4 +1,4 @@
-"""The DynamoDB engine: cells are items of a table, written under conditions."""
+"""The DynamoDB engine: cells are items of a table, and every write is conditional."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ __all__ = ["DynamoCell", "check_url", "from_url"]
 _TEXTS = "region_name endpoint_url profile_name aws_access_key_id aws_secret_access_key aws_session_token"
 OPTIONS: dict[str, Kind] = {"create": flag, "timeout": number, **dict.fromkeys(_TEXTS.split(), text)}
 
-GRAVE = 3600.0  # seconds for which a removed item leaves its version to the next one of its name
+GRAVE = 3600.0  # seconds for which the version of a removed item remains, so that the next one has a higher one
 BUSY = {"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"}
-MAKING = 20  # seconds for which the first question of a table that isn't there waits until it is
+MAKING = 20  # seconds for which a question waits while its table is created
 
 
 class DynamoCell(Cell):
-    """Items of one table, which is made, to be paid by request, if it isn't there. Other options go to boto3.
+    """Items of one table. A missing table is created, with payment per request. Other options go to boto3.
 
-    `timeout`: the seconds for which a connection is tried, and for which an answer is waited for.
+    `timeout` is the limit in seconds for a connection attempt, and also for an answer.
     """
 
     ends = grows = ages = tells = True
-    longest = 400_000  # of an item, the names in it too
+    longest = 400_000  # bytes of an item, with the names of its attributes
     at_once = 100
-    _opening = threading.Lock()  # sessions are not for two threads
+    _opening = threading.Lock()  # sessions are not thread-safe
 
     def __init__(self, table: str, create: bool = True, timeout: float = 3.0, **options: Any) -> None:
         self._table, self._create = table, create
         self._made: Any = None
         self._endpoint, self._options = options.pop("endpoint_url", None), options
-        # A swap that the client sends again would be refused for what it has written.
+        # boto3 must not retry: a swap that is sent again would be refused because of its own first write.
         once: Any = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
         self._config = Config(connect_timeout=timeout, read_timeout=timeout, **once)
 
@@ -59,13 +59,15 @@ class DynamoCell(Cell):
             found.update((item["name"]["S"], item) for item in some["Responses"].get(table, ()))
             rest = some.get("UnprocessedKeys")
             if rest and not next(again, False):
-                raise EngineError(f"the table {table!r} answers only part of what it is asked")
+                raise EngineError(
+                    f"the table {table!r} answers only part of a batch: raise its capacity, or ask for fewer keys"
+                )
         return [self._seen(found.get(name)) for name in names]
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         if version is None and data is None:
             return None
-        now = self._now()[1]  # at the latest: no lease is taken for older than it is
+        now = self._now()[1]  # the latest time it can be, so that no lease seems older than it is
         new = max(int(now * 1e6), version + 1 if type(version) is int and version < 1 << 62 else 0)
         item = {**_key(name), "version": {"N": str(new)}, "written": {"N": str(int(now * 1e6))}}
         if data is not None:
@@ -81,12 +83,12 @@ class DynamoCell(Cell):
         except ClientError as refused:
             if _code(refused) != "ConditionalCheckFailedException":
                 raise
-            there = refused.response.get("Item")  # which not all that speak this protocol tell
+            there = refused.response.get("Item")  # not every implementation of this protocol returns it
             return Faster(self._seen(there) if there else None)
         return new
 
     def _seen(self, item: Mapping[str, Any] | None) -> Seen:
-        """What others have written there may be anything."""
+        """Return what an item holds. It may be anything: other programs can write there, too."""
         if not item or "version" not in item:
             return Seen(None)
         data = item["data"].get("B", b"") if "data" in item else None
@@ -95,7 +97,7 @@ class DynamoCell(Cell):
         return Seen(data, item["version"] if version is None else version, age)
 
     def _now(self) -> tuple[float, float]:
-        """Seconds since 1970, at least and at most, by the service's clock."""
+        """Return the seconds since 1970 by the service's clock, at least and at most."""
         clock = _clock(self._client().meta.endpoint_url)
         if isinf(clock.told[1]):
             self._ask("get_item", Key=_key("ping"))
@@ -109,14 +111,14 @@ class DynamoCell(Cell):
         return self._made
 
     def _ask(self, verb: str, **terms: Any) -> Any:
-        """What it answers. A table that isn't there is made; where too much is asked of it, it is asked again."""
+        """Return the answer to a request. A missing table is created; a throttled request is repeated for a while."""
         if verb != "batch_get_item":
             terms["TableName"] = self._table
         again = rests()
         while True:
             try:
                 return self._call(verb, **terms)
-            except ClientError as refused:  # and nothing was written
+            except ClientError as refused:  # nothing was written
                 if _code(refused) == "ResourceNotFoundException" and self._create:
                     break
                 if _code(refused) not in BUSY or not next(again, False):
@@ -143,10 +145,10 @@ class DynamoCell(Cell):
         try:
             self._call("create_table", **name, **key, AttributeDefinitions=kind)
         except ClientError as refused:
-            if _code(refused) != "ResourceInUseException":  # somebody else makes it
+            if _code(refused) != "ResourceInUseException":  # another process creates it
                 raise
         self._client().get_waiter("table_exists").wait(**name, WaiterConfig={"Delay": 1, "MaxAttempts": MAKING})
-        with suppress(ClientError):  # somebody else has said so; or this isn't DynamoDB, and keeps what nobody wants
+        with suppress(ClientError):  # it is enabled already; or this isn't DynamoDB, and keeps items that have expired
             ends = {"Enabled": True, "AttributeName": "ends"}
             self._call("update_time_to_live", **name, TimeToLiveSpecification=ends)
 
@@ -167,7 +169,7 @@ def _key(name: str) -> dict[str, Any]:
 
 
 def _number(told: Mapping[str, Any] | None) -> int | None:
-    """None: it is none of ours."""
+    """Return the number in an attribute. None: it has none, so another program wrote the item."""
     text = (told or {}).get("N", "")
     return int(text) if text.isdecimal() else None
 
@@ -180,7 +182,7 @@ def _parsed(url: str, **options: Any) -> tuple[str, dict[str, Any]]:
     parts = parts_of(url)
     table, place = parts.path.strip("/"), {"region_name": parts.netloc} if parts.netloc else {}
     if "@" in parts.netloc:
-        raise OptionError(f"{safe_url(url)!r} has a user: give aws_access_key_id= and its like in the query")
+        raise OptionError(f"{safe_url(url)!r} has a user: give aws_access_key_id= and the like in the query")
     if not table or "/" in table:
         raise OptionError(f"{safe_url(url)!r} names no table: give a URL such as 'dynamodb://eu-central-1/cache'")
     if ":" in parts.netloc:
@@ -189,7 +191,8 @@ def _parsed(url: str, **options: Any) -> tuple[str, dict[str, Any]]:
 
 
 def from_url(url: str, **options: Any) -> DynamoCell:
-    """`dynamodb://REGION/TABLE`, `dynamodb:///TABLE` where boto3 knows the region, or `dynamodb://HOST:PORT/TABLE`."""
+    """Return a cell for `dynamodb://REGION/TABLE`, `dynamodb:///TABLE` if boto3 knows the region, or
+    `dynamodb://HOST:PORT/TABLE`."""
     table, found = _parsed(url, **options)
     return DynamoCell(table, **found)
 
@@ -198,30 +201,30 @@ check_url = _parsed
 
 
 DRIFT = 1e-4
-"""Seconds by which two clocks come apart in one."""
+"""Seconds by which two clocks may drift apart in one second."""
 
 
 class ServiceClock:
-    """The service's clock, by the dates of its answers: whole seconds, so that each answer narrows it down."""
+    """An estimate of the service's clock from the dates of its answers. They are in whole seconds: each narrows it."""
 
     def __init__(self) -> None:
-        self.told = -inf, inf, 0.0  # ahead of ours at least, and at most; as of when
+        self.told = -inf, inf, 0.0  # the lead over our clock, at least and at most; when that was found
 
     def heard(self, date: str, sent: float) -> None:
-        """It has answered what was sent then."""
+        """Take the date of an answer to a request that was sent at `sent`."""
         received, said = time.monotonic(), parsedate_to_datetime(date).timestamp()
         drift = DRIFT * (received - self.told[2])
         news, known = (said - received, said + 1.0 - sent), (self.told[0] - drift, self.told[1] + drift)
         both = max(news[0], known[0]), min(news[1], known[1])
-        self.told = *(both if both[0] <= both[1] else news), received  # one of the two was set
+        self.told = *(both if both[0] <= both[1] else news), received  # no overlap: one of the two clocks was set
 
 
 FIRST, MOST = 0.02, 1.0
-"""Seconds that one rests whom the table has refused since it is asked too much: the first time, and in all."""
+"""Seconds of the first pause after a throttled request, and of all pauses together."""
 
 
 def rests() -> Iterator[bool]:
-    """True, behind each rest, which is longer than the one before; until they would be too long in all."""
+    """Pause and yield True, each time for longer, until the pauses would take too long together."""
     end, rest = time.monotonic() + MOST, FIRST
     while time.monotonic() + rest < end:
         time.sleep(uniform(rest / 2, rest))

@@ -1,4 +1,4 @@
-"""The SQL engine: cells are rows of a table, in whatever database SQLAlchemy reaches."""
+"""The SQL engine: cells are rows of a table, in any database that SQLAlchemy supports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["SqlCell", "check_url", "from_url", "of_client", "schema"]
 TABLE = "stampede"
 POOL: dict[str, Kind] = {"pool_size": integer, "max_overflow": integer, "pool_recycle": integer, "pool_pre_ping": flag}
 OURS: dict[str, Kind] = {"table": text, "create": flag, "timeout": number, **POOL}
-"""What may be in the query of the URL. Everything else there is the driver's."""
+"""Options of the engine in the query of a URL. All others are the driver's."""
 
 MOMENT = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000000 AS BIGINT)"
 MOMENTS = {
@@ -35,30 +35,30 @@ MOMENTS = {
 }
 """Microseconds since 1970, by the clock of the database."""
 
-SWEEP = 128  # writes of a process between two sweeps, and rows that are swept at once
-GRAVE = 3600.0  # seconds for which a removed row leaves its version to the next one of its name
-EVER = 1e9  # seconds from which on an end is none
+SWEEP = 128  # writes of a process between two sweeps, and rows that one sweep deletes
+GRAVE = 3600.0  # seconds for which the version of a removed row remains, so that the next one has a higher one
+EVER = 1e9  # a row that would end later than after so many seconds does not end
 
 
 Where: TypeAlias = str | sa.URL | sa.Engine
 
 _ALL = dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), "connect_timeout read_timeout write_timeout")
 LIMITS = _ALL | {"psycopg": "connect_timeout", "psycopg2": "connect_timeout", "pysqlite": "timeout"}
-"""By which names drivers are told how long a question may take."""
+"""The options of each driver that limit how long a question may take."""
 
 OVERTAKEN = {"40001", "40P01", "1213"}
-"""How PostgreSQL and MySQL call what found no place in a serial order, or was chosen to end a deadlock."""
+"""Codes of PostgreSQL and MySQL for a serialization failure, or a deadlock: nothing was done."""
 
 
 def schema(dialect: str, table: str = TABLE) -> str:
-    """The statements that make the table, for who migrates by hand: `schema("mysql")`."""
+    """Return the statements that create the table, for a migration by hand: `schema("mysql")`."""
     made, kind = _table(table), sa.make_url(f"{dialect}://").get_dialect()()
     statements: list[Any] = [CreateTable(made), *map(CreateIndex, made.indexes)]
     return "".join(f"{str(each.compile(dialect=kind)).strip()};\n" for each in statements)
 
 
 def _table(name: str) -> sa.Table:
-    exact = sa.String(250)  # by its bytes: `a` is not `A`
+    exact = sa.String(250)  # compared by bytes: `a` is not `A`
     exact = exact.with_variant(VARCHAR(250, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
     return sa.Table(
         name,
@@ -72,9 +72,9 @@ def _table(name: str) -> sa.Table:
 
 
 class SqlCell(Cell):
-    """Rows of one table. `database` is a URL of SQLAlchemy's, or an engine of its: connections are made as its own are.
+    """Rows of one table. `database` is a URL of SQLAlchemy, or an `Engine`, whose way of connecting is used.
 
-    A question takes `timeout` seconds at most, with drivers that can be told. Other options go to `create_engine`.
+    A question takes at most `timeout` seconds, if the driver has such an option. Other options go to `create_engine`.
     """
 
     ends = grows = ages = True
@@ -92,17 +92,17 @@ class SqlCell(Cell):
         names = row.name.in_(sa.bindparam("names", expanding=True))
         values = {"data": sa.bindparam("d"), "written": now, "ends": now + sa.bindparam("left", type_=sa.BigInteger)}
         self._select = sa.select(row.name, row.data, row.version, now - row.written).where(names)
-        # The clock makes the first version, beyond those that rows of this name have taken with them.
+        # The first version is the clock's, and so higher than the versions of earlier rows of this name.
         first = sa.func.last_insert_id(now) if self._mysql else now  # MySQL can't return what it inserts
         insert = postgresql.insert if dialect == "postgresql" else sa.insert
         new: Any = insert(self._table).values(name=sa.bindparam("n"), version=first, **values)
-        if dialect == "postgresql":  # whose log would tell of each that came too late
+        if dialect == "postgresql":  # otherwise its log would have an error for each insert that came too late
             new = new.on_conflict_do_nothing()
         self._insert = new if self._mysql else new.returning(row.version)
         seen = row.name == sa.bindparam("n"), row.version == sa.bindparam("v")
         self._update = sa.update(self._table).where(*seen).values(version=sa.bindparam("new"), **values)
         self._over = sa.select(row.name).where(row.ends < now).limit(SWEEP)
-        # By names: by the index of `ends`, it would wait for a swap that waits for it.
+        # By names: a delete over the index of `ends` could deadlock with a swap.
         self._delete = sa.delete(self._table).where(names, row.ends + 0 < now)
 
     def read(self, names: Sequence[str]) -> list[Seen]:
@@ -122,7 +122,7 @@ class SqlCell(Cell):
                 raise
             return Faster()
         if next(self._writes) % SWEEP == 0:
-            with suppress(SQLAlchemyError, EngineError):  # what was asked for is done
+            with suppress(SQLAlchemyError, EngineError):  # the swap has succeeded
                 self._sweep()
         return new
 
@@ -133,7 +133,7 @@ class SqlCell(Cell):
         return self._database.ask(taken, self._insert, values)
 
     def _next(self, seen: Version, values: dict[str, Any]) -> Version | Faster:
-        # Others may have written anything there.
+        # Other programs may have written any version.
         new = seen + 1 if type(seen) is int and 0 < seen < 1 << 62 else time.time_ns() // 1000
         values = {**values, "v": seen, "new": new}
         return new if self._database.ask(lambda done: done.rowcount, self._update, values) else Faster()
@@ -144,16 +144,16 @@ class SqlCell(Cell):
 
     def _prepare(self, line: sa.Connection) -> None:
         if line.dialect.name == "sqlite":
-            with suppress(DBAPIError):  # somebody else is at it: SQLite waits for nobody there
+            with suppress(DBAPIError):  # another process sets it now: SQLite raises instead of waiting
                 line.exec_driver_sql("PRAGMA journal_mode=WAL")
-        if self._mysql:  # it hangs up on who says more, and drivers may say a byte as two
+        if self._mysql:  # it disconnects a client that sends more, and drivers may escape a byte as two
             self.longest = int(line.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()) // 2 - 4096
         name, there = self._table.name, line.dialect.has_table
-        with suppress(DBAPIError):  # somebody else makes it, or we may not
+        with suppress(DBAPIError):  # another process creates it, or this role may not
             if self._create and not there(line, name):
                 self._table.create(line)
         if not there(line, name):
-            raise EngineError(f"there is no table {name!r}; make it by: {schema(line.dialect.name, name)}")
+            raise EngineError(f"there is no table {name!r}; create it by: {schema(line.dialect.name, name)}")
 
     def close(self) -> None:
         self._database.close()
@@ -163,10 +163,10 @@ class SqlCell(Cell):
 
 
 class SqlDatabase:
-    """`where` is a URL of SQLAlchemy's, or an engine of its: connections are made as its own are.
+    """A database, reached through SQLAlchemy. `where` is a URL, or an `Engine`, whose way of connecting is used.
 
-    A question takes `timeout` seconds at most, also with drivers that can't be told, if they show a file descriptor.
-    `prepare` is called before the first one, and before the next one after trouble.
+    A question takes at most `timeout` seconds, even if the driver has no such option, provided that its connections
+    have a file descriptor. `prepare` is called before the first question, and before the next one after an error.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class SqlDatabase:
         begun = time.monotonic()
         try:
             return self.ask(lambda found: found.all(), query, values)
-        except DBAPIError as trouble:  # has the server only ended a connection that nobody used for long?
+        except DBAPIError as trouble:  # once more, if the server has only closed an idle connection
             again = trouble.connection_invalidated or is_overtaken(trouble)
             if not again or time.monotonic() - begun > self._timeout / 2:
                 raise
             return self.ask(lambda found: found.all(), query, values)
 
     def ask(self, take: Callable[[Any], Any], statement: sa.Executable, values: dict[str, Any]) -> Any:
-        """What is taken of its result."""
+        """Execute a statement and return `take(result)`."""
         try:
             with self.engine.connect() as line, self._hang_up.asking(line.connection.driver_connection):
                 try:
@@ -197,23 +197,23 @@ class SqlDatabase:
                     return take(line.execute(statement, values))
                 except (DBAPIError, EngineError):
                     raise
-                except BaseException:  # a signal's, perhaps: the answer would be taken for that to the next question
+                except BaseException:  # perhaps of a signal handler: the next question would read this one's answer
                     line.invalidate()
                     raise
         except DBAPIError as trouble:
-            self._ready = self._ready and is_overtaken(trouble)  # or its table may be gone
+            self._ready = self._ready and is_overtaken(trouble)  # after another error, the table may be gone
             raise
 
     def close(self) -> None:
         self.engine.dispose()
 
     def start_again(self) -> None:
-        """In a forked child: connections are the parent's."""
+        """Drop the connections in a forked child without closing them: they are the parent's."""
         self.engine.dispose(close=False)
 
 
 def is_overtaken(trouble: DBAPIError) -> bool:
-    """Whether nothing was done, since somebody else did something there."""
+    """Return whether nothing was done, because another transaction was faster."""
     told: Any = trouble.orig
     codes = {getattr(told, "sqlstate", None), getattr(told, "pgcode", None), *map(str, told.args[:1])}
     return isinstance(trouble, IntegrityError) or not OVERTAKEN.isdisjoint(codes)
@@ -224,22 +224,22 @@ def _engine(where: Where, timeout: float, options: dict[str, Any]) -> sa.Engine:
         options["pool"] = where.pool.recreate()
         where = where.url
     if not isinstance(where, str | sa.URL) or (url := sa.make_url(where)).get_dialect().is_async:
-        raise OptionError(f"a cache can't be on {where!r}: give a URL, or an Engine, of a driver that blocks")
+        raise OptionError(f"a cache can't be on {where!r}: give a URL or an Engine of a driver that blocks")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise OptionError("a database in the memory of one connection is nobody else's: give a file, or take memory://")
+        raise OptionError("a SQLite database in memory belongs to one connection alone: give a file, or use memory://")
     if "pool" not in options:
         limits = dict.fromkeys({*LIMITS.get(url.get_driver_name(), "").split()} - url.query.keys(), ceil(timeout))
         pool = {"pool_size": 16, "max_overflow": 16, "pool_timeout": timeout, "pool_recycle": 240}
         options = {**pool, **options, "connect_args": {**limits, **options.get("connect_args", {})}}
     own: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
-    try:  # what is kept is nothing for logs
+    try:  # values must not appear in logs
         return sa.create_engine(url, **{"hide_parameters": True, **options, **own})
     except ModuleNotFoundError as missing:
         raise MissingExtra(f"{url.drivername} needs the driver {missing.name!r}, which is not installed") from missing
 
 
 def from_url(url: str, **options: Any) -> SqlCell:
-    """Behind `sql+`, a URL of SQLAlchemy's. Its query may have the options of `OURS`, too."""
+    """Return a cell for `sql+` and a URL of SQLAlchemy. The query of the URL may also contain the options of `OURS`."""
     database, ours = _parsed(url)
     return SqlCell(database, **ours | options)
 
@@ -249,7 +249,7 @@ def _parsed(url: str) -> tuple[sa.URL, dict[str, Any]]:
         database = sa.make_url(url.partition("+")[2])
         database.get_dialect()
     except ArgumentError as wrong:
-        hint = "give a URL of SQLAlchemy's behind `sql+`, as sql+mysql+pymysql://user@host/name"
+        hint = "give `sql+` and a URL of SQLAlchemy, such as sql+mysql+pymysql://user@host/name"
         raise OptionError(f"{safe_url(url)!r}: {hint}") from wrong
     ours = {name: OURS[name](name, database.query[name]) for name in OURS if name in database.query}
     return database.difference_update_query(list(ours)), ours

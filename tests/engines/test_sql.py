@@ -134,10 +134,10 @@ def test_an_engine_of_the_users_is_asked_by_its_own_connections(url: str) -> Non
 def test_a_table_is_made_by_hand(url: str) -> None:
     """Who may not make tables would find out from the code what to ask for."""
     cell = sql.from_url(url, create=False, table="by_hand")
-    with pytest.raises(EngineError, match=r"no table 'by_hand'; make it by: CREATE TABLE by_hand") as told:
+    with pytest.raises(EngineError, match=r"no table 'by_hand'; create it by: CREATE TABLE by_hand") as told:
         cell.read(["k"])
     with cell._engine.connect() as line:
-        for statement in str(told.value).partition("make it by: ")[2].strip().rstrip(";").split(";\n"):
+        for statement in str(told.value).partition("create it by: ")[2].strip().rstrip(";").split(";\n"):
             line.exec_driver_sql(statement)
         try:
             assert cell.swap("k", None, b"1", 60) == cell.read(["k"])[0].version

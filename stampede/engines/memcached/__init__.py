@@ -1,4 +1,10 @@
-"""The memcached engine."""
+"""The memcached engine.
+
+meta.py         commands and replies of the meta protocol, as bytes;  items.py   a key's record as an item
+servers.py      the servers of a URL, and which of them has a key
+blocking.py, suspending.py   how each colour sends commands
+verbs.py        Claims and Store;  generations.py, locks.py, limits.py   their ports
+"""
 
 from __future__ import annotations
 
@@ -28,26 +34,26 @@ __all__ = ["MemcachedEngine", "from_url"]
 class MemcachedEngine(Engine):
     """Values and leases on one memcached server (1.6.13 or newer), or on a ring of several, by its meta protocol.
 
-    What memcached is not:
+    The limits of memcached:
 
-    - It forgets. What it evicts, or loses in a restart, is computed again; a lease that is evicted is lost, so that
-      its value goes to its caller and is not stored. A `Lock` that is evicted, or lost with its server, can be held
-      twice: use it to save work, and take redis, etcd or zookeeper where two inside would be wrong. Its fence grows
-      only while its server lives.
-    - Its clock ticks in seconds: `ttl=5` ends within the fifth second, leases stand up to a second longer than asked,
-      locks up to two, and fractions are rounded up. Nothing with an end is kept for more than 30 days.
-    - It can't push: waiters look again, soon at first and at the moment at which the key's last cost says, and at the
-      latest after a tenth of the time waited, or 50 ms.
-    - A key belongs to one server of the ring by its name. While that one is down, its keys are computed once per
-      process and kept there for seconds, as with any engine that is down, and the other servers go on. No other server
-      has them meanwhile: what came back later would be out of date. `invalidate` of such a key raises.
-    - `clear` and `invalidate_all` change a number that is asked for once a second. Where the server that has a
-      function's number is down, each process goes on with one of its own, and shares that function's values with none.
-    - Values above the server's item limit (`-I`) are returned and not kept.
-    - Other programs' plain `get` sees our items with the client flags 1470758913 (a header of 50 bytes, then the
-      value) or 1470758914 (a lease, perhaps with a value): none is a value for them.
+    - It forgets. A value that it evicts, or loses in a restart, is computed again. If it evicts a lease, the value goes
+      to its caller and is not stored. If it evicts a `Lock`, or loses it with the server, two callers can hold it: use
+      such locks to save work, and take redis, etcd or zookeeper where two holders would be an error. The fence grows
+      only as long as the server runs.
+    - Its clock ticks in seconds: `ttl=5` ends within the fifth second, leases last up to one second longer than asked,
+      locks up to two, and fractions are rounded up. Nothing that expires is kept for more than 30 days.
+    - It cannot push. Waiters look again: soon at first, at the moment that the key's last cost suggests, and at the
+      latest after a tenth of the time they have waited, or 50 ms.
+    - A key belongs to one server of the ring, by its name. While this server is down, its keys are computed once per
+      process and kept there for seconds, as with any engine that is down; the other servers go on. No other server
+      stores these keys, since the first one would come back with outdated values. `invalidate` of such a key raises.
+    - `clear` and `invalidate_all` change a number that each process reads once a second. While the server with a
+      function's number is down, each process uses a number of its own, and shares no values of that function.
+    - Values above the server's item limit (`-I`) are returned and not stored.
+    - A plain `get` of another program finds our items with the client flags 1470758913 (a header of 50 bytes, then the
+      value) or 1470758914 (a lease, perhaps with a value). They are no values for other programs.
 
-    Options go to pymemcache's `Client`, `tls_context` too.
+    Options are passed to pymemcache's `Client`, `tls_context` too.
     """
 
     scheme = "memcached"
@@ -70,7 +76,7 @@ class MemcachedEngine(Engine):
         forks.in_child(self._start_again)
 
     def ping(self) -> float:
-        """Seconds of one round trip to the slowest of the servers."""
+        """Return the seconds of a round trip to the slowest server."""
         return max(self._ping(name) for name in self._servers.all)
 
     def _ping(self, server: MemcachedNode) -> float:
@@ -88,7 +94,7 @@ class MemcachedEngine(Engine):
 
 
 def from_url(url: str, **options: Any) -> MemcachedEngine:
-    """`memcached://host:port,host:port`, or `memcached:///path/of.sock`."""
+    """Return an engine for `memcached://host:port,host:port` or `memcached:///path/of.sock`."""
     return MemcachedEngine(*_servers_of(url), **options_of(url, options, _KINDS))
 
 
@@ -99,7 +105,7 @@ def check_url(url: str) -> None:
 def _servers_of(url: str) -> Sequence[str]:
     parts = parts_of(url)
     if "@" in parts.netloc:
-        raise OptionError(f"{safe_url(url)!r} has a user, which memcached has not: leave out all before the @")
+        raise OptionError(f"{safe_url(url)!r} has a user, but memcached has no users: remove everything before the @")
     servers = [each for each in parts.netloc.split(",") if each]
     return servers or ([unquote(parts.path)] if parts.path.strip("/") else [])
 

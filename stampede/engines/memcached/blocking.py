@@ -1,4 +1,4 @@
-"""The blocking side: each question on a connection of the pool, which pymemcache has made."""
+"""The blocking side: each question takes a connection of the pool. pymemcache makes the connections."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _Question: TypeAlias = tuple[Sequence[bytes], float | None]
 _Answer: TypeAlias = tuple[list[MetaReply], float]
 
 AT_ONCE = 200
-"""Commands that are under way together: a server that can't get rid of its replies stops to read."""
+"""Commands that are sent together, at most: a server stops reading while it can't get rid of its replies."""
 
 
 class BlockingLine:
-    """Asks each server of the ring, from any thread."""
+    """Sends commands to the servers of the ring, from any thread."""
 
     def __init__(self, servers: Servers) -> None:
         from pymemcache.exceptions import MemcacheError
@@ -35,7 +35,7 @@ class BlockingLine:
         self.start_again()
 
     def start_again(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """Begin with empty pools in a forked child: the old connections are the parent's."""
         self._wires = {server: _Wires(server, self._known) for server in self.servers.all}
 
     async def ask(self, server: MemcachedNode, *commands: bytes, since: float | None = None) -> _Answer:
@@ -43,7 +43,7 @@ class BlockingLine:
         return accepted(server, replies), at
 
     def told(self, server: MemcachedNode, commands: Sequence[bytes], since: float | None) -> _Answer:
-        """The same, with refusals among the replies."""
+        """Return the replies as `ask` does, but with refusals among them instead of raising."""
         if server.closed:
             self.servers.check()
         wires, once = self._wires[server], since is not None
@@ -64,7 +64,7 @@ class BlockingLine:
 
 
 class _Wires(Pool["_Wire", _Question, _Answer]):
-    """Connections with one server."""
+    """The pool of connections to one server."""
 
     def __init__(self, server: MemcachedNode, known: tuple[type[Exception], ...]) -> None:
         super().__init__(server)
@@ -101,7 +101,7 @@ class _Wires(Pool["_Wire", _Question, _Answer]):
 
 
 class _Wire(Sock):
-    """One connection, for one question at a time."""
+    """One connection. Its questions are sent one at a time."""
 
     __slots__ = ("_client", "_parser", "_server", "born")
 
@@ -112,7 +112,7 @@ class _Wire(Sock):
         super().__init__(server.hang_detector)
 
     def connect(self) -> None:
-        """EngineError also if the server is too old."""
+        """Connect. Raise EngineError if the server is too old, or was down a moment ago."""
         server, client = self._server, self._client
         server.admit()
         self.since = time.monotonic()
@@ -125,7 +125,7 @@ class _Wire(Sock):
         server.breaker.succeeded(self.born)
 
     def replies(self, commands: Sequence[bytes]) -> list[MetaReply]:
-        """As soon as all of them are there."""
+        """Wait for the replies to all these commands, and return them."""
         its, replies = self._parser, list[MetaReply]()
         while True:
             its.feed(self.received())
@@ -134,7 +134,7 @@ class _Wire(Sock):
                 replies.append(reply)
                 if len(replies) == len(commands):
                     if its.at < len(its.data):
-                        raise OutOfStep("it has said more than it was asked for")
+                        raise OutOfStep("the server sent more replies than there were commands")
                     return replies
 
     def disconnect(self) -> None:
@@ -146,4 +146,4 @@ class _Wire(Sock):
         hang_up(self._client.sock)
 
     def __del__(self) -> None:
-        self._client.close()  # the engine was dropped without being closed
+        self._client.close()  # the engine was dropped without `close`

@@ -1,4 +1,5 @@
-"""Generations on memcached: one of each scope, on its server; one of all, on each; and notes of those that ended."""
+"""Generations on memcached: one for each scope, on the scope's server; one for all scopes, on every server; and a note
+beside each of the generations that ended a moment ago."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ _Change: TypeAlias = Callable[[MemcachedLine, MemcachedNode, bytes], Awaitable[b
 
 
 class KnownGenerations(Beliefs):
-    """What this process knows of them, for both colours."""
+    """The generations that this process knows, for both colours."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.own: dict[str, str] = {}  # while the server that knows is down
+        self.own: dict[str, str] = {}  # generations of this process alone, while a scope's server is down
 
 
 class MemcachedGenerations(Store):
-    """The verbs of `Store` that are about them, of one colour."""
+    """The verbs of `Store` for generations, of one colour."""
 
     _line: MemcachedLine
     _generations: KnownGenerations
@@ -46,7 +47,7 @@ class MemcachedGenerations(Store):
         except EngineError as error:
             if not error.partial:
                 raise
-            # The other servers go on, under names that are this process's own: it can't know which are out of date.
+            # Values on the other servers may be out of date: go on with a generation of this process alone.
             generation = self._generations.own.setdefault(scope, new_generation())
         self._generations.learn(scope, generation, now)
         return generation
@@ -59,7 +60,10 @@ class MemcachedGenerations(Store):
         return generations
 
     async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
-        """Its own number and that of all scopes, of which each server has one: so only one is to be asked."""
+        """Return the current generation of a scope, and with `noted` those that ended a moment ago.
+
+        It consists of the scope's own id and that of all scopes. Every server has the latter: so one server is asked.
+        """
         names = [_ALL, _scope_name(scope)]
         server = self._line.servers.of(names[1])
         asked = [meta.look(name) for name in (*names, *(map(_note, names) if noted else ()))]
@@ -72,7 +76,7 @@ class MemcachedGenerations(Store):
                     some += _text(note).split()
                 return names_of(wholes, owns)
             await self._line.ask(server, *[meta.add(name, *_body(new_generation())) for name in missing])
-        raise EngineError("the server forgets generations as soon as they are stored")
+        raise EngineError("the server loses generations as soon as they are stored: is its memory (-m) full?")
 
     async def soften(self, scope: str) -> None:
         await self._changed(scope, _softened)
@@ -89,7 +93,7 @@ class MemcachedGenerations(Store):
                 try:
                     await self._changed_on(server, name, change)
                 except EngineError as error:
-                    failure = error  # and on to the others: what can be cleared is
+                    failure = error  # go on: clear as many servers as possible
             if failure is not None:
                 raise failure
         finally:
@@ -99,7 +103,7 @@ class MemcachedGenerations(Store):
         for _ in range(TRIES):
             if await change(self._line, server, name):
                 return
-        raise EngineError("others begin generations faster than this one can")
+        raise EngineError("other clients keep changing the generation faster than this one can: try again later")
 
 
 async def _softened(line: MemcachedLine, server: MemcachedNode, name: bytes) -> bool:
@@ -111,7 +115,7 @@ async def _softened(line: MemcachedLine, server: MemcachedNode, name: bytes) -> 
 async def _bumped(line: MemcachedLine, server: MemcachedNode, name: bytes) -> bool:
     note = _note(name)
     (old, ended), at = await line.ask(server, meta.look(name), meta.look(note))
-    if old.code == b"VA":  # noted before it ends: nobody who sees the new one misses it
+    if old.code == b"VA":  # note it before it ends, so that a process that reads the new one also finds the old one
         last = hard_part(_text(old))
         ids = [last, *[id for id in _text(ended).split() if id != last]]
         if not await _put(line, server, note, " ".join(ids[:MOST]), ended, at, ceil(NOTED)):
@@ -122,7 +126,7 @@ async def _bumped(line: MemcachedLine, server: MemcachedNode, name: bytes) -> bo
 async def _put(
     line: MemcachedLine, server: MemcachedNode, name: bytes, text: str, seen: meta.MetaReply, at: float, ttl: int = 0
 ) -> bool:
-    """Whether it is there, in the place of what was seen."""
+    """Store a text if the item is still the one that was seen. Return whether it was."""
     body = _body(text, ttl)
     command = meta.put(name, *body, seen.cas) if seen.code == b"VA" else meta.add(name, *body)
     (reply,), _ = await line.ask(server, command, since=at)
@@ -145,5 +149,5 @@ def _scope_name(scope: str) -> bytes:
 
 
 def _note(name: bytes) -> bytes:
-    """Where the generations are noted that ended a moment ago."""
+    """Return the name of the item that notes the generations that ended a moment ago."""
     return b"p" + name[1:]

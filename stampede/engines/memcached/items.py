@@ -1,8 +1,8 @@
-"""What an item of the server holds: the record of a key. Pure.
+"""The record of a key as an item of the server. Pure.
 
-Two kinds, told apart by the client flags: an entry (`PLAIN`), and a lease or a past, perhaps with an entry (`STATE`).
-All times are told from the item's own end, which the server counts in whole seconds: what is 2.4 s long ends with the
-third tick of its clock. In a record that was read here they are seconds from now, so that now is 0.
+The client flags tell two kinds apart: an entry (`PLAIN`), and a lease or a past, perhaps with an entry (`STATE`). An
+item stores all times relative to its own end, which the server counts in whole seconds: 2.4 s end with the third tick
+of its clock. In a record that was read here, times are seconds from now, so that now is 0.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ __all__ = [
 ]  # fmt: skip
 
 PLAIN, STATE = b"1470758913", b"1470758914"
-"""The client flags of our items. A foreign reader's `get` meets them too: see the engine's docstring."""
+"""The client flags of our items. Other programs see them, too: see the engine's docstring."""
 
 _ENTRY = Struct(">BB8sddddd")
 """Version, flags, id, seconds from the end of fresh and of keep to the item's end, cost, margin, ttl."""
 _LEASE = Struct(">BdI")
-"""Length of the holder's token (and of whose it is), seconds from the lease's end to the item's, length of the past."""
+"""Length of the holder's token (and name), seconds from the lease's end to the item's end, length of the past."""
 
 _VERSION = 1
-_TOKEN = 8  # bytes of a token that something stands behind
+_TOKEN = 8  # bytes of a token that is followed by the holder's name
 _RAISED, _ALWAYS_FRESH, _ALWAYS_KEPT = 1, 2, 4
-_ROOMY, _CRAMPED = (2000, 16), (50, 4)  # of a verdict's message, and verdicts
+_ROOMY, _CRAMPED = (2000, 16), (50, 4)  # characters of a verdict's message, and number of verdicts, at most
 _LARGE = 100_000
 
 
 class ItemBody(NamedTuple):
-    """An item as it is stored."""
+    """The contents of an item as it is stored."""
 
     data: bytes
     flags: bytes
@@ -60,7 +60,7 @@ class ItemBody(NamedTuple):
 
 
 def bare(it: Record) -> bool:
-    """Nothing but a lease, if that."""
+    """Return whether the record has neither an entry nor a past, at most a lease."""
     return it.kept is None and (it.past is None or it.past.end <= 0)
 
 
@@ -68,7 +68,7 @@ def bare(it: Record) -> bool:
 
 
 def plain(entry: Entry[bytes]) -> ItemBody:
-    """An entry that nobody computes."""
+    """Return the item of an entry without a lease or a past."""
     if entry.fresh == inf:
         ttl = 0
     else:
@@ -78,18 +78,18 @@ def plain(entry: Entry[bytes]) -> ItemBody:
 
 
 def standing(lease: float) -> int:
-    """Seconds to ask for, so that a lease stands for so long at least."""
+    """Return the seconds to ask for, so that a lease is valid for at least `lease` seconds."""
     return min(max(ceil(lease), 1) + 1, MONTH)
 
 
 def leased(token: bytes, seconds: int) -> ItemBody:
-    """A lease of this process, and nothing else."""
+    """Return the item of a lease of this process, without an entry."""
     holder = _called(token, here())
     return ItemBody(_LEASE.pack(len(holder), 0.0, 0) + holder, STATE, seconds)
 
 
 def write(it: Record) -> ItemBody:
-    """An item with a lease or a past; without both it is plain."""
+    """Return the item of a record. It is plain if there is neither a lease nor a past."""
     entry = None if it.kept is None else record.left(it.kept, 0.0)
     past, lease = it.past or Past(), it.lease or Lease(b"", 0.0)
     if lease.end <= 0 and past.end <= 0 and entry is not None:
@@ -131,12 +131,12 @@ _DAMAGED = Kept(UNREADABLE, UNREADABLE.fresh, UNREADABLE.keep, 0.0)
 
 
 def read_plain(reply: MetaReply) -> Kept:
-    """The entry of a plain item."""
+    """Return the entry of a plain item."""
     return _unpacked(reply.value, 0, reply.left)
 
 
 def read(reply: MetaReply) -> Record:
-    """Whatever is there. Somebody else's bytes are a damaged entry."""
+    """Return the record in an item. Bytes of another program are a damaged entry."""
     if reply.flags == PLAIN:
         return Record(read_plain(reply))
     if reply.flags != STATE:
@@ -174,7 +174,7 @@ def _unpacked(value: bytes, at: int, left: int) -> Kept:
 
 
 def answer(it: Record, token: bytes, ask: Ask) -> Found | Busy | Failed | None:
-    """One claim's answer. None: the lease may be had."""
+    """Return the answer to a claim. None: the lease may be granted."""
     _, reply, _ = record.claim(it, token, ask, 0.0)
     match reply:
         case Busy():
@@ -189,5 +189,5 @@ def answer(it: Record, token: bytes, ask: Ask) -> Found | Busy | Failed | None:
 
 
 def left_of(seconds: float) -> float:
-    """Seconds for which a lease or a rest stands at least: what the server says has begun already."""
+    """Return the seconds that a lease or a rest has left at least: part of the server's current second has passed."""
     return max(seconds - 1, 0.05)

@@ -1,7 +1,7 @@
-"""Limits: an item that is swapped for the next one, by its CAS number.
+"""Limits: each is an item that is replaced under its CAS number.
 
-What was seen last is tried first, and what is there now is asked for along with it: one round trip if nobody else was
-faster, and one more for each who was. The time is told by the clocks of those who ask.
+A change is first tried on the item that was last seen, together with a read of the present one. So it takes one round
+trip, and one more for each time that another client was faster. Times are by the clients' clocks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stampede.runtime.colour import Bell, Colour
 __all__ = ["MemcachedLimits", "Seen"]
 
 _Known: TypeAlias = tuple[bytes | None, Window, float]
-"""An item's number, what was in it, and a moment before it was asked for."""
+"""An item's CAS number, its window, and a moment before it was asked for."""
 
 Seen: TypeAlias = dict[bytes, _Known]
 
 FLAGS = b"1470758915"
 REMEMBERED = 1000
 CALM = 3
-"""So often the next try comes at once; then not all who have lost try again together."""
+"""Tries without a pause. After these, clients pause at random, so that they do not all try again together."""
 
 
 class MemcachedLimits(WindowLimits):
@@ -50,7 +50,7 @@ class MemcachedLimits(WindowLimits):
                 known = await self._looked(server, look)
             cas, window, at = known
             after, answer = change(window, int(time.time() * SECOND))
-            if after is window and not sure:  # a refusal is one of what is there now
+            if after is window and not sure:  # only the present item counts for a refusal
                 known = await self._looked(server, look)
                 continue
             if after is window:
@@ -65,7 +65,7 @@ class MemcachedLimits(WindowLimits):
             known = _seen(there, sent) if there is not meta.OTHER else None
             if tried > CALM:
                 await self._colour.park(Bell(), random() * 0.002 * min(tried, 10))
-        raise EngineError(f"others start in {name!r} faster than it can be asked for")
+        raise EngineError(f"other clients keep changing the limit {name!r} faster than this one can: try again later")
 
     async def _looked(self, server: MemcachedNode, look: bytes) -> _Known:
         (reply,), at = await self._line.ask(server, look)

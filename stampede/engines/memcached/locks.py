@@ -1,7 +1,7 @@
-"""Locks by name: an item that is added with a token, and removed only with it.
+"""Locks: each is an item that is added with a token, and removed only with it.
 
-Its CAS number is as good as the token while the server is the one that gave it: a holder that knows the number removes
-the item without a look. (Renewed, it has another one.)
+On the server that gave it, the CAS number identifies the holder as well as the token does: a holder that knows the
+number removes the item without reading it. (A renewal changes the number.)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stampede.runtime.colour import Bell, Colour
 __all__ = ["MemcachedLocks"]
 
 SKIPPED = 1
-"""Seconds that the server's clock may leap over at once: each of its ticks comes a little more than a second after the
-last, on a busy machine by tenths, and it is the whole seconds at a tick that count. A lock that was taken just before
-would end that much sooner, and its holder, which goes by its own clock, not know of it."""
+"""Seconds that the server's clock may skip at once. Its ticks come a little later than every second, by tenths on a
+busy machine, and only whole seconds count. A lock that was taken just before such a tick would end that much too early,
+and its holder, which uses its own clock, would not know."""
 
 
 class MemcachedLocks:
-    """Locks of one colour. What they cannot promise is in the engine's docstring."""
+    """Locks of one colour. The engine's docstring says what they cannot promise."""
 
     def __init__(self, line: MemcachedLine, numbers: Numbers, colour: Colour) -> None:
         self._line = line
@@ -48,12 +48,12 @@ class MemcachedLocks:
                     return Busy(held.token, items.left_of(held.end - SKIPPED))
                 if seen.code == b"EN":
                     continue
-                # Our own, whose reply was lost; or no lock at all.
+                # It is our own lock, and the reply to an earlier `add` was lost; or the item is no lock.
                 (stored,), at = await self._line.ask(server, meta.put(its, *body, seen.cas), since=at)
             if stored.code == b"HD":
                 self._numbers.put((its, token), Number(stored.cas, at, at + seconds), at)
                 return Granted(fence=int(stored.cas))
-        raise EngineError(f"others take and leave the lock {name!r} faster than it can be asked for")
+        raise EngineError(f"other clients keep changing the lock {name!r} faster than this one can: try again later")
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         its = items.name_of(name, b"l")
@@ -79,7 +79,7 @@ class MemcachedLocks:
         return [] if lease is None else [(lease.token, items.left_of(lease.end - SKIPPED))]
 
     async def held(self, prefix: str = "") -> None:
-        """A server can't be asked what it has."""
+        """Return None: memcached cannot list its items."""
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         its, began = items.name_of(name, b"l"), time.monotonic()
@@ -88,7 +88,7 @@ class MemcachedLocks:
             waited = time.monotonic() - began
             await self._colour.park(Bell(), min(pause(waited, 0.0, random()), max(timeout - waited, 0.0)))
             if time.monotonic() - began >= timeout:
-                return  # who asks for it now needs no look
+                return  # the caller asks for the lock now: no look is needed
             (seen,), _ = await self._line.ask(server, meta.look(its))
             if not record.standing(items.read(seen).lease, busy.token, 0.0):
                 return

@@ -1,6 +1,6 @@
 """Memcached's meta protocol: commands as bytes, replies from bytes. Pure.
 
-Replies are read by length: a value may hold `\\r\\n`, `END`, or what looks like another reply.
+Replies are read by length: a value may contain `\\r\\n`, `END`, or the text of another reply.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from stampede.engines.kit.replies import MORE, OutOfStep
 __all__ = ["MONTH", "OTHER", "MetaParser", "MetaReply", "add", "check", "delete", "look", "put"]
 
 MONTH = 30 * 86_400
-"""The longest relative time: a larger number would be taken for a date."""
+"""The longest relative time: memcached takes larger numbers for dates."""
 
 
 class MetaReply:
-    """One reply. `code`: VA (a value), HD (done), EN or NF (nothing there), EX (another CAS), NS (not stored)."""
+    """One reply. `code`: VA (a value), HD (done), EN or NF (no item), EX (another CAS number), NS (not stored)."""
 
-    # Of the class until they are set: most replies have few of these.
+    # Class attributes, since most replies set few of them.
     value = cas = flags = b""
-    left = -1  # seconds that the item has left, -1: no end
-    text = b""  # of an error
+    left = -1  # seconds that the item has left; -1: it does not expire
+    text = b""  # the text of an error
 
     def __init__(self, code: bytes) -> None:
         self.code = code
@@ -31,34 +31,34 @@ OTHER = MetaReply(b"EX")
 
 
 def look(name: bytes) -> bytes:
-    """What is there; nothing is changed."""
+    """Return the command that reads an item."""
     return b"mg " + name + b" t c f v\r\n"
 
 
 def put(name: bytes, body: bytes, flags: bytes, ttl: int, cas: bytes | None = None) -> bytes:
-    """Store; with `cas` only over just that."""
+    """Return the command that stores an item; with `cas`, only if the present item has this CAS number."""
     condition = b"" if cas is None else b" C" + cas
     return b"ms %b %d T%d F%b c%b\r\n%b\r\n" % (name, len(body), ttl, flags, condition, body)
 
 
 def add(name: bytes, body: bytes, flags: bytes, ttl: int) -> bytes:
-    """Store where nothing is."""
+    """Return the command that stores an item if there is none."""
     return b"ms %b %d T%d F%b c ME\r\n%b\r\n" % (name, len(body), ttl, flags, body)
 
 
 def delete(name: bytes, cas: bytes | None = None) -> bytes:
-    """Remove; with `cas` only just that."""
+    """Return the command that removes an item; with `cas`, only if it has this CAS number."""
     return b"md " + name + (b"\r\n" if cas is None else b" C%b\r\n" % cas)
 
 
 def check(command: bytes, reply: MetaReply) -> None:
-    """Raise OutOfStep if that can't be the reply to this command. (A refusal can, to any.)"""
+    """Raise OutOfStep if this can't be the reply to this command. (Any command may be refused.)"""
     answers = _ANSWERS.get(command[:2])
     if answers is None or reply.text:
         return
     numbered = answers.get(reply.code)
     if numbered is None or (numbered and not reply.cas.isdigit()):
-        raise OutOfStep(f"memcached's reply is out of step: {reply.code!r} to {command[:2]!r}")
+        raise OutOfStep(f"memcached sent a reply of another command: {reply.code!r} to {command[:2]!r}")
 
 
 _ANSWERS = {
@@ -67,11 +67,11 @@ _ANSWERS = {
     b"md": {b"HD": False, b"NF": False, b"EX": False},
     b"mn": {b"MN": False},
 }
-"""By command, as they are written above: the codes of its replies, and which of these tell the item's number."""
+"""The possible reply codes of each command above, and whether a reply with this code has the item's CAS number."""
 
 
 class MetaParser:
-    """The replies of one connection, for both colours."""
+    """Parses the replies of one connection, for both colours."""
 
     __slots__ = ("at", "data")
 
@@ -84,18 +84,18 @@ class MetaParser:
             self.data = bytes(data)
         else:
             if isinstance(self.data, bytes):
-                self.data = bytearray(self.data)  # or each piece of a large value would copy all that came before
+                self.data = bytearray(self.data)  # to append without copying: a large value comes in many pieces
             del self.data[: self.at]
             self.data += data
         self.at = 0
 
     def gets(self) -> Any:
-        """The next reply; MORE if it has not arrived as a whole."""
+        """Return the next reply; MORE if it has not arrived completely. Raise OutOfStep if it is malformed."""
         data, at = self.data, self.at
         end = data.find(b"\r\n", at)
         if end < 0:
             if len(data) - at > 8192:
-                raise OutOfStep("this is no memcached server: it sends lines without an end")
+                raise OutOfStep("this is no memcached server: it sent 8 kB without a line end")
             return MORE
         words = bytes(data[at:end]).split()
         code = words[0] if words else b""
@@ -109,7 +109,7 @@ class MetaParser:
                 return MORE
             reply.value = bytes(data[start : after - 2])
             if not data.startswith(b"\r\n", after - 2):
-                raise OutOfStep("memcached's reply is out of step")
+                raise OutOfStep("memcached sent a value of another length than it said")
         elif code not in _SHORT:
             after = self._long(reply, data, at, after)
             if not after:
@@ -127,8 +127,8 @@ class MetaParser:
         return reply
 
     def _long(self, reply: MetaReply, data: bytes | bytearray, at: int, after: int) -> int:
-        """A refusal, or what is said in the older protocol. Return its end; 0: it has not come yet."""
-        if reply.code == b"STAT":  # many lines, for one question
+        """Read a refusal, or a reply in the older protocol, and return its end. 0: it has not arrived completely."""
+        if reply.code == b"STAT":  # one reply of many lines
             after = data.find(b"\r\nEND\r\n", at) + 7
             reply.value = bytes(data[at:after])
             return after if after >= 7 else 0
@@ -138,7 +138,7 @@ class MetaParser:
         elif reply.code in _ERRORS:
             reply.text = line
         else:
-            raise OutOfStep(f"this is no memcached server: it says {line[:80]!r}")
+            raise OutOfStep(f"this is no memcached server: it sent {line[:80]!r}")
         return after
 
 

@@ -1,4 +1,4 @@
-"""The servers of a URL, and which of them has a key: pymemcache's clients and its ring."""
+"""The servers of a URL, and which of them has a key. Clients and ring are pymemcache's."""
 
 from __future__ import annotations
 
@@ -21,45 +21,48 @@ if TYPE_CHECKING:
 __all__ = ["TRIES", "MemcachedLine", "MemcachedNode", "NoRoom", "Servers", "accepted", "checked", "trouble"]
 
 TRIES = 100
-"""How often a change is tried again because another client was faster."""
+"""Attempts at a change, at most, while other clients are faster."""
 
 OLDEST = (1, 6, 13)
 
 _DEFAULTS: dict[str, Any] = {"connect_timeout": 0.5, "timeout": 1.0, "no_delay": True}
-"""Short, since calls go on without an engine that hangs."""
+"""Options of pymemcache's clients. The time-outs are short, since calls go on without an engine that hangs."""
 
 
 class MemcachedNode:
-    """One server, as the ways to connect to it."""
+    """One server: its address, its options, and its state."""
 
     max_connections = 50  # of the blocking colour
-    timeout = 20.0  # seconds for which a thread waits for one of them
+    timeout = 20.0  # seconds for which a thread waits for a free connection
 
     def __init__(self, address: tuple[str, int] | str, options: Mapping[str, Any]) -> None:
         self.address = address
         self.name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else address
         self.options = _DEFAULTS | dict(options)
         self.patience: float | None = self.options["timeout"]  # seconds that a reply may take
-        self.others: list[MemcachedNode] = []  # of its ring
+        self.others: list[MemcachedNode] = []  # the other servers of the ring
         self.breaker = Breaker()
         self.hang_detector = HangDetector()
-        self.longest = 0  # bytes of an item that it takes; 0: not asked yet
+        self.longest = 0  # bytes of the largest item that it stores; 0: not asked yet
         self.closed = False
 
     def admit(self) -> None:
-        """EngineError if it was down a moment ago. A server alone is asked always: its cache knows when to."""
+        """Raise EngineError if this server of a ring was down a moment ago.
+
+        A single server is always asked: its cache decides when.
+        """
         if self.others and not self.breaker.allow(time.monotonic()):
             raise trouble(self, ConnectionError("it was down a moment ago"))
 
     def client(self) -> Client:
-        """A connection of pymemcache, not yet connected."""
+        """Return a client of pymemcache that is not connected yet."""
         from pymemcache.client.base import Client
 
         return Client(self.address, **self.options)
 
 
 class Servers:
-    """All of them. A key has its server by its name alone, and none other while that is down: see the docs."""
+    """The servers of a URL. A key's name decides its server, and no other one replaces it while it is down."""
 
     def __init__(self, addresses: Sequence[str], options: Mapping[str, Any]) -> None:
         from pymemcache.client.base import normalize_server_spec
@@ -88,7 +91,7 @@ class Servers:
             server.closed = True
 
     def check(self) -> None:
-        """EngineClosed, once it is."""
+        """Raise EngineClosed if `close` was called."""
         if self.closed:
             raise EngineClosed(f"memcached://{','.join(self._by_name)}")
 
@@ -96,7 +99,7 @@ class Servers:
         return self._only or self._by_name[self._ring.get_node(name)]
 
     def groups(self, names: Sequence[bytes]) -> dict[MemcachedNode, list[int]]:
-        """The positions of names, by server."""
+        """Return for each server the positions of its names."""
         groups: defaultdict[MemcachedNode, list[int]] = defaultdict(list)
         for at, name in enumerate(names):
             groups[self.of(name)].append(at)
@@ -104,29 +107,29 @@ class Servers:
 
 
 def _score(text: str, seed: int) -> int:
-    """pymemcache's own, in Python, takes longer than the question to the server."""
+    """Return the score of a server for a key. pymemcache's own, in Python, takes longer than asking the server."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") + seed
 
 
 class MemcachedLine(Protocol):
-    """How one colour asks."""
+    """The way in which one colour sends commands."""
 
     servers: Servers
 
     async def ask(
         self, server: MemcachedNode, *commands: bytes, since: float | None = None
     ) -> tuple[list[MetaReply], float]:
-        """The replies, in order, of what goes out together, and a moment before it was sent. EngineError if there are
-        none, or a refusal. It may be sent again, over a new connection, where the old one turns out to be closed.
+        """Send the commands together, and return their replies, in order, and a moment before they were sent. Raise
+        EngineError if no reply comes, or a refusal. If a connection turns out to be closed, send again over a new one.
 
-        `since`: a CAS number is in it, which was asked for at that moment. Numbers begin anew with a server. So it is
-        sent once, over a connection that has stood since then, and so leads to the server that gave the number. If
-        there is none, all replies are OTHER, as if the number were another one.
+        `since`: a command contains a CAS number that was read at that moment. A restarted server counts anew. So the
+        commands are sent once, over a connection that has lasted since then, and so leads to the server that gave the
+        number. If there is no such connection, all replies are OTHER, as if the item had another number.
         """
 
 
 def checked(server: MemcachedNode, version: bytes) -> None:
-    """EngineError from a server that has no meta protocol."""
+    """Raise EngineError if this version of the server does not have the whole meta protocol."""
     found = tuple(int(part) for part in re.findall(rb"\d+", version)[:3])
     if found < OLDEST:
         told, needed = version.decode("ascii", "replace"), ".".join(map(str, OLDEST))
@@ -134,8 +137,8 @@ def checked(server: MemcachedNode, version: bytes) -> None:
 
 
 def trouble(server: MemcachedNode, error: BaseException) -> EngineError:
-    """What went wrong, as ours."""
-    if server.closed:  # then the connection was closed under our hands, which may raise anything
+    """Return the error of this library for any other. It is `partial` if another server of the ring is up."""
+    if server.closed:  # another thread has closed the engine: the connection in use may raise anything
         return EngineClosed(f"memcached://{server.name}")
     if isinstance(error, EngineError):
         return error
@@ -145,14 +148,14 @@ def trouble(server: MemcachedNode, error: BaseException) -> EngineError:
 
 
 class NoRoom(EngineError):
-    """The server answers, but takes no more: what it has can be asked for."""
+    """The server answers, but does not store the value. Reads go on."""
 
     partial = refused = True
 
 
 def accepted(server: MemcachedNode, replies: list[MetaReply]) -> list[MetaReply]:
-    """The same, or an error in the server's own words if one of them is a refusal: "large" is an item above its limit,
-    "out of memory" one for which it finds no room."""
+    """Return the replies. If one is a refusal, raise an error with the server's words: NoRoom for an item above its
+    limit ("large") or one for which it finds no space ("out of memory"), else EngineError."""
     for reply in replies:
         if reply.text:
             told = f"{server.name}: {reply.text.decode('utf-8', 'replace')}"

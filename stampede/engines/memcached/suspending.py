@@ -1,4 +1,4 @@
-"""The suspending side: one connection per server and event loop; what one turn of the loop asks goes together."""
+"""The suspending side: one connection per server and event loop. Commands of one turn of the loop are sent together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["SuspendingLine"]
 
 
 class SuspendingLine:
-    """Asks each server of the ring, from any event loop."""
+    """Sends commands to the servers of the ring, from any event loop."""
 
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
@@ -32,7 +32,7 @@ class SuspendingLine:
         pipe, at = self._pipes.to(server), time.monotonic()
         wire = pipe.wire
         if since is not None and (wire is None or wire.born >= since or (not wire.flying and wire.speaks())):
-            return [OTHER] * len(commands), at  # or the connection has just ended
+            return [OTHER] * len(commands), at  # no connection is old enough, or it has just broken
         if wire is None and not pipe.connecting:
             server.admit()
         question = pipe.ask(commands, len(commands), twice=since is None)
@@ -44,12 +44,12 @@ class SuspendingLine:
             question.drop()
             raise
         if question.wire is not wire and question.wire is not None:
-            at = max(at, question.wire.born + 1e-6)  # it was sent over a connection that is younger
+            at = max(at, question.wire.born + 1e-6)  # it was sent over a connection that was made later
         return accepted(server, question.replies), at
 
 
 class _Pipe(Pipe):
-    """How memcached is connected to, asked, and heard."""
+    """How a loop connects to one server, and sends and reads."""
 
     final = (TimeoutError, EngineError)
 
@@ -58,7 +58,7 @@ class _Pipe(Pipe):
         self._server = server
 
     async def reach(self) -> Wire:
-        """EngineError also if the server is too old."""
+        """Return a new connection. Raise EngineError if the server is too old."""
         server, wire = self._server, Wire(self, MetaParser())
         options, address, loop = server.options, server.address, asyncio.get_running_loop()
         tls = options.get("tls_context")
@@ -83,7 +83,7 @@ class _Pipe(Pipe):
         return wire
 
     def failed(self, error: Exception) -> None:
-        if not isinstance(error, EngineError):  # it answers, then
+        if not isinstance(error, EngineError):  # an EngineError means that the server answers
             self._server.breaker.failed(time.monotonic())
 
     def written(self, wire: Wire, questions: Sequence[Question]) -> bytes:

@@ -1,8 +1,8 @@
-"""The verbs of a cache, written once: each is one item of the server, changed by its CAS number.
+"""Claims and Store, written once for both colours: a key is one item of the server, replaced under its CAS number.
 
-A lease is an item with its holder's token, and the number that memcached gave it. Its holder's process remembers the
-number, and the fill replaces just that item: a miss is `ms` that adds the lease, and `ms` over it. Where the number is
-not known (the lease was renewed, or the connection is a new one), the token in the item says whose lease it is.
+A lease is an item with its holder's token. The holder's process remembers the CAS number that memcached gave the item,
+and its fill replaces only this item: a miss takes an `ms` that adds the lease, and an `ms` over it. If the number is
+not known (the lease was renewed, or the connection is new), the token in the item identifies the holder.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = ["MemcachedBatch", "MemcachedKeys", "Number", "Numbers", "changed"]
 T = TypeVar("T")
 
 ROOM = 1024
-"""Bytes of an item that are kept free for what the server and we write beside the value."""
+"""Bytes of an item that are left for what the server and the engine store beside the value."""
 
 LOOKED = 1000
-"""Names of which the last look is remembered, at most."""
+"""Names whose last look is remembered, at most."""
 
 
 class Number(NamedTuple):
@@ -46,7 +46,7 @@ class Number(NamedTuple):
 
     cas: bytes
     at: float  # a moment before it was asked for
-    end: float  # of the lease
+    end: float  # when the lease ends
 
 
 Numbers: TypeAlias = Ending[tuple[bytes, bytes], Number]
@@ -63,7 +63,7 @@ class MemcachedKeys(MemcachedGenerations):
         self._generations = generations
         self._costs = costs
         self._colour = colour
-        self._looked: dict[bytes, bool] = {}  # whether something is there, for the claim that comes next
+        self._looked: dict[bytes, bool] = {}  # whether the last look found an item: what the claim after it tries first
 
     # -- claim --------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class MemcachedKeys(MemcachedGenerations):
             (put,), at = await line.ask(server, meta.put(name, *items.write(after), seen.cas), since=at)
             if put.code == b"HD":
                 return self._granted(name, token, put.cas, at, seconds, record.served(was.kept, 0.0))
-        raise EngineError("others change this key faster than it can be claimed")
+        raise EngineError("other clients keep changing this key faster than this one can claim it: try again later")
 
     def _granted(
         self, name: bytes, token: bytes, cas: bytes, at: float, seconds: int, entry: Entry[bytes] | None = None
@@ -136,13 +136,13 @@ class MemcachedKeys(MemcachedGenerations):
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         name = items.name_of(key)
-        self._numbers.pop((name, token), None)  # the item gets another one
+        self._numbers.pop((name, token), None)  # the item gets another number
         return await changed(self._line, name, lambda was: record.renew(was, token, items.standing(lease), 0.0))
 
     # -- wait ---------------------------------------------------------------------------------------------------
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        """Looks that begin soon and become rarer; one is aimed at the computation's end, where its cost is known."""
+        """Poll, soon at first and then less often. If the key's cost is known, aim one look at the computation's end."""
         name, began = items.name_of(key), time.monotonic()
         server, cost = self._line.servers.of(name), self._costs.get(name, 0.0)
         while True:
@@ -207,7 +207,7 @@ class MemcachedKeys(MemcachedGenerations):
 
 
 class _Aside:
-    """A line whose questions wait for those of other verbs."""
+    """A line whose commands wait for those of other verbs, and are sent together with them."""
 
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
@@ -220,7 +220,7 @@ class _Aside:
 
 
 class MemcachedBatch(Many):
-    """Many verbs at once, for blocking callers: what all of them ask next goes out together, to each server."""
+    """Many verbs at once, for blocking callers: the next commands of all verbs go out together, to each server."""
 
     def __init__(self, keys: MemcachedKeys, line: BlockingLine) -> None:
         self._line, self._keys = line, copy(keys)
@@ -251,13 +251,14 @@ _ANY = Ask(0.0)
 
 
 def _fits(server: MemcachedNode, name: bytes, body: items.ItemBody) -> None:
-    """TooLarge where the server would refuse; it would throw away what is there, too, with the lease in it."""
+    """Raise TooLarge if the server would refuse the item. Then it would also delete the present item, and its lease."""
     if server.longest and len(body.data) + len(name) + ROOM > server.longest:
-        raise TooLarge(f"{len(body.data)} bytes are more than memcached keeps in one item: {server.longest} (its -I)")
+        raise TooLarge(f"{len(body.data)} bytes are too many for one item of memcached: {server.longest} (its -I)")
 
 
 async def changed(line: MemcachedLine, name: bytes, change: Callable[[Record], Change[T]]) -> T:
-    """The answer to a question. By then what it has made of the item is there, over just that which it has seen."""
+    """Apply `change` to the record of an item, and return its answer. The new record is stored only over the one that
+    `change` has seen; if another client was faster, `change` is applied again."""
     server = line.servers.of(name)
     for _ in range(TRIES):
         (seen,), at = await line.ask(server, meta.look(name))
@@ -275,4 +276,4 @@ async def changed(line: MemcachedLine, name: bytes, change: Callable[[Record], C
         (reply,), _ = await line.ask(server, command, since=at)
         if reply.code == b"HD":
             return answer
-    raise EngineError("others change this key faster than we can")
+    raise EngineError("other clients keep changing this key faster than this one can: try again later")
