@@ -1,7 +1,7 @@
--- Drop the lease if it stands, leave a verdict under its token and a rest, wake the herd.
+-- Drop the lease if it is still the caller's, store a verdict under its token and a rest, and wake the herd.
 --
 -- KEYS: lease, past, rest
--- ARGV: token, verdict ('': none), ms for which it is told, ms of rest, the rest's verdict, channel
+-- ARGV: token, verdict ('': none), ms for which the verdict is stored, ms of rest, the rest's verdict, channel
 
 -- lease
 
@@ -9,7 +9,7 @@ if token_of(glance(KEYS[1])) ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])
--- From here on nothing is refused, even when memory is full: the script has written (and freed) already.
+-- From here on nothing is refused, even if memory is full, since the script has already written (and freed) something.
 if ARGV[2] ~= '' then
   if redis.call('HLEN', KEYS[2]) >= 64 then
     redis.call('DEL', KEYS[2])

@@ -1,13 +1,13 @@
--- Enter, or say who is inside, and take a place in the queue.
+-- Take the lock, or return its holder and take a place in the queue.
 --
--- KEYS: lock, queue, notes of who waits
+-- KEYS: lock, queue, notes of waiters
 -- ARGV: token, lease in ms, room, holder, channel, where this process listens ('' if this caller won't wait), ms for
 -- which the queue is kept, the highest fence that this process has seen
--- Answers {1, fence} or {0, token, ms left, how many are before it}.
+-- Answers {1, fence} or {0, token, ms left, number of waiters before this one}.
 local token, lease, room, home = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge, ARGV[6]
 local its = loaded('GET')
 local mine = its.inside[place_of(its, token)]
-if mine then  -- its reply was lost
+if mine then  -- sent again, since its reply was lost
   mine.ends, mine.lease = now + lease, lease
   save(its)
   return {1, mine.fence}
@@ -35,8 +35,8 @@ if its.queued or its.turn then
 end
 local called = its.turn == token
 if (called or not (its.turn or its.queued)) and fits(its, room) then
-  -- The clock keeps it growing over a lock that was evicted or flushed; and what this process has seen, over a clock that
-  -- was set back since, or is another server's.
+  -- The clock makes fences grow even after the lock was evicted or flushed. What this process has seen makes them grow
+  -- after the clock was set back, or on another server.
   its.fence = math.max(its.fence + 1, micros, ARGV[8] + 1)
   its.inside[#its.inside + 1] = {
     token = token, ends = now + lease, lease = lease, room = room, fence = its.fence, holder = ARGV[4]
@@ -45,7 +45,7 @@ if (called or not (its.turn or its.queued)) and fits(its, room) then
     its.turn = nil
     leave(token)
   end
-  if room > 1 then  -- the next may follow
+  if room > 1 then  -- there may be room for the next
     call_next(its, ARGV[5])
   end
   save(its)

@@ -1,13 +1,13 @@
--- A new generation; the one that ends is noted for as long as anybody may believe in it.
+-- Begin a new generation, and note the ended one for as long as a process may believe it.
 --
 -- KEYS: generation, note   ARGV: a new id, ms for which an ended one is noted, most to note
 
 local old = string.match(glance(KEYS[1]) or '', '^%w+')
 redis.call('SET', KEYS[1], ARGV[1])
-if not old or old == ARGV[1] then  -- this very call, sent again
+if not old or old == ARGV[1] then  -- none to note, or the same call sent again
   return 1
 end
-local time = redis.pcall('TIME')  -- a user may not have this right: then all that are noted stay as long as the last
+local time = redis.pcall('TIME')  -- without the right to ask, all noted ones stay as long as the last
 local now = time.err and 0 or time[1] * 1000 + math.floor(time[2] / 1000)
 local ended = {old .. '@' .. string.format('%.0f', now)}
 for id, at in string.gmatch(glance(KEYS[2]) or '', '(%w+)@(%d+)') do

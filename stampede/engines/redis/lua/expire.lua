@@ -1,15 +1,15 @@
--- Stale from now on, and kept as long as it would have been; a lease under way dies, the herd wakes.
--- 1: there was something fresh.
+-- Make the entry stale, and keep it as long as before. End a lease under way, and wake the herd. Return 1 if there was
+-- something fresh.
 --
--- KEYS: entry, lease   ARGV: ms that are as good as for ever, channel
+-- KEYS: entry, lease   ARGV: ms that count as for ever, channel
 
 local entry, left, fresh = look(KEYS[1])
 local soft = entry and fresh > 0
--- First, so that nothing is refused behind it, even when memory is full.
+-- First, so that no later write is refused, even if memory is full.
 local died = redis.call('DEL', KEYS[2]) == 1
 if soft then
   local lag = left
-  if left < 0 then  -- without an end there is nothing to count from
+  if left < 0 then  -- a key without an end gets one to count from
     lag = ARGV[1]
     redis.call('PEXPIRE', KEYS[1], lag)
     redis.call('SETRANGE', KEYS[1], 18, struct.pack('>d', -math.huge))

@@ -1,7 +1,8 @@
--- Store if the lease stands, drop the lease, wake the herd. 1: stored; 2: it was stored before (a resent fill).
+-- Store the entry if the lease is still the caller's, drop the lease, and wake the herd.
+-- Answers 1: stored; 2: stored before (a fill sent again); 0: refused.
 --
 -- KEYS: entry, lease, past, rest; or the entry alone, as for a claim
--- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along; 'follow', maybe
+-- ARGV: token, entry's id, ms until its key ends ('': never), entry, channel, most bytes to send along; maybe 'follow'
 
 -- lease
 
@@ -10,12 +11,12 @@ local LEASE, PAST, REST = KEYS[2] or tag .. 'l', KEYS[3] or tag .. 'v', KEYS[4] 
 if token_of(glance(LEASE)) ~= ARGV[1] then
   return redis.call('GETRANGE', KEYS[1], 2, 9) == ARGV[2] and 2 or 0
 end
--- The server tells a reader of one change only. The first call has it tell of this one, the second of the next one.
+-- The server reports only one change to a reader. The first call has it report this change, the second the next one.
 local function follow()
   return ARGV[7] and redis.call('EXISTS', KEYS[1])
 end
--- First, since a script that has freed something may store in a server that is full by now. There was room when the
--- lease was granted, and none is granted any more: what was computed meanwhile goes in.
+-- First, since a script that has freed something may store even if the server is full by now. There was room when the
+-- lease was granted, and a full server grants no new ones. So what was computed meanwhile is stored.
 redis.call('DEL', LEASE, PAST, REST)
 follow()
 store(KEYS[1], ARGV[4], ARGV[3])

@@ -1,10 +1,11 @@
--- The ids of today's generations. One that is missing (never bumped, evicted, flushed) is new: old ones never come back.
--- Behind them, if they are asked for, those that ended a moment ago, as `bump.lua` has noted them.
+-- Return the ids of the current generations. One that is missing (never bumped, evicted, flushed) is replaced by a new
+-- id, so old ones never come back. If asked for, also those that ended a moment ago, as `bump.lua` noted them.
 --
--- A server that is started again has what its last snapshot had: also what has been invalidated since. So all that is
--- older ends with a run; but not where a replica has taken over, which was there all the time, and was told.
+-- A server that restarts has the data of its last snapshot, which may include entries invalidated since. So all older
+-- entries end with a run of the server. If a replica has taken over they do not: it was there all the time, and
+-- received all changes.
 --
--- KEYS: of all scopes, of this one, the run; then perhaps the notes of the two
+-- KEYS: generation of all scopes, of this scope, the run; then perhaps the notes of both generations
 -- ARGV: two new ids; 'first' if the server had forgotten this script
 local run, at = string.match(redis.call('GET', KEYS[3]) or '', '(%w+)@(%d+)')
 local time = redis.pcall('TIME')
@@ -13,17 +14,17 @@ local mine = run
 
 if ARGV[3] or not run then
   local info = redis.pcall('INFO', 'server')
-  if type(info) == 'string' then  -- or this user may not ask
+  if type(info) == 'string' then  -- else this user may not ask
     mine = string.match(info, 'run_id:(%w+)')
     local up = tonumber(string.match(info, 'uptime_in_seconds:(%d+)'))
-    -- Between two moments in whole seconds: in doubt it was started later.
+    -- Both moments are in whole seconds: in doubt, assume that the server was started later.
     if ARGV[3] and mine ~= run and (not run or time.err or now - 1000 * up + 1000 >= tonumber(at)) then
       glance(KEYS[1])  -- see below
       redis.call('SET', KEYS[1], ARGV[1])
     end
   end
 end
--- Noted anew now and then: a server that was started since then has not been told of all.
+-- Note the run again from time to time: a server that started after the last note may have missed changes.
 if mine and (mine ~= run or math.abs(now - at) > 10000) then
   redis.pcall('SET', KEYS[3], mine .. '@' .. string.format('%.0f', now))
 end
@@ -31,9 +32,9 @@ end
 local ids = {}
 for number = 1, 2 do
   local key = KEYS[number]
-  ids[number] = redis.call('GET', key)  -- followed, so that the next bump is told
+  ids[number] = redis.call('GET', key)  -- followed, so that the next bump is reported
   if not ids[number] then
-    glance(key)  -- has begun to write: a server that is full has no room for values, and needs generations all the same
+    glance(key)  -- counts as a write, so that a full server stores the id: generations are needed even then
     redis.call('SET', key, ARGV[number])
     ids[number] = ARGV[number]
   end

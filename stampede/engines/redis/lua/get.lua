@@ -1,4 +1,5 @@
--- What is kept, without leave to compute: {ms left of the entry's key, entry}, or nothing; {DAMAGED} if it is no entry.
+-- Return what is stored, without a lease: {ms left of the entry's key, entry}, or nothing; {DAMAGED} if it is not an
+-- entry.
 --
 -- KEYS: entry
 local entry, left, _, keep = look(KEYS[1])

@@ -1,4 +1,5 @@
--- Who is inside: {how many wait, the clock's microseconds, and of each: token, ms left, fence, holder}.
+-- Return the holders: {number of waiters, the clock's microseconds, and for each holder: token, ms left, fence,
+-- holder}.
 --
 -- KEYS: lock, queue
 local told = {redis.call('ZCARD', KEYS[2]), micros}

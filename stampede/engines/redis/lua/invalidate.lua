@@ -1,4 +1,4 @@
--- Value, lease, verdict and rest go together, so that a fill under way is refused. 1: there was a value.
+-- Delete value, lease, verdicts and rest together, so that a fill under way is refused. Return 1 if there was a value.
 --
 -- KEYS: entry, lease, past, rest   ARGV: channel
 

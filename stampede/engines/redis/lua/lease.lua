@@ -1,11 +1,11 @@
--- Where a script says `-- lease`: what a lease's key holds, and how it is cut and prolonged.
+-- Inserted where a script says `-- lease`: the value of a lease's key, and how it is cut and prolonged.
 
--- What a lease's key holds (and a rest's): the token, and for how many ms it was given.
+-- Return the value of a lease's key, or a rest's: the token, and the ms it was given.
 local function noted(token, ms)
   return token .. struct.pack('>d', ms)
 end
 
--- The token, those ms, and the token with whose it is behind it. Somebody else's bytes are a token of their own.
+-- Return the token, those ms, and the token with its holder. Foreign bytes count as a token of their own.
 local function token_of(value)
   local given = value and #value > 8 and struct.unpack('>d', string.sub(value, -8))
   if given and given >= 1 and given < 1e15 then
@@ -18,7 +18,7 @@ local function token_of(value)
   return value, nil, value
 end
 
--- The ms that are left of a key which was given that many: no more than those.
+-- Return the ms left of a key that was given this many: never more.
 local function left_of(key, given)
   local left = redis.call('PTTL', key)
   if left < 0 or left > given then
@@ -28,7 +28,7 @@ local function left_of(key, given)
   return left
 end
 
--- Let a lease stand for so long from now; it was given `given`. `token`: with whose it is behind it.
+-- Make a lease end in `ms` from now. It was `given` that many before. `token` includes the holder.
 local function prolong(key, token, ms, given)
   if given == tonumber(ms) then
     return redis.call('PEXPIRE', key, ms)

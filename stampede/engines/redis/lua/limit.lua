@@ -1,4 +1,4 @@
--- A verb of a limit. What is decided here is what window.py decides, which says why; tests hold one to the other.
+-- One verb of a limit. It decides exactly as window.py, which explains why; tests compare the two.
 --
 -- KEYS: the window, as window.py's `bytes_of` writes it
 -- ARGV: 'take', most, per, span, width, cost, ahead, was: answers {delay, 1 if it is booked, when}
@@ -14,7 +14,7 @@ if verb == 'used' then
   return {now, text}
 end
 
--- What window.py would not read, either: `tonumber` takes "inf", "nan" and hexadecimals.
+-- Refuse what window.py refuses: `tonumber` also accepts "inf", "nan" and hexadecimals.
 local n, sound = {}, true
 for each in string.gmatch(text, '%S+') do
   n[#n + 1] = tonumber(each)
@@ -48,7 +48,7 @@ local function keep()
   redis.call('SET', KEYS[1], table.concat(parts, ' '), 'PX', string.format('%.0f', math.ceil(ends / 1000) + 1000))
 end
 
--- A pair that costs nothing shuts nothing.
+-- A pair without cost blocks nothing.
 local function take_out(its, at)
   for each = 1, #first do
     if first[each] <= at and at <= last[each] and cost[each] >= its then

@@ -1,24 +1,24 @@
--- In front of the scripts of locks: who is inside, who waits, and whose turn it is. It decides as room.py does, which
--- says why; a test holds one to the other. An exclusive lock is a room for one.
+-- Put in front of the scripts of locks: the holders, the waiters, and whose turn it is. It decides as room.py, which
+-- explains why; a test compares the two. An exclusive lock is a room for one.
 --
--- KEYS[1], the lock, packed: `inside`, of each token when it ends (in ms), the ms of its lease, its room, its fence and
--- its holder; `turn`, the token that was called, until `till`; `fence`, the last one; `done`, the last releases;
--- `queued`, whether some may wait. It outlives those inside, so that fences go on growing.
+-- KEYS[1], the lock, packed: `inside`, for each token its end (in ms), the ms of its lease, its room, its fence and its
+-- holder; `turn`, the token that was called, until `till`; `fence`, the last one; `done`, the last releases; `queued`,
+-- whether there may be waiters. It outlives the holders, so that fences go on growing.
 -- KEYS[2], the queue: a sorted set of tokens, by the microsecond of their arrival.
--- KEYS[3], of each who waits, packed: its arrival, when it asked last (in ms), its room, and where its process listens.
--- One that was called, or passed over, has left the queue, and its arrival is still here: if it asks again it is the first.
+-- KEYS[3], for each waiter, packed: its arrival, when it last asked (in ms), its room, and where its process listens.
+-- One that was called, or passed over, has left the queue, but its arrival is still here: if it asks again it is first.
 local TURN, LATELY, SILENCE, FENCED = 200, 300, 40000, 10000
 
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
-local lapsed = false  -- somebody's lease has ended by itself
+local lapsed = false  -- whether a lease has ended by itself
 
 local function whole(number)
   return string.format('%.0f', number)
 end
 
--- GETEX counts as a write: what comes behind it is done even when memory is full. Who enters reads by GET.
+-- GETEX counts as a write, so later writes succeed even if memory is full. A caller that enters reads by GET.
 local function loaded(command)
   local raw = redis.call(command or 'GETEX', KEYS[1])
   local sound, its = pcall(cmsgpack.unpack, raw or '')
@@ -27,7 +27,7 @@ local function loaded(command)
   end
   local inside = {}
   for _, each in ipairs(its.inside) do
-    each.ends = math.min(each.ends, now + each.lease)  -- a clock that was set back gives nobody more time
+    each.ends = math.min(each.ends, now + each.lease)  -- a clock that was set back gives no holder more time
     if each.ends > now then
       inside[#inside + 1] = each
     end
@@ -56,7 +56,7 @@ local function place_of(its, token)
   end
 end
 
--- May one of this room join those inside?
+-- Return whether a caller with this room may join those inside.
 local function fits(its, room)
   for _, each in ipairs(its.inside) do
     room = math.min(room, each.room)
@@ -69,9 +69,9 @@ local function leave(token)
   redis.call('HDEL', KEYS[3], token)
 end
 
--- Call the first of the queue if it may enter: its place is kept for a moment, and its process told. A process that does
--- not listen is dead, unless it has asked so lately that it may be about to, or may not listen at all. One that has to
--- wait for those inside, and has not asked for so long as no waiter sleeps, keeps nobody else out.
+-- Call the first of the queue if it may enter: its place is kept for a moment, and its process notified. A process that
+-- does not listen is dead, unless it asked so lately that it may be about to listen, or may not listen at all. A waiter
+-- that has no room yet, and has not asked for longer than any waiter sleeps, does not block the others.
 local function call_next(its, channel)
   while its.queued and not its.turn do
     local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]

@@ -1,4 +1,4 @@
--- Let the lease stand for so long from now. 0: it is lost.
+-- Make the lease end in so many ms from now. Return 0 if it is lost.
 --
 -- KEYS: lease   ARGV: token, ms
 

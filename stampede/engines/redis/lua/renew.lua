@@ -1,4 +1,4 @@
--- Let the lock stand for so long from now. 0: it is lost.
+-- Make the lock's lease end in so many ms from now. Return 0 if it is lost.
 --
 -- KEYS: lock   ARGV: token, ms
 local its = loaded()

@@ -1,4 +1,5 @@
--- Store if what is kept has the id that was seen ('': nothing is kept). A replacement sent again is 1 again.
+-- Store if the stored entry has the id that was seen ('': nothing is stored). Return 1; also for the same call sent
+-- again.
 --
 -- KEYS: entry, lease, past, rest   ARGV: ms until its key ends ('': never), entry, channel, seen, entry's id
 

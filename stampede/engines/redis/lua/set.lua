@@ -1,4 +1,4 @@
--- Store; a lease under way dies, the herd wakes.
+-- Store the entry, end a lease under way, and wake the herd.
 --
 -- KEYS: entry, lease, past, rest   ARGV: ms until its key ends ('': never), entry, channel
 

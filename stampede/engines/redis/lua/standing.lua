@@ -1,7 +1,8 @@
--- Whether there is still something to wait for: this token is inside or called; or, of one in the queue, that it is in
--- it still, and others are inside or called. If a lease has ended by itself, nobody was told.
+-- Return whether there is still something to wait for: this token is inside or called; or, for a waiter with a place,
+-- it is still in the queue, and others are inside or called. If a lease has ended by itself, no waiter was notified:
+-- return 0.
 --
--- KEYS: lock, queue   ARGV: token, the one in the queue ('' if it has no place)
+-- KEYS: lock, queue   ARGV: token, the waiter's own token ('' if it has no place)
 local its = loaded()
 if lapsed or not (its.turn or its.inside[1]) then
   return 0
