@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from stampede.algorithm.scope import Scope, ScopeSide
-from stampede.api.duplicate_names import DuplicateNames, told_apart
+from stampede.api.duplicate_names import DuplicateNames, disambiguated
 from stampede.api.fast_hit import FastHit
-from stampede.api.overrides import enrolled
+from stampede.api.overrides import all_bindings
 from stampede.codecs import make_codec, returns_of
 from stampede.errors import OptionError
 from stampede.keys import (
@@ -37,8 +37,8 @@ __all__ = ["Binding", "Home"]
 
 _log = logging.getLogger("stampede")
 
-KEYING = ("key", "version", "namespace", "ignore")
-CODING = ("codec", "trust", "signing_key", "compress", "max_bytes")
+KEY_OPTIONS = ("key", "version", "namespace", "ignore")
+CODEC_OPTIONS = ("codec", "trust", "signing_key", "compress", "max_bytes")
 
 CAPTURED = """%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which declares all \
 such functions alike, or tells them apart"""
@@ -83,7 +83,7 @@ class Binding:
         self._of_class = bound and next(iter(signature_of(function).parameters), None) == "cls"
         self.colour = SUSPENDING if self.suspending else BLOCKING
         self.parameters = Parameters(function, options.get("ignore", ()))
-        self._ttl, self._ttl_asks = ttl_of_call(options.get("ttl"), self.parameters)
+        self._ttl, self._ttl_parameters = ttl_of_call(options.get("ttl"), self.parameters)
         namespace = options.get("namespace")
         # A function as key= or namespace= may use more than the arguments, such as a tenant in a context, or the date.
         pure = not callable(key) and not callable(namespace)
@@ -91,38 +91,38 @@ class Binding:
         self._find = find
         self._lock = threading.RLock()  # re-entrant: a finalizer that runs during binding may call the function
         self._home: Home | None = None
-        self._identity = self._told_by()
+        self._identity = self._find_identity()
         self._scope: ScopeSide | None = None
         self._make_key: Callable[..., str] | None = None
         # Verbs don't take the parameters that are not part of the key, except for the object that they are bound to.
         absent = self.parameters.absent(key)
         if callable(namespace):
             absent = absent.difference(arguments_named("namespace", namespace, self.parameters))
-        self._absent = absent.difference(self.parameters.names[:1]) if bound else absent
+        self._not_in_key = absent.difference(self.parameters.names[:1]) if bound else absent
         if key is not None:
             self._key_maker("")  # raise now if the signature lacks a field of the key
-        enrolled.add(self)
+        all_bindings.add(self)
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
         self._lock = threading.RLock()  # the thread that held the lock does not exist in the child
 
-    def join(self, duplicate_names: DuplicateNames) -> None:
+    def check_duplicates(self, duplicate_names: DuplicateNames) -> None:
         """Add the function to those of its cache. OptionError: it would be served the values of another one."""
         if self.options.get("key") is None and self._identity.complete:
             duplicate_names.add(self._name(self._namespace("")), self._identity)
 
-    def _told_by(self) -> Identity:
+    def _find_identity(self) -> Identity:
         objects = self.options.get("version") in (None, BY_CODE)
-        return told_apart(identity_of(self._written, self.options.get("ignore", ()), objects=objects))
+        return disambiguated(identity_of(self._written, self.options.get("ignore", ()), objects=objects))
 
-    def _returns(self) -> Any:
+    def _return_type(self) -> Any:
         """Return the type of the values, as far as the annotation tells."""
         return returns_of(self._written)
 
     def _policy(self, policy: Policy) -> Policy:
         """Return the cache's policy, changed by the function's own options."""
-        own = _among(self.options, OPTIONS)
+        own = _only(self.options, OPTIONS)
         if self._ttl is not None:
             del own["ttl"]
         return policy.with_options(**own)
@@ -131,9 +131,9 @@ class Binding:
         """Return the ttl of this call, as a function of the value. None: it does not depend on the arguments."""
         return None if self._ttl is None else self._ttl(*args, **kwargs)
 
-    def ttl_of_kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    def ttl_of_set(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
         """Return `ttl_of` for a value that is set. OptionError: it depends on arguments that are no part of the key."""
-        unknown = self._absent.intersection(self._ttl_asks)
+        unknown = self._not_in_key.intersection(self._ttl_parameters)
         if unknown:
             raise OptionError(
                 f"the ttl of {self.function.__qualname__} depends on {', '.join(sorted(unknown))}, which is not part "
@@ -152,14 +152,14 @@ class Binding:
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Raise OptionError for wrong options, as far as they can be checked without the function."""
-        known = [*KEYING, *CODING, *OPTIONS]
+        known = [*KEY_OPTIONS, *CODEC_OPTIONS, *OPTIONS]
         for name in options:
             if name not in known:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
         DEFAULT.with_options(
-            **{name: each for name, each in _among(options, OPTIONS).items() if not _of_call(name, each)}
+            **{name: each for name, each in _only(options, OPTIONS).items() if not _may_need_call(name, each)}
         )
-        coding = checked(_among(options, CODING), CACHE)
+        coding = checked(_only(options, CODEC_OPTIONS), CACHE)
         if coding.get("codec", "pickle") != "pickle":
             make_codec(coding["codec"])  # raises if its package is missing, or if it is no codec
         for name, function in (("version", ""), ("namespace", ", or a function of the arguments")):
@@ -195,7 +195,7 @@ class Binding:
         with self._lock:
             if self._scope is None or self._home is not home:
                 if not (self._identity.named or self._identity.complete):
-                    self._identity = self._told_by()  # names that were undefined at decoration are defined now
+                    self._identity = self._find_identity()  # names that were undefined at decoration are defined now
                 namespace = self._namespace(home.namespace)
                 name = called = self._name(namespace)
                 if self.options.get("key") is None:
@@ -205,9 +205,9 @@ class Binding:
                 else:
                     name, prefix = quoted(namespace), in_namespace(namespace, "")  # as a key of the cache itself
                 policy = self._policy(home.policy)
-                coding = checked(_among(self.options, CODING), CACHE)
+                coding = checked(_only(self.options, CODEC_OPTIONS), CACHE)
                 self._make_key = self._key_maker(prefix)
-                scope = home.scope(name, policy, self._returns(), called=called, **coding).side(self.colour)
+                scope = home.scope(name, policy, self._return_type(), called=called, **coding).side(self.colour)
                 self._scope, self._home = scope, home
             return self._scope
 
@@ -231,10 +231,10 @@ class Binding:
         self.fast_hit.fast.clear()
 
 
-def _of_call(name: str, option: Any) -> bool:
+def _may_need_call(name: str, option: Any) -> bool:
     """Return whether the option may need arguments of the call, and is checked once the function is known."""
     return name == "ttl" and callable(option)
 
 
-def _among(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _only(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: options[name] for name in names if name in options}

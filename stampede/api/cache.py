@@ -18,7 +18,7 @@ from stampede.algorithm.scope import Scope, ScopeSide
 from stampede.algorithm.stored import STAY
 from stampede.api.decorator import decorate
 from stampede.api.duplicate_names import DuplicateNames
-from stampede.api.overrides import Block, around, bypassed, overrides, refreshing
+from stampede.api.overrides import Block, bypassed, current_block, overrides, refreshing
 from stampede.api.status import Status, status
 from stampede.api.typing import (
     BulkheadOptions,
@@ -133,7 +133,7 @@ class Cache:
         self.counters.all_are_heard = len(self.observers) > 2
         self._core = Core(
             self.engine,
-            self._front(settings),
+            self._make_local_tier(settings),
             self._outage(settings),
             partial(self.counters.note, self.observers.emit),
             caps.Origins(settings.origins, self.engine),
@@ -146,7 +146,7 @@ class Cache:
         self._worker_threads = WorkerThreads(2)
         watch(self)
 
-    def _front(self, settings: CacheSettings) -> LocalTier:
+    def _make_local_tier(self, settings: CacheSettings) -> LocalTier:
         """Return the memory engine's own tier, or the tier in front of a shared engine, if the settings ask for one."""
         if not self.engine.shared:
             return LocalTier(self.engine.tier, shared=False)
@@ -197,7 +197,7 @@ class Cache:
         >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
         'hello'
         """
-        found = None if overrides.thrown else self._at_hand(key, options)
+        found = None if overrides.active else self._at_hand(key, options)
         if found is None:
             return cast(T, run_blocking(self._computed(self._root, key, function, options)))
         value: T = found.value
@@ -219,7 +219,7 @@ class Cache:
         >>> asyncio.run(cache.aget_or_compute("greeting", greet, ttl=60))
         'hello'
         """
-        found = None if overrides.thrown else self._at_hand(key, options)
+        found = None if overrides.active else self._at_hand(key, options)
         return await self._computed(self._aroot, key, function, options) if found is None else found.value
 
     def _at_hand(
@@ -235,10 +235,10 @@ class Cache:
         self, root: ScopeSide, key: str, function: Callable[[], Any], options: Mapping[str, Any]
     ) -> Any:
         """Return the value of a key that is not at hand, or that a `refreshing` or `bypassed` block may concern."""
-        block = around(lambda: self)
-        if block is not None and block.straight:
+        block = current_block(lambda: self)
+        if block is not None and block.bypass:
             return await root.colour.call(function)
-        found = self._at_hand(key, options, block) if overrides.thrown else None
+        found = self._at_hand(key, options, block) if overrides.active else None
         if found is not None:
             return found.value
         if not callable(function):
@@ -423,8 +423,8 @@ class Cache:
     async def _many(
         self, root: ScopeSide, keys: Iterable[str], function: Callable[[list[str]], Any], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        block = around(lambda: self)
-        if block is not None and block.straight:
+        block = current_block(lambda: self)
+        if block is not None and block.bypass:
             return dict(await root.colour.call(lambda: function(list(keys))))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
@@ -577,12 +577,12 @@ class Cache:
         (1, 1, 0.5)
         """
         hits, saved = self._served()
-        return self._completed(self.counters.total(), sum(hits.values()), sum(saved.values()))
+        return self._with_tier_counts(self.counters.total(), sum(hits.values()), sum(saved.values()))
 
     def stats_of(self, scope: str) -> Stats:
         """Return `stats` of one function."""
         hits, saved = self._served()
-        return self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
+        return self._with_tier_counts(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
 
     def stats_by_function(self) -> dict[str, Stats]:
         """Return `stats` of each function called in this process, by name. "" stands for the cache's own keys.
@@ -594,7 +594,7 @@ class Cache:
         """
         hits, saved = self._served()
         return {
-            scope: self._completed(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
+            scope: self._with_tier_counts(self.counters.of(scope), hits.get(scope, 0), saved.get(scope, 0.0))
             for scope in {"", *hits, *self.counters.scopes()}
         }
 
@@ -602,7 +602,7 @@ class Cache:
         tier = self._core.local_tier.residents
         return ({}, {}) if tier is None else tier.served()
 
-    def _completed(self, counted: Stats, hits: int, saved: float) -> Stats:
+    def _with_tier_counts(self, counted: Stats, hits: int, saved: float) -> Stats:
         """Return the counts from events, with those of the local tier and of the engine's outages added."""
         own, outage = self.counters.of(""), self._core.outage
         down = 0.0 if outage is None else outage.lasts

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from stampede.algorithm.scope import ScopeSide
 from stampede.api.binding import Binding, Home
 from stampede.api.many_calls import value_by_key
-from stampede.api.overrides import Block, around, overrides
+from stampede.api.overrides import Block, current_block, overrides
 from stampede.api.status import status
 from stampede.errors import EngineClosed, EngineError, KeyingError, OptionError
 from stampede.local_tier.residents import Resident
@@ -59,21 +59,21 @@ class Cached(Binding):
         >>> price.key("tea")
         "shop:price...:('tea')"
         """
-        args, kwargs = self.completed(args, kwargs)
+        args, kwargs = self.whole_call(args, kwargs)
         return self.key_of_call(*args, **kwargs)
 
-    def completed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def whole_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a whole call, with None for those that are not part of the key."""
-        if not self._absent:
+        if not self._not_in_key:
             return args, kwargs
         signature = signature_of(self.function)
-        parts = [part for name, part in signature.parameters.items() if name not in self._absent]
+        parts = [part for name, part in signature.parameters.items() if name not in self._not_in_key]
         given = signature.replace(parameters=parts).bind(*args, **kwargs)
         bound = signature.bind_partial()
         bound.arguments = {
-            name: None if name in self._absent else given.arguments[name]
+            name: None if name in self._not_in_key else given.arguments[name]
             for name in signature.parameters
-            if name in self._absent or name in given.arguments
+            if name in self._not_in_key or name in given.arguments
         }
         return bound.args, bound.kwargs
 
@@ -96,9 +96,9 @@ class Cached(Binding):
     def slow(self, /, *args: Any, **kwargs: Any) -> Any:
         """Answer a blocking call that the generated hit could not answer."""
         block = None
-        if overrides.thrown:
-            block = around(lambda: self.home)
-            if block is not None and block.straight:
+        if overrides.active:
+            block = current_block(lambda: self.home)
+            if block is not None and block.bypass:
                 return self.function(*args, **kwargs)
         closed = scope = None
         while True:
@@ -112,14 +112,14 @@ class Cached(Binding):
                     return entry.value
                 return value_of(result, scope.policy)
             except EngineClosed:
-                closed = self.other_than(closed, scope)
+                closed = self.cache_after_close(closed, scope)
 
     async def slow_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """Answer an async call that the generated hit could not answer."""
         block = None
-        if overrides.thrown:
-            block = around(lambda: self.home)
-            if block is not None and block.straight:
+        if overrides.active:
+            block = current_block(lambda: self.home)
+            if block is not None and block.bypass:
                 return await self.function(*args, **kwargs)
         closed = scope = None
         while True:
@@ -129,7 +129,7 @@ class Cached(Binding):
                     return found.value
                 return value_of(await self.fetch(scope, key, args, kwargs, once=block), scope.policy)
             except EngineClosed:
-                closed = self.other_than(closed, scope)
+                closed = self.cache_after_close(closed, scope)
 
     def _look(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block | None
@@ -140,11 +140,11 @@ class Cached(Binding):
         if not scope.near:
             return scope, key, None
         found = scope.at_hand(key) if block is None else scope.at_hand_of(block, key)
-        if isinstance(found, Resident) and self.fast_hit.looks:
-            self._take_home(scope, args, kwargs, found)
+        if isinstance(found, Resident) and self.fast_hit.enabled:
+            self._adopt(scope, args, kwargs, found)
         return scope, key, found
 
-    def other_than(self, closed: Home | None, scope: ScopeSide | None) -> Home:
+    def cache_after_close(self, closed: Home | None, scope: ScopeSide | None) -> Home:
         """Return the cache to try now, after `configure` has closed one during a call. Called in an `except` block.
 
         Raise the error again if the cache is still the same; or if that of `scope` isn't closed, since the error then
@@ -167,20 +167,20 @@ class Cached(Binding):
         once: Block | None = None,
     ) -> Any:
         tier = scope.core.local_tier.residents
-        home = None if tier is None else functools.partial(self._take_home, scope, args, kwargs)
+        home = None if tier is None else functools.partial(self._adopt, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
         origin = functools.partial(self.origin, *args, **kwargs)
         return scope.fetch(key, origin, policy, force=force, home=home, once=once)
 
-    def _take_home(self, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any], resident: Resident) -> None:
+    def _adopt(self, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any], resident: Resident) -> None:
         """Put the resident into the table of hits, if the table can tell these arguments exactly."""
         tier = scope.core.local_tier.residents
-        if tier is None or overrides.thrown or (resident.homes and resident.lives_in(self.fast_hit.fast)):
+        if tier is None or overrides.active or (resident.homes and resident.lives_in(self.fast_hit.fast)):
             return
         fast = self.fast_hit.key(args, kwargs)
         if fast is not None:
             tier.adopt(resident, self.fast_hit.fast, fast)
-            if self._scope is not scope or overrides.thrown:
+            if self._scope is not scope or overrides.active:
                 self.fast_hit.fast.pop(fast, None)  # unbound, or an override began, meanwhile
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class Cached(Binding):
         return self._run(self._refresh(args, kwargs))
 
     async def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scope, block = self.scope, around(lambda: self.home)
-        once = None if block is None or block.straight else block  # a refresh counts for the whole refreshing block
+        scope, block = self.scope, current_block(lambda: self.home)
+        once = None if block is None or block.bypass else block  # a refresh counts for the whole refreshing block
         work = self.fetch(scope, self.key_of_call(*args, **kwargs), args, kwargs, force=True, once=once)
         return value_of(await work, scope.policy)
 
@@ -243,19 +243,19 @@ class Cached(Binding):
         >>> price("tea")
         5
         """
-        terms = self.terms(kwargs)
-        args, kwargs = self.completed(args, kwargs)
-        policy = self.policy_of(terms, args, kwargs)
+        entry_options = self.entry_options(kwargs)
+        args, kwargs = self.whole_call(args, kwargs)
+        policy = self.policy_of(entry_options, args, kwargs)
         return self._run(self.scope.put(self.key_of_call(*args, **kwargs), value, policy))
 
-    def terms(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def entry_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Remove `ttl` and `stale` from the keywords, unless they are the function's own, and return them."""
         return {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
 
-    def policy_of(self, terms: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
+    def policy_of(self, entry_options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
         """Return the policy of an entry that is set with these terms, whose ttl may depend on the arguments."""
-        ttl = self.ttl_of_kept(args, kwargs) if "ttl" not in terms else None
-        return self.scope.policy.with_options(**terms, **({} if ttl is None else {"ttl": ttl}))
+        ttl = self.ttl_of_set(args, kwargs) if "ttl" not in entry_options else None
+        return self.scope.policy.with_options(**entry_options, **({} if ttl is None else {"ttl": ttl}))
 
     def _has_no(self, name: str) -> bool:
         """Return whether the function can't take an argument of this name."""
@@ -375,8 +375,8 @@ class Cached(Binding):
         return self._run(self._many([call_arguments(call, *first) for call in calls], workers))
 
     async def _many(self, calls: list[Arguments], workers: int) -> list[Any]:
-        block = around(lambda: self.home)
-        if block is not None and block.straight:
+        block = current_block(lambda: self.home)
+        if block is not None and block.bypass:
             return [await self.colour.call(call.of(self.function)) for call in calls]
         return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))
 
@@ -388,7 +388,7 @@ class Cached(Binding):
                 scope = self.scope
                 return await ask(scope)
             except EngineClosed:
-                closed = self.other_than(closed, scope)
+                closed = self.cache_after_close(closed, scope)
 
     async def _all_of(self, scope: ScopeSide, calls: list[Arguments], workers: int, block: Block | None) -> list[Any]:
         keys = [self.key_of_call(*args, **kwargs) for args, kwargs in calls]
@@ -418,12 +418,12 @@ class Cached(Binding):
     # -- the faces: a plain function, or a descriptor -------------------------------------------------------------
 
     @property
-    def slowly(self) -> Callable[..., Any]:
+    def slow_path(self) -> Callable[..., Any]:
         return self.slow_async if self.suspending else self.slow
 
     def plain(self) -> Any:
         """Return a function like the decorated one, with the verbs as its attributes."""
-        wrapper: Any = self.fast_hit.call(self.slowly)
+        wrapper: Any = self.fast_hit.call(self.slow_path)
         functools.update_wrapper(wrapper, self.function)
         for verb in VERBS:
             setattr(wrapper, verb, getattr(self, verb))

@@ -36,18 +36,18 @@ def decorate(
         kind.check(options)  # raise for a wrong option now, not when the function is decorated
         return lambda function: decorate(function, find, options, duplicate_names, many=many)
 
-    def made(function: Any, *, bound: bool) -> Any:
+    def build(function: Any, *, bound: bool) -> Any:
         _refuse(function)
         cached = kind(function, find, options, bound=bound)
-        cached.join(duplicate_names)
+        cached.check_duplicates(duplicate_names)
         return cached
 
     if isinstance(function, staticmethod):
-        return staticmethod(made(function.__func__, bound=False).plain())
+        return staticmethod(build(function.__func__, bound=False).plain())
     if isinstance(function, classmethod):
-        return method(made(function.__func__, bound=True), by_class=True)
+        return method(build(function.__func__, bound=True), by_class=True)
     # With `many`, a function in a class body that has no self or cls belongs to a staticmethod.
-    cached = made(function, bound=_in_class_body(function) and not (many and _first(function) not in ("self", "cls")))
+    cached = build(function, bound=_in_class_body(function) and not (many and _first(function) not in ("self", "cls")))
     return method(cached) if cached.bound else cached.plain()
 
 

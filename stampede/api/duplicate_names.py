@@ -10,14 +10,14 @@ from typing import Any
 from stampede.errors import OptionError
 from stampede.keys import Identity
 
-__all__ = ["DuplicateNames", "told_apart"]
+__all__ = ["DuplicateNames", "disambiguated"]
 
 
 _codes: dict[str, str] = {}
 """The fingerprint of the first function that this process decorated under each name."""
 
 
-def told_apart(identity: Identity) -> Identity:
+def disambiguated(identity: Identity) -> Identity:
     """Return the identity, told by its code if this process had another function of this name, as after a reload."""
     named = identity.named and _codes.setdefault(identity.name, identity.code) == identity.code
     return replace(identity, named=named)

@@ -60,15 +60,15 @@ class FastHit:
         self._suspending = suspending
         self._first, self._rest = _split(function, parameters) if bound else (None, parameters)
         self._of_method = bound
-        self.looks = pure and parameters.plain  # else the table is never read
-        self._key_of = self._compiled(_KEY, lambda: None) if self.looks else None
+        self.enabled = pure and parameters.plain  # else the table is never read
+        self._key_of = self._compiled(_KEY, lambda: None) if self.enabled else None
 
     def call(self, slow: Callable[..., Any]) -> Callable[..., Any]:
         """Return the generated function, which calls `slow` unless it hits. For a method, it is the `__call__` of the
         bound object, whose `__self__` is the first argument."""
         if self._of_method and self._first is None:
             return lambda bound, /, *args, **kwargs: slow(bound.__self__, *args, **kwargs)
-        return self._compiled(_HIT if self.looks else _CALL, slow)
+        return self._compiled(_HIT if self.enabled else _CALL, slow)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         """Return the key under which a hit looks for these arguments. None: other arguments might have an equal key."""

@@ -16,7 +16,7 @@ from stampede.api.binding import Home
 from stampede.api.cached import VERBS, Arguments, Cached, LateCache
 from stampede.api.duplicate_names import DuplicateNames
 from stampede.api.method import Bound, Method
-from stampede.api.overrides import Block, around
+from stampede.api.overrides import Block, current_block
 from stampede.codecs import values_of
 from stampede.errors import Absent, OptionError
 from stampede.keys import Parameters
@@ -43,11 +43,11 @@ class CachedMany:
         self.function = function
         self.bound = bound
         self.suspending = inspect.iscoroutinefunction(function)
-        self._place = _Position(function, options, bound=bound)
+        self._position = _Position(function, options, bound=bound)
         self._chunk = options.get("chunk")
         of_one = {name: value for name, value in options.items() if name not in OWN}
         absent = seconds("absent", options.get("absent", 0))
-        self.one = One(function, find, of_one, self._place, absent, bound=self.bound)
+        self.one = One(function, find, of_one, self._position, absent, bound=self.bound)
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
@@ -58,8 +58,8 @@ class CachedMany:
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise OptionError(f"chunk is {chunk!r}: give the number of ids for one call, 1 or more")
 
-    def join(self, duplicate_names: DuplicateNames) -> None:
-        self.one.join(duplicate_names)
+    def check_duplicates(self, duplicate_names: DuplicateNames) -> None:
+        self.one.check_duplicates(duplicate_names)
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
@@ -68,14 +68,14 @@ class CachedMany:
         return self.one._run(self._values(args, kwargs))
 
     async def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
-        ids, call = self._place.among(args, kwargs)
+        ids, call = self._position.split(args, kwargs)
         wanted = ids_of(ids)
-        block = around(lambda: self.one.home)
-        if block is not None and block.straight:
-            return await self._straight(wanted, call)
-        return await self.one.in_open_cache(lambda scope: self._kept(scope, wanted, call, block))
+        block = current_block(lambda: self.one.home)
+        if block is not None and block.bypass:
+            return await self._uncached(wanted, call)
+        return await self.one.in_open_cache(lambda scope: self._cached_values(scope, wanted, call, block))
 
-    async def _kept(
+    async def _cached_values(
         self, scope: ScopeSide, ids: list[Any], call: Callable[[Any], Arguments], block: Block | None
     ) -> dict[Any, Any]:
         keys = {id: call(id).of(self.one.key_of_call)() for id in ids}
@@ -85,13 +85,13 @@ class CachedMany:
             lambda some: call(some).of(self.function)(),
             names,
             chunk=self._chunk,
-            nothing=lambda id: Nothing(_nothing_for(self.function, id)),
+            nothing=lambda id: Nothing(_no_value_text(self.function, id)),
         )
         ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
         found = await value_of_each(scope, names, loader, scope.policy, block, ttl_of)
         return {id: found[key] for id, key in keys.items() if key in found}
 
-    async def _straight(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
+    async def _uncached(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
         size = self._chunk or len(ids) or 1
         for start in range(0, len(ids), size):
@@ -119,12 +119,16 @@ class CachedMany:
         return self.one._run(self._set_many(values, args, kwargs))
 
     async def _set_many(self, values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scope, terms, beside = self.one.scope, self.one.terms(kwargs), self._place.beside(args, kwargs)
-        keys = self._keys(values, beside, self.one.key)
+        scope, entry_options, with_id = (
+            self.one.scope,
+            self.one.entry_options(kwargs),
+            self._position.with_id(args, kwargs),
+        )
+        keys = self._keys(values, with_id, self.one.key)
 
         def policy_of(key: str) -> Policy:
-            call = beside(keys[key])
-            return self.one.policy_of(terms, *self.one.completed(call.args, dict(call.kwargs)))
+            call = with_id(keys[key])
+            return self.one.policy_of(entry_options, *self.one.whole_call(call.args, dict(call.kwargs)))
 
         await scope.put_many({key: values[id] for key, id in keys.items()}, policy_of)
 
@@ -146,35 +150,35 @@ class CachedMany:
         return self.one._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
 
     async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        keys = self._keys(ids, self._place.beside(args, kwargs), self.one.key)
+        keys = self._keys(ids, self._position.with_id(args, kwargs), self.one.key)
         return await getattr(self.one.scope, verb)(keys)
 
     # -- the decorated function -----------------------------------------------------------------------------------
 
     def plain(self) -> Any:
         """Return a function like the decorated one, with the verbs of one id, and those of many, as its attributes."""
-        face: Any
+        wrapper: Any
         if self.suspending:
 
             async def suspending(*args: Any, **kwargs: Any) -> dict[Any, Any]:
                 return await self._values(args, kwargs)
 
-            face = suspending
+            wrapper = suspending
         else:
 
             def blocking(*args: Any, **kwargs: Any) -> dict[Any, Any]:
                 return run_blocking(self._values(args, kwargs))
 
-            face = blocking
-        functools.update_wrapper(face, self.function)
+            wrapper = blocking
+        functools.update_wrapper(wrapper, self.function)
         for verb in EACH:
-            setattr(face, verb, getattr(self.one, verb))
+            setattr(wrapper, verb, getattr(self.one, verb))
         for verb in PLURAL:
-            setattr(face, verb, getattr(self, verb))
-        face.cache = LateCache(self.one)
-        face.one = self.one.plain()
-        face.one.__qualname__ = f"{self.function.__qualname__}.one"  # for pickle, which goes by this name
-        return face
+            setattr(wrapper, verb, getattr(self, verb))
+        wrapper.cache = LateCache(self.one)
+        wrapper.one = self.one.plain()
+        wrapper.one.__qualname__ = f"{self.function.__qualname__}.one"  # for pickle, which goes by this name
+        return wrapper
 
 
 class One(Cached):
@@ -185,17 +189,17 @@ class One(Cached):
         many: Callable[..., Any],
         find: Callable[[], Home],
         options: Mapping[str, Any],
-        place: _Position,
+        position: _Position,
         absent: float,
         *,
         bound: bool,
     ) -> None:
         self._absent_for = absent
-        super().__init__(_for_people(many, place), find, options, bound=bound, written=many)
-        self.origin = _of_one(many, place, Nothing)
+        super().__init__(_public_one(many, position), find, options, bound=bound, written=many)
+        self.origin = _of_one(many, position, Nothing)
 
-    def _returns(self) -> Any:
-        return values_of(super()._returns())
+    def _return_type(self) -> Any:
+        return values_of(super()._return_type())
 
     def _policy(self, policy: Policy) -> Policy:
         policy = super()._policy(policy)
@@ -234,24 +238,24 @@ class _Position:
         self._name = found.name
         self._after = bound  # as `_at`, among the arguments that are part of the key
 
-    def among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Arguments]]:
+    def split(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Arguments]]:
         """Return the argument at this position, and a function that returns the arguments with another one there."""
         at, name = self._at, self._name
         if len(args) > at:
             before, after = args[:at], args[at + 1 :]
-            return args[at], lambda it: Arguments((*before, it, *after), kwargs)
+            return args[at], lambda value: Arguments((*before, value, *after), kwargs)
         if name not in kwargs:
             self._signature.bind(*args, **kwargs)  # raises the error that the function itself would raise
-        return kwargs[name], lambda it: Arguments(args, {**kwargs, name: it})
+        return kwargs[name], lambda value: Arguments(args, {**kwargs, name: value})
 
-    def beside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Arguments]:
+    def with_id(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Arguments]:
         """Return a function that adds an id to the other arguments that are part of the key."""
         at = self._after
-        return lambda it: Arguments((*args[:at], it, *args[at:]), kwargs)
+        return lambda id: Arguments((*args[:at], id, *args[at:]), kwargs)
 
     @property
     def of_one(self) -> inspect.Signature:
-        """Return the signature of the function for one id."""
+        """The signature of the function for one id."""
         parts = self._signature.parameters
         id = parts[self._name].replace(annotation=Parameter.empty, default=Parameter.empty)
         return self._signature.replace(
@@ -259,38 +263,38 @@ class _Position:
         )
 
 
-def _of_one(many: Callable[..., Any], place: _Position, missing: type[Exception]) -> Callable[..., Any]:
+def _of_one(many: Callable[..., Any], position: _Position, missing: type[Exception]) -> Callable[..., Any]:
     """Return a function of one id that calls the one of many, and raises `missing` if the id is left out."""
 
-    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
-        id, call = place.among(args, kwargs)
+    def prepared(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Callable[[], Any]]:
+        id, call = position.split(args, kwargs)
         return id, call([id]).of(many)
 
-    def had(values: Any, id: Any) -> Any:
+    def value_of_id(values: Any, id: Any) -> Any:
         values = mapped(values, [id])
         if id not in values:
-            raise missing(_nothing_for(many, id))
+            raise missing(_no_value_text(many, id))
         return values[id]
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
-        id, call = of(args, kwargs)
-        return had(call(), id)
+        id, call = prepared(args, kwargs)
+        return value_of_id(call(), id)
 
     async def suspending(*args: Any, **kwargs: Any) -> Any:
-        id, call = of(args, kwargs)
-        return had(await call(), id)
+        id, call = prepared(args, kwargs)
+        return value_of_id(await call(), id)
 
     return suspending if inspect.iscoroutinefunction(many) else blocking
 
 
-def _for_people(many: Callable[..., Any], place: _Position) -> Callable[..., Any]:
+def _public_one(many: Callable[..., Any], position: _Position) -> Callable[..., Any]:
     """Return the public function of one id, with the name of the one of many. It raises Absent for an id left out."""
-    face: Any = functools.update_wrapper(_of_one(many, place, Absent), many)
-    face.__signature__ = place.of_one
-    return face  # type: ignore[no-any-return]
+    function: Any = functools.update_wrapper(_of_one(many, position, Absent), many)
+    function.__signature__ = position.of_one
+    return function  # type: ignore[no-any-return]
 
 
-def _nothing_for(many: Callable[..., Any], id: Any) -> str:
+def _no_value_text(many: Callable[..., Any], id: Any) -> str:
     return f"{many.__qualname__} has nothing for {id!r}"
 
 
@@ -310,14 +314,14 @@ class CachedManyMethod(Method):
     def __init__(self, many: CachedMany, *, by_class: bool = False) -> None:
         self.cached = many.one
         self._by_class = by_class
-        self._direct = True
+        self._is_method = True
         self.one = Method(many.one)
-        self.one._direct = True
+        self.one._is_method = True
         self.one._bound.__reduce__ = lambda bound: (_one_of, (bound.__self__, bound.__name__))
         for verb in PLURAL:
             setattr(self, verb, getattr(many, verb))
         self._many = many
-        self._stand_for(many.function, BoundMany, _many=many, _bind_one=self.one.__get__)
+        self._imitate(many.function, BoundMany, _many=many, _bind_one=self.one.__get__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function unbound, as `C.users(obj, [1, 2])` does, or a decorator around this one."""

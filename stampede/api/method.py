@@ -25,10 +25,10 @@ class Method:
     def __init__(self, cached: Cached, *, by_class: bool = False) -> None:
         self.cached = cached
         self._by_class = by_class
-        self._direct = by_class
-        self._stand_for(cached.function, Bound, __call__=cached.fast_hit.call(cached.slowly))
+        self._is_method = by_class
+        self._imitate(cached.function, Bound, __call__=cached.fast_hit.call(cached.slow_path))
 
-    def _stand_for(self, function: Any, kind: type, **own: Any) -> None:
+    def _imitate(self, function: Any, kind: type, **own: Any) -> None:
         """Look like this function. Bound objects are of a new class, derived from `kind`."""
         functools.update_wrapper(self, function)
         marks = _coroutine_marks() if self.cached.suspending else {}
@@ -37,7 +37,7 @@ class Method:
         self._bound: Any = type(kind.__name__, (kind,), own | marks)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._direct = True
+        self._is_method = True
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         if self._by_class:
@@ -50,7 +50,7 @@ class Method:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function unbound, as `C.method(obj, 1)` does, or a decorator around this one."""
-        return self.unbound().slowly(*args, **kwargs)
+        return self.unbound().slow_path(*args, **kwargs)
 
     @property
     def cache(self) -> Any:
@@ -63,7 +63,7 @@ class Method:
         """Return the `Cached` for calls without an object. Inside a staticmethod, `__set_name__` was never called, and
         there is no self in the key."""
         cached = self.cached
-        if not self._direct and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
+        if not self._is_method and cached.bound and cached.parameters.names[:1] not in (["self"], ["cls"]):
             cached.bound = False
             cached.unbind()
         return cached

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from stampede.runtime import forks, process_lock
 
-__all__ = ["Block", "around", "bypassed", "disabled", "enrolled", "overrides", "refreshing", "unbind_all"]
+__all__ = ["Block", "all_bindings", "bypassed", "current_block", "disabled", "overrides", "refreshing", "unbind_all"]
 
 
 class Unbindable(Protocol):
@@ -21,15 +21,15 @@ class Unbindable(Protocol):
     def forget_fast(self) -> None: ...
 
 
-enrolled: weakref.WeakSet[Unbindable] = weakref.WeakSet()
+all_bindings: weakref.WeakSet[Unbindable] = weakref.WeakSet()
 
 
 class Block:
     """A `with` block inside which calls refresh or bypass the cache: one cache, or all."""
 
-    def __init__(self, cache: Any = None, *, straight: bool = False) -> None:
+    def __init__(self, cache: Any = None, *, bypass: bool = False) -> None:
         self.cache = cache
-        self.straight = straight  # calls go straight to the functions; else each key is computed anew, once
+        self.bypass = bypass  # calls go straight to the functions; else each key is computed anew, once
         self._begun: dict[tuple[Any, str], bool] = {}  # the keys computed in this block, and whether each is stored
 
     def has(self, owner: object, key: str) -> bool:
@@ -55,7 +55,7 @@ class Overrides:
     """The switches of this process: `off`, for all calls, and the open blocks."""
 
     off = False
-    thrown = False
+    active = False
     """Whether any switch is on. A hit checks only this; a generated hit not even that, as its table is empty then."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Overrides:
 
     def _in_child(self) -> None:
         """Drop the blocks of other threads, which do not exist in the child and would never leave them."""
-        self.blocks.intersection_update(_around.get())
+        self.blocks.intersection_update(_blocks.get())
         self._set()
 
     def turn(self, *, off: bool) -> None:
@@ -83,23 +83,23 @@ class Overrides:
             self._set()
 
     def _set(self) -> None:
-        self.thrown = self.off or bool(self.blocks)
+        self.active = self.off or bool(self.blocks)
 
 
-_around: ContextVar[tuple[Block, ...]] = ContextVar("stampede_blocks", default=())
-_off = Block(straight=True)
+_blocks: ContextVar[tuple[Block, ...]] = ContextVar("stampede_blocks", default=())
+_off = Block(bypass=True)
 
 overrides = Overrides()
 overrides.turn(off=os.environ.get("STAMPEDE_DISABLED", "") not in ("", "0"))
 
 
-def around(cache: Callable[[], Any]) -> Block | None:
+def current_block(cache: Callable[[], Any]) -> Block | None:
     """Return the innermost open block around the caller that concerns this cache, or None."""
-    if not overrides.thrown:
+    if not overrides.active:
         return None
     if overrides.off:
         return _off
-    for block in reversed(_around.get()):
+    for block in reversed(_blocks.get()):
         if block in overrides.blocks and (block.cache is None or block.cache is cache()):
             return block
     return None
@@ -107,7 +107,7 @@ def around(cache: Callable[[], Any]) -> Block | None:
 
 def unbind_all() -> None:
     """Make every function find its cache again at its next call."""
-    for cached in list(enrolled):
+    for cached in list(all_bindings):
         cached.unbind()
 
 
@@ -168,7 +168,7 @@ def bypassed(cache: Any = None) -> Iterator[None]:
     ...     page()
     'again'
     """
-    with _inside(Block(cache, straight=True)):
+    with _inside(Block(cache, bypass=True)):
         yield
 
 
@@ -176,11 +176,11 @@ def bypassed(cache: Any = None) -> Iterator[None]:
 def _inside(block: Block) -> Iterator[None]:
     try:
         overrides.open(block)
-        _around.set((*_around.get(), block))
-        for cached in list(enrolled):
+        _blocks.set((*_blocks.get(), block))
+        for cached in list(all_bindings):
             cached.forget_fast()  # its hits would not see the block; nothing is adopted while it is open
         yield
     finally:
         # Remove only this block: generators share their callers' context, and leave their blocks in any order.
-        _around.set(tuple(each for each in _around.get() if each is not block))
+        _blocks.set(tuple(each for each in _blocks.get() if each is not block))
         overrides.close(block)

@@ -117,8 +117,8 @@ class Registry:
 
     def _opened(self, name: str) -> Cache:
         settings = self.settings
-        if name == DEFAULT_NAME and (missed := settings.no_default()):
-            _log.warning("%s", missed)
+        if name == DEFAULT_NAME and (warning := settings.no_default()):
+            _log.warning("%s", warning)
         return Cache.of(settings.cache(name), observers=self.observers)
 
     def engine(self, url: str) -> Engine:
@@ -290,15 +290,15 @@ def _finder(cache: Any) -> Callable[[], Cache]:
     if isinstance(cache, str):
         return lambda: _registry.cache(cache)
     if callable(cache):
-        return lambda: _found(cache())
+        return lambda: _checked(cache())
     raise OptionError(f"cache is {cache!r}: give a name of the settings, a Cache, or a function that returns one")
 
 
-def _namesakes(cache: Any) -> DuplicateNames:
+def _duplicate_names(cache: Any) -> DuplicateNames:
     return cache.duplicate_names if isinstance(cache, Cache) else _registry.duplicate_names[str(cache)]
 
 
-def _found(cache: Any) -> Cache:
+def _checked(cache: Any) -> Cache:
     if not isinstance(cache, Cache):
         raise OptionError(f"the function given as cache= returned {cache!r}: it must return a Cache")
     return cache
@@ -320,7 +320,7 @@ def _many(function: Any = None, /, *, cache: Where = "default", **options: Any) 
     >>> lengths.one("tea")
     3
     """
-    return decorate(function, _finder(cache), options, _namesakes(cache), many=True)
+    return decorate(function, _finder(cache), options, _duplicate_names(cache), many=True)
 
 
 def _with_many(function: Any) -> CachedIn[Where]:
@@ -345,7 +345,7 @@ def cached(function: Any = None, /, *, cache: Where = "default", **options: Any)
     >>> price.invalidate("tea")
     True
     """
-    return decorate(function, _finder(cache), options, _namesakes(cache))
+    return decorate(function, _finder(cache), options, _duplicate_names(cache))
 
 
 @showing(MoreOptions)

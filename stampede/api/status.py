@@ -76,11 +76,11 @@ def _holder(shown: Shown, flight: Flight | None) -> Holder | None:
     since = flight.since if flight is not None and not flight.ended else None
     # An engine that doesn't know the holder of a lease may not know its token, either.
     if flight is not None and since is not None and (flight.token == shown.token or not shown.holder):
-        return Holder(*parts_of(here()), _place(flight), flight.owner.clock() - since, lease)
+        return Holder(*parts_of(here()), _worker_name(flight), flight.owner.clock() - since, lease)
     return Holder(*parts_of(shown.holder), lease=lease) if shown.token else None
 
 
-def _place(flight: Flight) -> str | None:
+def _worker_name(flight: Flight) -> str | None:
     """Return the name of the thread or the task that computes."""
     if flight.loop is None:
         return next((thread.name for thread in threading.enumerate() if thread.ident == flight.thread), None)

@@ -22,7 +22,7 @@ from stampede.settings import LocalSettings
 __all__ = [
     "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",
     "DecorateLoosely", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
-    "LooselyCachedAsync", "MoreOptions", "Nobody", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
+    "LooselyCachedAsync", "MoreOptions", "NoInstance", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
     "TryLockOptions", "WithObservers",
 ]  # fmt: skip
 
@@ -255,11 +255,11 @@ class AsyncFunction(Called[P, Coroutine[Any, Any, T]], AsyncVerbs[P, K, T], Prot
 MYPY = False
 
 
-class Nobody:
+class NoInstance:
     """A type without objects: only `Any` fits where it is expected."""
 
 
-N = TypeVar("N", bound=Nobody)
+N = TypeVar("N", bound=NoInstance)
 """A type that fits everywhere: `Any`, or a class with `Any` as its base."""
 
 
@@ -372,7 +372,7 @@ class DecorateLoosely(Protocol):
 
 
 class DecorateIn(Protocol[C_contra]):
-    """The decorator `@cached` or `@cached(...)`. `cache=` may be a C; for a cache's own `cached`, C is `Nobody`."""
+    """The decorator `@cached` or `@cached(...)`. `cache=` may be a C; for a cache's own `cached`, C is `NoInstance`."""
 
     @overload  # a value of type Any, such as one of an untyped package, is taken for no coroutine
     def __call__(self, function: Callable[P, N], /) -> CachedFunction[P, N]: ...
@@ -388,5 +388,5 @@ class DecorateIn(Protocol[C_contra]):
     def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[Options]) -> DecorateLoosely: ...
 
 
-Decorate: TypeAlias = DecorateIn[Nobody]
+Decorate: TypeAlias = DecorateIn[NoInstance]
 """The decorator of one cache, without a `cache=` argument."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from stampede.api.typing import AsyncVerbs, Called, DecorateIn, Nobody, Options, StrictOptions, Verbs
+from stampede.api.typing import AsyncVerbs, Called, DecorateIn, NoInstance, Options, StrictOptions, Verbs
 from stampede.model.policy import Seconds, TimeToLive
 
 __all__ = [
@@ -173,7 +173,9 @@ class DecorateMany(Protocol[C_contra]):
     @overload
     def __call__(self, function: Callable[Concatenate[S, list[K], P], Mapping[K, V]], /) -> ManyMethod[S, K, V, P]: ...
     @overload
-    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictManyOptions]) -> DecorateMany[Nobody]: ...
+    def __call__(
+        self, /, *, cache: C_contra = ..., **options: Unpack[StrictManyOptions]
+    ) -> DecorateMany[NoInstance]: ...
     @overload
     def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[ManyOptions]) -> DecorateManyLoosely: ...
 
@@ -185,5 +187,5 @@ class CachedIn(DecorateIn[C_contra], Protocol[C_contra]):
     def many(self) -> DecorateMany[C_contra]: ...
 
 
-CachedHere: TypeAlias = CachedIn[Nobody]
+CachedHere: TypeAlias = CachedIn[NoInstance]
 """The decorator `cached` of one cache."""

@@ -24,7 +24,7 @@ from servers import shared_redis
 
 import stampede
 from stampede import Cache, RecursiveComputation
-from stampede.api.overrides import _around, overrides
+from stampede.api.overrides import _blocks, overrides
 from stampede.local_tier.residents import Resident
 from stampede.testing import disabled
 
@@ -246,7 +246,7 @@ def test_generators_leave_their_blocks_in_any_order(cache: Cache) -> None:
     first.close()
     assert next(second) == 2
     second.close()
-    assert _around.get() == ()
+    assert _blocks.get() == ()
     assert had(f()) == 2
 
 
@@ -386,13 +386,13 @@ def test_a_forked_child_is_in_no_block_of_another_thread(cache: Cache) -> None:
     opened.wait(10)
     pid = os.fork()
     if pid == 0:
-        os._exit(int(overrides.thrown))
+        os._exit(int(overrides.active))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     with stampede.bypassed():
         pid = os.fork()
         if pid == 0:
-            os._exit(int(overrides.thrown))
+            os._exit(int(overrides.active))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     over.set()
     thread.join()
-    assert not overrides.thrown
+    assert not overrides.active

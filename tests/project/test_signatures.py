@@ -11,7 +11,7 @@ import pytest
 
 import stampede
 from stampede import Cache, cached, configure
-from stampede.api.binding import CODING, KEYING
+from stampede.api.binding import CODEC_OPTIONS, KEY_OPTIONS
 from stampede.api.typing import CacheOptions, LockOptions, MoreOptions, Options, PolicyOptions
 from stampede.api.typing_many import ManyOptions
 from stampede.model.policy import OPTIONS
@@ -28,7 +28,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
     """An option that works would be an error in every user's checker, or one that doesn't would be none."""
     assert set(PolicyOptions.__annotations__) == POLICY
     assert set(MoreOptions.__annotations__) == POLICY - {"ttl"}
-    assert set(Options.__annotations__) == {*POLICY, *KEYING, *CODING}
+    assert set(Options.__annotations__) == {*POLICY, *KEY_OPTIONS, *CODEC_OPTIONS}
     assert set(CacheOptions.__annotations__) == {*CACHE} - {"url", "locks"}
     assert set(LockOptions.__annotations__) == LOCK
 
