@@ -1,11 +1,12 @@
-"""The etcd engine: locks by a recipe of our own over transactions, leases and watches, and a store of small values.
+"""The etcd engine: locks, made of transactions, leases and watches, and a store of small values.
 
-gateway.py   questions to the members of a cluster, over HTTP
-watches.py   watches of keys
-leases.py    the server's leases, which one lock leaves to the next
-names.py     keys, and what stands in those of locks
-queue.py     a lock's queue as waiters know it;  lock_steps.py   the steps of a lock, and Locks in both colours
-cell.py      values
+gateway.py      requests to the members of a cluster, over HTTP
+watches.py      watches of keys
+leases.py       leases of the server, which are reused by later locks
+names.py        the keys of locks and values, and the content of a lock's keys
+queue.py        a lock's queue, as waiters of this process know it
+lock_steps.py   the steps of a lock, and `Locks` in both colours
+cell.py         values
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, 
 PORT = 2379
 
 THREADS = 16
-"""Questions of event loops that are under way at once."""
+"""Requests of event loops that are under way at once."""
 
 
 class EtcdEngine(CellEngine):
-    """One cluster, by any of its members. `prefix` begins all keys.
+    """A cluster, by one or more of its members. All keys begin with `prefix`.
 
-    Each waiter has a place in the lock's queue, and its process watches that.
+    Each waiter for a lock has a place in the lock's queue, and its process watches the queue.
     """
 
     fair = True
@@ -78,10 +79,10 @@ def _parsed(url: str, **options: Any) -> tuple[list[Address], str, dict[str, Any
     prefix = f"{unquote(parts.path).strip('/') or 'stampede'}/"
     files = {name: found[name] for name in ("ca", "cert", "key") if name in found}
     if "key" in files and "cert" not in files:
-        raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
+        raise OptionError(f"{safe_url(url)}: key= is the key of a certificate: give cert=, too")
     tls = files if found.get("tls", bool(files)) else None
-    its = {"tls": tls, "user": unquote(user), "password": unquote(password), "timeout": found.get("timeout", 1.0)}
-    return addresses_of(url, PORT), prefix, its
+    terms = {"tls": tls, "user": unquote(user), "password": unquote(password), "timeout": found.get("timeout", 1.0)}
+    return addresses_of(url, PORT), prefix, terms
 
 
 def _tls(files: dict[str, str]) -> ssl.SSLContext:
@@ -89,17 +90,17 @@ def _tls(files: dict[str, str]) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=files.get("ca"))
         if "cert" in files:
             context.load_cert_chain(files["cert"], files.get("key"))
-    except OSError as error:  # as it is what ssl raises, too
+    except OSError as error:  # SSLError is one, too
         raise OptionError(f"etcd://: {' and '.join(files.values())} can't be used for TLS: {error}") from error
     return context
 
 
 def from_url(url: str, **options: Any) -> EtcdEngine:
-    """`etcd://user:password@host:2379,host:2379/prefix?ca=/etc/etcd/ca.pem`."""
-    members, prefix, its = _parsed(url, **options)
-    if its["tls"] is not None:
-        its["tls"] = _tls(its["tls"])
-    return EtcdEngine(Gateway(members, **its), prefix)
+    """Open `etcd://user:password@host:2379,host:2379/prefix?ca=/etc/etcd/ca.pem`."""
+    members, prefix, terms = _parsed(url, **options)
+    if terms["tls"] is not None:
+        terms["tls"] = _tls(terms["tls"])
+    return EtcdEngine(Gateway(members, **terms), prefix)
 
 
 check_url = _parsed

@@ -1,4 +1,4 @@
-"""Small values: keys that are swapped while they have the revision that was seen."""
+"""Small values: keys that are swapped if they still have the revision that was read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stampede.engines.etcd.watches import Watches
 __all__ = ["EtcdCell"]
 
 MOST = 1 << 20
-"""Bytes of a value; the server refuses requests of 1.5 MiB."""
+"""The largest value in bytes: the server refuses requests of 1.5 MiB."""
 
 
 class EtcdCell(WatchingCell):
-    """Keys of one cluster. They end with leases that many of them share."""
+    """The keys of one cluster. They expire with leases, each of which many keys share."""
 
     ends = grows = tells = True
     longest = MOST
@@ -29,8 +29,8 @@ class EtcdCell(WatchingCell):
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         asked = [{"request_range": {"key": self._key(name)}} for name in names]
-        told = self._gateway.ask("/v3/kv/txn", {"success": asked})
-        return [_seen(each) for each in told["responses"]]
+        reply = self._gateway.ask("/v3/kv/txn", {"success": asked})
+        return [_seen(each) for each in reply["responses"]]
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         key = self._key(name)
@@ -44,22 +44,22 @@ class EtcdCell(WatchingCell):
             "failure": [{"request_range": {"key": key}}],
         }
         try:
-            told = self._gateway.ask("/v3/kv/txn", terms, twice=False)
-        except Gone:  # the lease: somebody has revoked it, or we were frozen between. Then it is tried again
+            reply = self._gateway.ask("/v3/kv/txn", terms, twice=False)
+        except Gone:  # the lease was revoked, or it ended while we were frozen. Faster: the caller tries again
             self._leases.forget(lease)
             return Faster()
-        if told.get("succeeded"):
-            return None if data is None else int(told["header"]["revision"])
-        return Faster(_seen(told["responses"][0]))
+        if reply.get("succeeded"):
+            return None if data is None else int(reply["header"]["revision"])
+        return Faster(_seen(reply["responses"][0]))
 
-    def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        its = self._watches.watch((self._names.cells + name.encode(), b""), lambda _: told())
-        return (lambda: None) if its is None else its.close
+    def watch(self, name: str, notify: Callable[[], object]) -> Callable[[], object]:
+        watch = self._watches.watch((self._names.cells + name.encode(), b""), lambda _: notify())
+        return (lambda: None) if watch is None else watch.close
 
     def _key(self, name: str) -> str:
         return b64(self._names.cells + name.encode())
 
 
-def _seen(told: dict[str, Any]) -> Seen:
-    kvs = told["response_range"].get("kvs")
+def _seen(reply: dict[str, Any]) -> Seen:
+    kvs = reply["response_range"].get("kvs")
     return Seen(unb64(kvs[0].get("value", "")), int(kvs[0]["mod_revision"])) if kvs else Seen(None)

@@ -1,6 +1,6 @@
-"""Questions to etcd, over the JSON gateway that every member has beside gRPC.
+"""Requests to etcd, over the JSON gateway that each member offers besides gRPC.
 
-HTTP, since gRPC's own library survives no fork, and serves no second event loop of a process.
+This uses HTTP because the library of gRPC does not survive a fork, and serves only one event loop of a process.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ __all__ = ["MOST", "Gateway", "Gone", "Stream", "b64", "unb64"]
 T = TypeVar("T")
 
 MOST = 256
-"""Streams of one process, each a connection. Waiters beyond that look again, instead of being told."""
+"""The most streams of one process: each needs a connection. Further waiters poll instead of being notified."""
 
 CONNECT = 1.0
-"""Seconds for which a member that doesn't even take the connection is tried, where there are others."""
+"""The most seconds to wait for a member to accept a connection, if there are other members."""
 
 SHORTEST = 0.2
-"""Seconds that any member has for an answer."""
+"""The seconds that each member has at least for its reply."""
 
 REST = 0.05
-"""Seconds before the next one is asked, where all are of the same mind: they choose a leader."""
+"""Seconds before the next request after all members have failed: they are probably electing a leader."""
 
 _NOT_FOUND, _UNAUTHENTICATED = 5, 16
-_PASSES = {4, 8, 14}  # out of time, of room for requests, of a leader: it may be done all the same
+_PASSES = {4, 8, 14}  # a time-out, too many requests, no leader: the request may have been executed all the same
 
 
 class Gone(EngineError):
-    """What it was asked about isn't there: a lease that has ended."""
+    """Raised if the object of a request does not exist: its lease has ended."""
 
 
-class _Unknown(EngineError):
-    """What became of a question isn't known."""
+class _OutcomeUnknown(EngineError):
+    """Raised if it is not known whether a request was executed."""
 
 
 class Stream(NamedTuple):
-    """A reply that never ends. Its lines are JSON."""
+    """A reply that does not end. Each line is JSON."""
 
     reply: urllib3.BaseHTTPResponse
     sock: socket.socket
@@ -59,9 +59,9 @@ class Stream(NamedTuple):
 
 
 class Gateway:
-    """The members of one cluster, asked from any thread. A question goes to another one if it has no answer here.
+    """The members of a cluster, for all threads. If one member does not reply, the request goes to the next one.
 
-    One that must not be asked twice only goes on where it has surely not been asked.
+    A request that must not be executed twice goes to the next member only if the first has certainly not received it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Gateway:
         self.start_again()
 
     def start_again(self) -> None:
-        """Also in a forked child: connections are the parent's, as long as it has them."""
+        """Begin with no connections; also in a forked child, where the open ones are the parent's."""
         self._parents = getattr(self, "_pools", None)
         self._pools = urllib3.PoolManager(len(self.members), maxsize=AT_ONCE + MOST, ssl_context=self._tls)
         self._token = ""
@@ -95,16 +95,16 @@ class Gateway:
         self.closed = True
         self._pools.clear()
 
-    # -- one question ---------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def ask(self, path: str, question: Mapping[str, Any], *, twice: bool = True) -> dict[str, Any]:
-        """The answer. `twice`: it may be asked again where what became of it isn't known."""
+        """Send a request and return the reply. `twice`: it may be sent again if its outcome is not known."""
         with self._turns.turn():
             return self._asked(path, question, _answer, twice=twice)[1]
 
     def stream(self, path: str, question: Mapping[str, Any]) -> tuple[Address, Stream]:
-        """The answers to this, one line each, behind the first one; and the member that gives them."""
-        return self._asked(path, question, _begun)
+        """Open a stream, read its first line, and return it with the member that sends it."""
+        return self._asked(path, question, _open_stream)
 
     def _asked(
         self,
@@ -114,8 +114,8 @@ class Gateway:
         *,
         twice: bool = True,
     ) -> tuple[Address, T]:
-        body, end, anew = json.dumps(question).encode(), time.monotonic() + self.timeout, False
-        tried = refused = 0  # the latter since the last one that took the question
+        body, end, logged_in_again = json.dumps(question).encode(), time.monotonic() + self.timeout, False
+        tried = refused = 0  # `refused`: the members in a row that did not receive the request
         while True:
             member = self.member()
             tried += 1
@@ -124,15 +124,15 @@ class Gateway:
                 last = not twice or len(self.members) == 1
                 return member, self._tried(member, path, body, end, read, last=last)
             except _Unauthenticated as denied:
-                if anew or self._login is None:
+                if logged_in_again or self._login is None:
                     raise EngineError(f"{self.called}: {denied}") from denied
-                anew, self._token = True, ""
-            except _Unasked as trouble:
+                logged_in_again, self._token = True, ""
+            except _NotReceived as trouble:
                 refused += 1
                 self.leave(member)
                 if time.monotonic() > end or refused >= 2 * len(self.members):
                     raise EngineError(f"{member}: {trouble}") from trouble.__cause__
-            except _Unknown as trouble:
+            except _OutcomeUnknown as trouble:
                 refused = 0
                 self.leave(member)
                 if not twice or time.monotonic() + REST + SHORTEST > end:
@@ -162,38 +162,38 @@ class Gateway:
             )
             return read(reply)
         except (NewConnectionError, ConnectTimeoutError) as error:
-            raise _Unasked(f"no connection: {error}") from error
+            raise _NotReceived(f"no connection: {error}") from error
         except HTTPError as error:
             if self.closed:
                 raise EngineClosed(self.called) from error
-            raise _Unknown(f"no answer: {type(error).__name__}: {error}") from error
+            raise _OutcomeUnknown(f"no reply: {type(error).__name__}: {error}") from error
 
     def facts(self) -> dict[str, dict[str, str]]:
-        """What each member says of itself."""
+        """Return the version and the role of each member, or why it could not be asked."""
         found = {}
         for member in self.members:
             end = time.monotonic() + self.timeout
             try:
                 self._log_in(end)
-                told = self._tried(member, "/v3/maintenance/status", b"{}", end, _answer, last=False)
-                role = "leader" if told["header"]["member_id"] == told.get("leader") else "member"
-                found[str(member)] = {"etcd": str(told["version"]), "role": role}
-            except (EngineError, _Unasked, _Unauthenticated) as trouble:
+                reply = self._tried(member, "/v3/maintenance/status", b"{}", end, _answer, last=False)
+                role = "leader" if reply["header"]["member_id"] == reply.get("leader") else "member"
+                found[str(member)] = {"etcd": str(reply["version"]), "role": role}
+            except (EngineError, _NotReceived, _Unauthenticated) as trouble:
                 found[str(member)] = {"trouble": str(trouble)}
         return found
 
     def member(self) -> Address:
-        """The one that is asked now."""
+        """Return the member that gets the next request."""
         return self.members[self._at]
 
     def leave(self, member: Address) -> None:
-        """Ask the next one from now on."""
+        """Send the next requests to another member than this one."""
         if self.members[self._at] is member:
             self._at = (self._at + 1) % len(self.members)
             self.leaving(member)
 
     def headers(self) -> dict[str, str]:
-        # A member that has lost its leader says so, then, and doesn't keep who watches waiting.
+        # With `hasleader`, a member that has lost its leader ends its watches, which would otherwise be silent.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         return headers | {"Authorization": self._token} if self._token else headers
 
@@ -204,31 +204,31 @@ class Gateway:
             if not self._token:
                 body = json.dumps(self._login).encode()
                 alone = len(self.members) == 1
-                told = self._tried(self.member(), "/v3/auth/authenticate", body, end, _answer, last=alone)
-                self._token = str(told["token"])
+                reply = self._tried(self.member(), "/v3/auth/authenticate", body, end, _answer, last=alone)
+                self._token = str(reply["token"])
 
 
-class _Unasked(Exception):
-    """It has not come to the question."""
+class _NotReceived(Exception):
+    """Raised if a member has certainly not received a request."""
 
 
 class _Unauthenticated(Exception):
-    """A token that isn't known any more; nothing was done."""
+    """Raised if a member does not know the token (any more). It has not executed the request."""
 
 
 def _answer(reply: urllib3.BaseHTTPResponse) -> dict[str, Any]:
-    return _said(reply.status, reply.data)
+    return _parsed(reply.status, reply.data)
 
 
-def _begun(reply: urllib3.BaseHTTPResponse) -> Stream:
+def _open_stream(reply: urllib3.BaseHTTPResponse) -> Stream:
     try:
         if reply.status != 200:
             _answer(reply)
         lines = iter(reply)
-        result = _said(reply.status, next(lines, b"")).get("result", {})
+        result = _parsed(reply.status, next(lines, b"")).get("result", {})
         sock: socket.socket | None = getattr(reply.connection, "sock", None)
         if sock is None or not result.get("created") or result.get("canceled"):
-            raise EngineError(f"etcd: a watch was not begun: {result.get('cancel_reason')}")
+            raise EngineError(f"etcd: a watch could not be opened: {result.get('cancel_reason')}")
         sock.settimeout(None)
     except BaseException:
         reply.close()
@@ -236,24 +236,25 @@ def _begun(reply: urllib3.BaseHTTPResponse) -> Stream:
     return Stream(reply, sock, lines)
 
 
-def _said(status: int, data: bytes) -> dict[str, Any]:
+def _parsed(status: int, data: bytes) -> dict[str, Any]:
+    """Return the reply, or raise what it means: Gone, EngineError, or one of the private errors above."""
     try:
-        told = json.loads(data)
-        if not isinstance(told, dict):
-            raise ValueError("it is no object")
+        reply = json.loads(data)
+        if not isinstance(reply, dict):
+            raise ValueError("not a JSON object")
     except ValueError as error:
-        raise _Unknown(f"HTTP {status}, and none of etcd's answers: {data[:80]!r}") from error
-    if status == 200 and "error" not in told:
-        return told
-    message, code = str(told.get("message") or told.get("error")), told.get("code")
+        raise _OutcomeUnknown(f"HTTP {status}, and the body is no reply of etcd: {data[:80]!r}") from error
+    if status == 200 and "error" not in reply:
+        return reply
+    message, code = str(reply.get("message") or reply.get("error")), reply.get("code")
     if code == _NOT_FOUND:
         raise Gone(message)
     if code == _UNAUTHENTICATED or "auth store is old" in message:
         raise _Unauthenticated(message)
-    if message == "unexpected EOF":  # half a question has come to it
-        raise _Unasked(message)
+    if message == "unexpected EOF":  # the member has received only a part of the request
+        raise _NotReceived(message)
     if code in _PASSES or "leader" in message:
-        raise _Unknown(message)
+        raise _OutcomeUnknown(message)
     raise EngineError(f"etcd: {message}")
 
 

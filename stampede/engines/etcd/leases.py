@@ -1,7 +1,7 @@
-"""The server's leases, on which keys stand: had in advance where that can be, so that taking a lock is one round trip.
+"""Leases of the server, to which keys are attached. A key is removed when its lease ends.
 
-A lease stands a little longer than what it is for. Who gives back his lock leaves its lease to the next one of this
-process, which needs no new one while it has long enough to go.
+Leases are reused, so that taking a lock is mostly one round trip: a lock that is released leaves its lease to the next
+lock of this process, as long as enough of it remains. The server's lease is a little longer than the lock's own.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from stampede.engines.etcd.gateway import Gateway, Gone
 __all__ = ["EtcdLease", "Leases"]
 
 BEYOND = 0.1
-"""Parts of a lease by which the server's stands longer."""
+"""By what part of a lock's lease the server's lease is longer."""
 
 SPARE = 64
-"""Leases of one length that are kept for the next ones."""
+"""The most unused leases of one length that are kept for later locks."""
 
 STEP = 1.5
-"""Ends of values go by lengths that differ by this factor: each costs a lease now and then."""
+"""The factor between two lengths of the leases that values share: fewer lengths need fewer leases."""
 
 FOREVER = 1e9
-"""Seconds that are no end."""
+"""Seconds from which on a value never expires."""
 
 
 class EtcdLease:
-    """One of the server's. It ends by itself `ttl` seconds after it was renewed, as we know it: not before."""
+    """A lease of the server. It does not end before `ttl` seconds after `renewed`, by this process's clock."""
 
     __slots__ = ("id", "renewed", "ttl")
 
@@ -41,21 +41,21 @@ class EtcdLease:
 
 
 class Leases:
-    """Those of one process."""
+    """The leases of one process."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.start_again()
 
     def start_again(self) -> None:
-        """Also in a forked child: they are the parent's."""
+        """Begin with no leases; also in a forked child, where the known ones are the parent's."""
         self._spare: dict[int, deque[EtcdLease]] = {}
         self._ends: dict[int, EtcdLease] = {}
 
-    # -- of locks -------------------------------------------------------------------------------------------------
+    # -- for locks ------------------------------------------------------------------------------------------------
 
     def take(self, seconds: float, *, new: bool = False) -> EtcdLease:
-        """One on which nothing stands, for at least so long from now."""
+        """Return a lease without keys that remains for at least so many seconds. `new`: do not reuse one."""
         ttl = _ttl(seconds)
         spare = self._spare.get(ttl)
         while spare and not new:
@@ -68,28 +68,29 @@ class Leases:
         return self.grant(ttl)
 
     def give_back(self, lease: EtcdLease, seconds: float) -> None:
-        """Nothing stands on it any more, and nothing is under way that could."""
+        """Keep a lease for a later lock. No key may be attached to it, and no request under way may attach one."""
         spare = self._spare.setdefault(_ttl(seconds), deque(maxlen=SPARE))
         if lease.left >= seconds:
             spare.append(lease)
 
     def grant(self, ttl: int) -> EtcdLease:
+        """Ask the server for a new lease."""
         asked = time.monotonic()
-        told = self._gateway.ask("/v3/lease/grant", {"TTL": str(ttl)})
-        return EtcdLease(int(told["ID"]), int(told["TTL"]), asked)  # the server may give more than was asked for
+        reply = self._gateway.ask("/v3/lease/grant", {"TTL": str(ttl)})
+        return EtcdLease(int(reply["ID"]), int(reply["TTL"]), asked)  # the server may grant a longer one
 
     def renew(self, lease: EtcdLease) -> bool:
-        """One question. False: it has ended, and what stood on it is gone."""
+        """Renew a lease, in one request. False: it has ended, and its keys are removed."""
         asked = time.monotonic()
-        told = self._gateway.ask("/v3/lease/keepalive", {"ID": str(lease.id)}).get("result", {})
-        ttl = int(told.get("TTL", 0))
+        reply = self._gateway.ask("/v3/lease/keepalive", {"ID": str(lease.id)}).get("result", {})
+        ttl = int(reply.get("TTL", 0))
         if ttl <= 0:
             return False
         lease.ttl, lease.renewed = ttl, asked
         return True
 
     def revoke(self, lease: int) -> bool:
-        """End it, with what stands on it, and what is under way to it. False: it had ended."""
+        """End a lease and remove its keys; requests under way that would attach one fail. False: it had ended."""
         try:
             self._gateway.ask("/v3/lease/revoke", {"ID": str(lease)})
         except Gone:
@@ -97,14 +98,15 @@ class Leases:
         return True
 
     def left(self, lease: int) -> float:
-        """Seconds, as the server says; for anybody's."""
-        told = self._gateway.ask("/v3/lease/timetolive", {"ID": str(lease)})
-        return max(float(told.get("TTL", 0)), 0.0)
+        """Ask the server how many seconds remain of any lease, of this process or another one."""
+        reply = self._gateway.ask("/v3/lease/timetolive", {"ID": str(lease)})
+        return max(float(reply.get("TTL", 0)), 0.0)
 
-    # -- of values ------------------------------------------------------------------------------------------------
+    # -- for values -----------------------------------------------------------------------------------------------
 
     def end_after(self, seconds: float) -> int:
-        """A lease on which much may stand, and that ends some time after this, never before. 0: none does."""
+        """Return the id of a shared lease that ends some time after so many seconds, but not before. 0: no lease, since
+        the value never expires."""
         if seconds >= FOREVER:
             return 0
         step = max(ceil(log(max(seconds, 1.0), STEP)), 0)
@@ -114,10 +116,10 @@ class Leases:
         return lease.id
 
     def forget(self, number: int) -> None:
-        """The server doesn't know it."""
+        """Forget a shared lease that the server does not know (any more)."""
         self._ends = {step: lease for step, lease in self._ends.copy().items() if lease.id != number}
 
 
 def _ttl(seconds: float) -> int:
-    """What is asked of the server, which knows whole seconds."""
+    """Return the ttl for the server, which counts whole seconds."""
     return ceil(min(seconds * (1 + BEYOND), inf if seconds < FOREVER else FOREVER))

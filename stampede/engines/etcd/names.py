@@ -1,4 +1,4 @@
-"""Keys of locks and of values, and what stands in those of a lock."""
+"""The keys of locks and of values, and the content of a lock's keys."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["EtcdNames", "QueuedKey", "place_of", "value_of"]
 
 
 class EtcdNames:
-    """The keys of one engine. A lock's places are keys below its name, which `etcdctl get --prefix` shows."""
+    """The keys of one engine. The places of a lock are keys below its name, which `etcdctl get --prefix` shows."""
 
     def __init__(self, prefix: str) -> None:
         self.locks = f"{prefix}lock/".encode()
         self.cells = f"{prefix}cell/".encode()
 
     def queue(self, name: str) -> Span:
-        """From the first place of a lock to behind the last."""
+        """Return the range of all places of a lock."""
         below = self.locks + _quoted(name)
         return below + b"/", below + b"0"
 
@@ -31,7 +31,7 @@ class EtcdNames:
         return self.queue(name)[0] + token.hex().encode()
 
     def below(self, prefix: str) -> Span:
-        """All places of all locks whose names begin with this."""
+        """Return the range of all places of the locks whose names begin with this."""
         start = self.locks + _quoted(prefix)
         return start, start[:-1] + bytes([start[-1] + 1])
 
@@ -41,12 +41,12 @@ class EtcdNames:
 
 
 class QueuedKey(NamedTuple):
-    """A token that has the lock, or waits for it."""
+    """A place in a lock's queue: a token that has the lock or waits for it."""
 
     key: bytes
     token: bytes
-    number: int  # the revision that has made it
-    changed: int  # the one that has changed it last
+    number: int  # the revision that created it
+    changed: int  # the revision that changed it last
     lease: int
     room: float
     seconds: float  # the lease that was asked for
@@ -54,21 +54,22 @@ class QueuedKey(NamedTuple):
     since: float
 
 
-def place_of(told: dict[str, Any]) -> QueuedKey:
-    """What others have written there may be anything: then it is a lock's holder like any other."""
-    key = unb64(told["key"])
+def place_of(kv: dict[str, Any]) -> QueuedKey:
+    """Return the place that a key and its value mean. If another program has written them, they count as the place of
+    an exclusive lock."""
+    key = unb64(kv["key"])
     try:
         token = bytes.fromhex(key.rpartition(b"/")[2].decode("ascii", "replace"))
     except ValueError:
         token = key.rpartition(b"/")[2]
     try:
-        body = json.loads(unb64(told.get("value", "")))
+        body = json.loads(unb64(kv.get("value", "")))
         room, seconds = body["room"], float(body["lease"])
-        its = inf if room is None else float(room), seconds, str(body["holder"]), float(body["since"])
+        content = inf if room is None else float(room), seconds, str(body["holder"]), float(body["since"])
     except (ValueError, TypeError, KeyError):
-        its = 1.0, 1.0, "", 0.0
-    made, changed, lease = (int(told.get(name, 0)) for name in ("create_revision", "mod_revision", "lease"))
-    return QueuedKey(key, token, made, changed, lease, *its)
+        content = 1.0, 1.0, "", 0.0
+    created, changed, lease = (int(kv.get(name, 0)) for name in ("create_revision", "mod_revision", "lease"))
+    return QueuedKey(key, token, created, changed, lease, *content)
 
 
 def value_of(room: float, lease: float) -> str:

@@ -1,8 +1,8 @@
-"""A lock's queue as this process knows it, while one of its callers waits for the lock.
+"""A lock's queue as this process knows it, while its callers wait for the lock.
 
-The queue is read once, and a watch tells of each change from then on. So the next holder knows that its turn has come
-by the event of the release alone: who is first in the queue has the lock, and nobody can come in before a place that
-is there already. For the same reason an old state may keep a caller waiting, but never lets it in too early.
+The queue is read once; from then on a watch reports each change. So the event of a release is enough for the next
+waiter to know that it has the lock: the first place in the queue has the lock, and no new place can come before an
+existing one. For the same reason, an outdated state may let a caller wait too long, but never lets it in too early.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ from stampede.runtime.watch import watch
 __all__ = ["Queue", "inside"]
 
 LINGER = 1.0
-"""Seconds for which the watch is kept when nobody waits any more: the next one may come at once."""
+"""Seconds for which the watch is kept after the last waiter: the next one may come soon."""
 
 
 class _Waiter(NamedTuple):
-    turn: bool  # it waits for the turn of its token; else for the end of it
-    revision: int  # at which the token had a place
+    turn: bool  # True: it waits until its token has the lock; False: it waits until the token has left
+    revision: int  # as of which the token had a place
     bell: Bell
 
 
 class Queue:
-    """The places of one lock, in their order, and the waiters of this process."""
+    """The places of one lock, in their order, and the waiters of this process for it."""
 
     def __init__(self, watches: Watches, span: Span, read: Callable[[], tuple[Sequence[QueuedKey], int]]) -> None:
         self._watches, self._span, self._read = watches, span, read
         self._lock, self._opening = threading.RLock(), threading.Lock()
         self._places: dict[bytes, QueuedKey] = {}  # by token
-        self._seen = 0  # the revision as of which they are known
+        self._seen = 0  # the revision as of which the places are known
         self._watch: KeyWatch | None = None
-        self._until = 0.0  # when the watch is of no more use, if nobody waits then
+        self._until = 0.0  # when the watch is closed, if there are no waiters then
         self._waiters: dict[bytes, list[_Waiter]] = {}
-        self.heard = 0.0
+        self.updated = 0.0  # when the queue was last read, or the last event came
 
     @property
-    def hears(self) -> bool:
-        its = self._watch
-        return its is not None and its.hears
+    def watched(self) -> bool:
+        """Whether events come in."""
+        watch = self._watch
+        return watch is not None and watch.active
 
     def open(self) -> None:
-        """Read the queue, and have it watched from there. Blocking; another caller may be about it."""
+        """Read the queue, and watch it from there; return at once if another caller does so just now. This blocks."""
         if not self._opening.acquire(blocking=False):
             return
         try:
             places, revision = self._read()
             with self._lock:
-                if revision >= self._seen:  # else the watch was faster
+                if revision >= self._seen:  # else the watch has already reported a later state
                     self._places, self._seen = {each.token: each for each in places}, revision
-                self.heard = time.monotonic()
+                self.updated = time.monotonic()
                 bells = self._bells(list(self._waiters), frozenset())
             for bell in bells:
                 bell.ring()
-            if not self.hears:
-                self._watch = self._watches.watch(self._span, self._told, revision + 1)
+            if not self.watched:
+                self._watch = self._watches.watch(self._span, self._on_events, revision + 1)
         finally:
             self._opening.release()
 
@@ -72,7 +73,7 @@ class Queue:
         return self._places.get(token)
 
     def admits(self, token: bytes) -> bool:
-        """Whether this token is inside, as far as is known."""
+        """Return whether this token has the lock, as far as is known."""
         with self._lock:
             return any(each.token == token for each in inside(self._places))
 
@@ -82,52 +83,52 @@ class Queue:
 
     @contextmanager
     def waiter(self, token: bytes, turn: bool, revision: int) -> Iterator[Bell]:
-        """A bell that rings when it is this token's turn; and, also without `turn`, when the token has left."""
-        mine = _Waiter(turn, revision, Bell())
+        """Lend a bell that rings when the token has left the queue; with `turn`, also when it has the lock."""
+        waiter = _Waiter(turn, revision, Bell())
         with self._lock:
-            self._waiters.setdefault(token, []).append(mine)
+            self._waiters.setdefault(token, []).append(waiter)
         try:
-            yield mine.bell
+            yield waiter.bell
         finally:
             with self._lock:
-                those = self._waiters[token]
-                those.remove(mine)
-                if not those:
+                waiters = self._waiters[token]
+                waiters.remove(waiter)
+                if not waiters:
                     del self._waiters[token]
                 if not self._waiters:
                     self._until = time.monotonic() + LINGER
                     watch.add(self, self._until)
 
     def look(self, now: float) -> None:
-        """End the watch that nobody needs any more."""
+        """Close the watch if it is not needed any more."""
         with self._lock:
             if self._watch is not None and not self._waiters and now >= self._until:
                 self._watch.close()
 
     def worth_asking(self, token: bytes, turn: bool, revision: int) -> bool:
-        """Whether what such a waiter waits for has come already."""
+        """Return whether the event that such a waiter waits for has already happened."""
         with self._lock:
-            if token not in self._places:  # or the news of its place has not come yet
+            if token not in self._places:  # it has left, unless the event of its arrival has not come yet
                 return self._seen >= revision
             return turn and self.admits(token)
 
-    def _told(self, events: Sequence[Mapping[str, Any]] | None) -> None:
+    def _on_events(self, events: Sequence[Mapping[str, Any]] | None) -> None:
         with self._lock:
-            if events is None:
-                bells = [each.bell for those in self._waiters.values() for each in those]
+            if events is None:  # the watch has ended: all waiters must ask
+                bells = [each.bell for waiters in self._waiters.values() for each in waiters]
             else:
-                self.heard = time.monotonic()
+                self.updated = time.monotonic()
                 left = self._change(events)
                 bells = self._bells([each.token for each in inside(self._places)], left)
         for bell in bells:
             bell.ring()
 
     def _change(self, events: Sequence[Mapping[str, Any]]) -> set[bytes]:
-        """The tokens that have left."""
+        """Apply events to the places, and return the tokens that have left."""
         left: set[bytes] = set()
         for event in events:
             place = place_of(event["kv"])
-            if place.changed < self._seen:  # it was read already
+            if place.changed < self._seen:  # `open` has read a later state
                 continue
             self._seen = place.changed
             if event.get("type") == "DELETE":
@@ -149,6 +150,6 @@ class Queue:
 
 
 def inside(places: Mapping[bytes, QueuedKey] | Sequence[QueuedKey]) -> Sequence[QueuedKey]:
-    """Return those of a queue that have the lock."""
-    its = places.values() if isinstance(places, Mapping) else places
-    return list(islice(its, admitted(each.room for each in its)))
+    """Return the places of a queue that have the lock: the first ones."""
+    queue = places.values() if isinstance(places, Mapping) else places
+    return list(islice(queue, admitted(each.room for each in queue)))

@@ -1,4 +1,4 @@
-"""Watches of one process: each has a connection of its own, and a thread that reads there."""
+"""The watches of one process. Each has its own connection, and a thread that reads from it."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from stampede.runtime.threads import begun
 
 __all__ = ["KeyWatch", "Span", "Watches"]
 
-Told: TypeAlias = Callable[[Sequence[Any] | None], object]
-"""Called with etcd's events, in their order. None: the watch has ended, and tells nothing more."""
+OnEvents: TypeAlias = Callable[[Sequence[Any] | None], object]
+"""A callback for etcd's events, in their order. None: the watch has ended, and no more events follow."""
 
 Span: TypeAlias = tuple[bytes, bytes]
-"""A key, and the one that ends the range behind it; none: that key alone."""
+"""A range of keys: its first key, and the key after its last one. If the second is empty: the first key alone."""
 
 
 class KeyWatch:
-    """A watch, until it is closed or its connection ends."""
+    """A watch of a range of keys, until it is closed or its connection ends."""
 
-    def __init__(self, watches: set[KeyWatch], member: Address, stream: Stream, told: Told) -> None:
+    def __init__(self, watches: set[KeyWatch], member: Address, stream: Stream, on_events: OnEvents) -> None:
         self.member = member
-        self._watches, self._stream, self._told = watches, stream, told
+        self._watches, self._stream, self._on_events = watches, stream, on_events
 
     @property
-    def hears(self) -> bool:
+    def active(self) -> bool:
         return self in self._watches
 
     def close(self) -> None:
         try:
             self._watches.remove(self)
-        except KeyError:  # another thread was faster
+        except KeyError:  # another thread has closed it
             return
         hang_up(self._stream.sock)
-        self._told(None)
+        self._on_events(None)
 
     def read(self) -> None:
-        """Tell of what comes. A thread does this."""
+        """Read events until the stream ends; the main function of the watch's thread."""
         try:
             for line in self._stream.lines:
                 result = json.loads(line)["result"]
-                if result.get("canceled") or not self.hears:
+                if result.get("canceled") or not self.active:
                     break
-                self._told([each for each in result.get("events", ()) if each["kv"]["key"]])
+                self._on_events([each for each in result.get("events", ()) if each["kv"]["key"]])
         except (HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError):
-            pass  # it has ended, or says what etcd does not
+            pass  # the connection has ended, or sends what etcd never sends
         self.close()
         self._stream.reply.close()
 
     def disown(self) -> None:
-        """In a forked child, where the parent's thread has the locks of the reply: it can't be closed as usual."""
+        """Detach from the parent's socket in a forked child. The reply can't be closed, because the parent's thread may
+        have held its locks."""
         if (number := self._stream.sock.fileno()) >= 0:
             disown_number(number)
 
@@ -70,23 +71,23 @@ class Watches:
         self.start_again()
 
     def start_again(self) -> None:
-        """Also in a forked child: watches are the parent's."""
+        """Begin with no watches; also in a forked child, where the open ones are the parent's."""
         self._parents = getattr(self, "_watches", set[KeyWatch]())
         for watch in self._parents:
             watch.disown()
         self._watches: set[KeyWatch] = set()
 
-    def watch(self, span: Span, told: Told, revision: int = 0) -> KeyWatch | None:
-        """Have `told` called after each change from this revision on, or that comes after this has returned.
+    def watch(self, span: Span, on_events: OnEvents, revision: int = 0) -> KeyWatch | None:
+        """Call `on_events` for each change from this revision on; without one, for each change after this has returned.
 
-        It blocks until the server has begun to watch. None: there are too many watches.
+        This blocks until the server has begun the watch. None: there are too many watches already.
         """
         if len(self._watches) >= MOST:
             return None
         key, end = span
         terms = {"key": b64(key), "range_end": b64(end), "start_revision": str(revision)}
         member, stream = self._gateway.stream("/v3/watch", {"create_request": terms})
-        watch = KeyWatch(self._watches, member, stream, told)
+        watch = KeyWatch(self._watches, member, stream, on_events)
         self._watches.add(watch)
         full = len(self._watches) > MOST or self._gateway.closed
         if full or begun("stampede-etcd-watch", watch.read) is None:
@@ -95,7 +96,7 @@ class Watches:
         return watch
 
     def left(self, member: Address) -> None:
-        """End the watches of a member that gives no answers: it tells nothing either."""
+        """Close the watches of a member that does not reply: it does not report events, either."""
         for watch in [each for each in self._watches.copy() if each.member == member]:
             watch.close()
 

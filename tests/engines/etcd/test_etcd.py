@@ -125,7 +125,7 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
 
         herd.append(Herd(visit))
         until(lambda number=number: len(run(holder.blocking.locks.held())) == 1 and waiting(holder) == number + 1)
-    until(lambda: all(engine._steps.queue("l").heard for engine in crowd))
+    until(lambda: all(engine._steps.queue("l").updated for engine in crowd))
     lock.release()
     assert [each.join() for each in herd] == [[None]] * 6
     assert order == list(range(6))
@@ -422,7 +422,7 @@ def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy
     assert [each["kv"]["key"] for each in told.pop()] == [b64(b"k")]
     proxy.cut()
     until(lambda: told == [None])
-    assert not ear.hears
+    assert not ear.active
     assert engine._watches._watches == set()
 
 
@@ -435,7 +435,7 @@ def test_the_watch_of_a_queue_outlives_its_connection(
     lock = Lock("l", on=holder)
     assert lock.acquire()
     herd = Herd(lambda: entered(engine))
-    until(lambda: engine._steps.queue("l").heard)
+    until(lambda: engine._steps.queue("l").updated)
     proxy.cut()
     until(lambda: engine._watches._watches)
     lock.release()
