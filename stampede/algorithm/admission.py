@@ -38,7 +38,7 @@ _inside: ContextVar[tuple[_Stay, ...]] = ContextVar("stampede_origins", default=
 
 
 async def compute_at_origin(
-    call: Call, kept: Entry[Any] | None, hold: Hold, flight: Flight, longest: float
+    call: Call, existing: Entry[Any] | None, hold: Hold, flight: Flight, longest: float
 ) -> tuple[Any, BaseException | None, float]:
     """Compute in a place at the origin. Return the value or the error, and the seconds that the computation took.
 
@@ -47,7 +47,7 @@ async def compute_at_origin(
     gate = gate_of(call)
     if gate is not None:
         try:
-            await enter(call, kept, gate, longest)
+            await enter(call, existing, gate, longest)
         except OriginFull as full:
             return None, full.with_traceback(None), 0.0
     hold.bound(longest)  # also if no place is needed
@@ -57,13 +57,13 @@ async def compute_at_origin(
 
 
 async def load_at_origin(
-    call: Call, kept: Entry[Any] | None, begin: Callable[[], object], work: Coroutine[Any, Any, T]
+    call: Call, existing: Entry[Any] | None, begin: Callable[[], object], work: Coroutine[Any, Any, T]
 ) -> T:
     """Run a batch's work in a place at the origin. If OriginFull is raised, the work has not begun."""
     gate = gate_of(call)
     try:
         if gate is not None:
-            await enter(call, kept, gate, inf)
+            await enter(call, existing, gate, inf)
     except BaseException:
         work.close()
         raise
@@ -71,11 +71,13 @@ async def load_at_origin(
     return await (work if call.place is None else run_in_place(call, call.place, work))
 
 
-async def enter(call: Call, kept: Entry[Any] | None, gate: Gate, longest: float) -> None:
+async def enter(call: Call, existing: Entry[Any] | None, gate: Gate, longest: float) -> None:
     """Take a place at the origin for this call. Raise OriginFull if none was free in time."""
     began, outcome, origin = call.now, "full", call.policy.origin or ""
     try:
-        call.place = await gate.enter(call.resources.colour, place_wait(call, kept, gate), call.policy.lease, longest)
+        call.place = await gate.enter(
+            call.resources.colour, place_wait(call, existing, gate), call.policy.lease, longest
+        )
         outcome = "entered"
         add(PLACES, origin)
     finally:
@@ -121,12 +123,12 @@ def gate_of(call: Call) -> Gate | None:
     return None if call.resources.gates is None else call.resources.gates.gate_of(origin)
 
 
-def place_wait(call: Call, kept: Entry[Any] | None, gate: Gate) -> float:
+def place_wait(call: Call, existing: Entry[Any] | None, gate: Gate) -> float:
     """Return how many seconds the call waits for a place: 0 if a stored value is good enough instead.
 
     An early refresh never waits, and leaves the place to others.
     """
-    spared = kept is not None and not call.force and (kept.fresh > 0 or gate.when_full == "stale")
+    spared = existing is not None and not call.force and (existing.fresh > 0 or gate.when_full == "stale")
     if spared or gate.when_full == "raise":
         return 0.0
     left = inf if call.policy.limit is None else max(call.policy.limit - call.waited, 0.0)

@@ -73,7 +73,7 @@ async def _fetch(
         return {}
     results: dict[str, Result] = {}
     others: Iterable[str] = keys
-    start, waited, one_by_one = monotonic(), 0.0, 1
+    start, waited, count = monotonic(), 0.0, 1
     while True:
         batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of, seen)
         results |= await batch.claim(others)
@@ -83,13 +83,13 @@ async def _fetch(
         # A caller that computes one of these keys usually computes several. When the first one is there, the others are
         # too, or can be claimed together. Wait for twice as many keys each time: if a thousand keys ended one by one, a
         # claim after each of them would ask for all that remain a thousand times.
-        for key in batch.others[:one_by_one]:
+        for key in batch.others[:count]:
             began = monotonic()
             left = _with(policy.after(waited, began - start), ttl_of(key))
             results[key] = await scope.fetch(key, loader.origin(key), left, once=once)
             if not results[key].stored:  # False also if it was computed here after all
                 waited += monotonic() - began
-        others, one_by_one = batch.others[one_by_one:], 2 * one_by_one
+        others, count = batch.others[count:], 2 * count
         if not others:
             break
     return {key: result for key, result in results.items() if not result.is_nothing}
@@ -160,10 +160,10 @@ class _Batch:
         trouble: BaseException | None = None
         began = monotonic()
         try:
-            today = await self._scope.today()
+            current_prefix = await self._scope.current_prefix()
             self.asked = monotonic() - began
             for key in keys:
-                self._lead(today, key, began)
+                self._lead(current_prefix, key, began)
             for key, led in self._led.items():
                 call = led.call
                 if call.seen is not None and place is not None and not place.reserve():
@@ -181,7 +181,7 @@ class _Batch:
         for each in asking:
             answer = answers.popleft()  # popped, because an error in the list would refer to this frame
             if isinstance(answer, MayCompute):
-                each.kept = answer.entry
+                each.existing = answer.entry
                 granted.append(each)
             elif isinstance(answer, Result):
                 results[each.key] = answer
@@ -206,11 +206,11 @@ class _Batch:
         finally:
             self.asked += monotonic() - began
 
-    def _lead(self, today: str, key: str, began: float) -> None:
+    def _lead(self, current_prefix: str, key: str, began: float) -> None:
         """Lead the key's flight, or add the key to `others` if another caller leads it."""
         local_tier = self._scope.core.local_tier
         policy = _with(self._policy, self._ttl_of(key))
-        call = self._scope.of_many(today, key, self._loader.origin(key), policy, began, self._once)
+        call = self._scope.of_many(current_prefix, key, self._loader.origin(key), policy, began, self._once)
         call.sample = local_tier.sample(call.key)
         call.answered_by(self._work())  # without a local variable: a traceback may keep this frame for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
@@ -241,10 +241,10 @@ class _Batch:
     async def _compute_in_background(self, place: BackgroundPlace, granted: list[WantedKey]) -> dict[str, Result]:
         """Compute all granted keys in the background, while the caller waits as long as its most patient key allows."""
         delivery: Delivery[dict[str, Result] | BaseException] = Delivery()
-        waits = any(each.own_wait_left > 0 or each.kept is None for each in granted)
-        longest = max(each.call.policy.hold_of(each.kept.cost if each.kept else 0.0) for each in granted)
+        waits = any(each.own_wait_left > 0 or each.existing is None for each in granted)
+        longest = max(each.call.policy.hold_of(each.existing.cost if each.existing else 0.0) for each in granted)
         await self._release(granted)  # the background work claims them anew
-        work = self._refresh({each.key: each.kept for each in granted}, delivery)
+        work = self._refresh({each.key: each.existing for each in granted}, delivery)
         cancel = place.begin(work, delivery.bell, longest, waits=waits)
         seconds = max(each.own_wait_left for each in granted)
         if seconds > 0:
@@ -274,14 +274,14 @@ class _Batch:
             raise
 
     async def _refresh(
-        self, kept: dict[str, Entry[Any] | None], delivery: Delivery[dict[str, Result] | BaseException]
+        self, existing: dict[str, Entry[Any] | None], delivery: Delivery[dict[str, Result] | BaseException]
     ) -> None:
         """Run a batch of its own in the background, and deliver its results."""
         results: dict[str, Result] = {}
         policy = self._policy.with_options(background=False, patience=None, deadline=None)
-        seen = {key: entry for key, entry in kept.items() if entry is not None and entry.fresh > 0}
+        seen = {key: entry for key, entry in existing.items() if entry is not None and entry.fresh > 0}
         try:
-            results = await _fetch(self._scope, kept, self._loader, policy, self._once, self._ttl_of, seen)
+            results = await _fetch(self._scope, existing, self._loader, policy, self._once, self._ttl_of, seen)
             delivery.put({key: result.for_followers() for key, result in results.items()})
         except GeneratorExit:
             raise
@@ -301,7 +301,9 @@ class _Batch:
                 hold, parts, capped = {}, list(self._loader.parts(granted)), self._policy.origin is not None
                 for number, part in enumerate(parts, 1):  # later parts are held for longer
                     for each in part:
-                        longest = number * each.call.policy.hold_of(each.kept.cost if each.kept is not None else 0.0)
+                        longest = number * each.call.policy.hold_of(
+                            each.existing.cost if each.existing is not None else 0.0
+                        )
                         held = each.call.resources.hold(each.call, inf if capped else longest)
                         hold[each.key] = stack.enter_context(held)
                         if capped:
@@ -311,9 +313,9 @@ class _Batch:
                 stack.enter_context(Computing(*[each.flight for each in granted]))
                 for part in parts:
                     answers = await self._loader.load(part)
-                    landed = [finish(each.call, each.kept, hold[each.key], *answers[each.key]) for each in part]
+                    endings = [finish(each.call, each.existing, hold[each.key], *answers[each.key]) for each in part]
                     failed = False
-                    for each, result in zip(part, await self._at_once(landed), strict=True):
+                    for each, result in zip(part, await self._at_once(endings), strict=True):
                         if isinstance(result, BaseException):
                             raise result
                         results[each.key] = result
@@ -347,6 +349,6 @@ def _begin(wanted: WantedKey, hold: Hold, longest: float) -> None:
 
 def _serve_late(wanted: WantedKey) -> Result:
     """Return the stored value because the caller no longer waits. Raise WaitTimeout if there is none."""
-    if wanted.kept is None:
+    if wanted.existing is None:
         raise deadline_error(wanted.call)
-    return served(wanted.call, wanted.kept, "computing", until=wanted.call.policy.lease)
+    return served(wanted.call, wanted.existing, "computing", until=wanted.call.policy.lease)

@@ -43,7 +43,7 @@ class Gate(Protocol):
     def when_full(self) -> str: ...
 
     async def enter(self, colour: Colour, wait: float, lease: float, longest: float) -> OriginPlace:
-        """Wait at most `wait` seconds for a place, which is kept for at most `longest`. Raise OriginFull if none is free."""
+        """Return a place, held for at most `longest` seconds. Raise OriginFull if none is free within `wait`."""
 
 
 class Gates(Protocol):

@@ -234,11 +234,11 @@ def drop_refused_stale(call: Call, reply: Granted | Busy | Failed) -> None:
 
 async def after_failure(call: Call, reply: Failed) -> Result:
     """Return what the failure of the awaited computation, or of the last one (the key rests), means for this call."""
-    verdict, at, kept = reply.verdict, call.asked, reply.entry or call.seen
+    verdict, at, existing = reply.verdict, call.asked, reply.entry or call.seen
     if verdict.kind == "absent":
         return Result(error=Nothing(verdict.message), as_of=at)
-    if kept is not None:
-        return served(call, kept, "resting", until=reply.rest, as_of=at if reply.entry else -inf)
+    if existing is not None:
+        return served(call, existing, "resting", until=reply.rest, as_of=at if reply.entry else -inf)
     if verdict.kind == "unkept":
         return await compute_alone(call)
     if verdict.kind == "full":
@@ -251,10 +251,10 @@ async def after_failure(call: Call, reply: Failed) -> Result:
 
 async def wait_for_other(call: Call, busy: Busy) -> Result | None:
     """Sleep until the key changes or the caller's patience ends. Return a result; None if the caller must claim."""
-    resources, at, kept = call.resources, call.asked, busy.entry or call.seen
+    resources, at, existing = call.resources, call.asked, busy.entry or call.seen
     as_of = at if busy.entry else -inf
-    if kept is not None and patience_left(call, kept) <= 0:
-        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
+    if existing is not None and patience_left(call, existing) <= 0:
+        return served(call, existing, "computing", until=busy.lease, as_of=as_of)
     patience, on_timeout = wait_left(call)
     if patience <= 0:
         return await on_timeout(call)
@@ -264,11 +264,11 @@ async def wait_for_other(call: Call, busy: Busy) -> Result | None:
             call.flight,
             Result(busy.entry, until=busy.lease, as_of=at),
         )
-    if kept is not None:
-        patience = min(patience, patience_left(call, kept))
+    if existing is not None:
+        patience = min(patience, patience_left(call, existing))
     news = await resources.port.wait(call.key, busy, patience)
-    if news is None and kept is not None and patience_left(call, kept) <= 0:
-        return served(call, kept, "computing", until=busy.lease, as_of=as_of)
+    if news is None and existing is not None and patience_left(call, existing) <= 0:
+        return served(call, existing, "computing", until=busy.lease, as_of=as_of)
     if news is None:  # whatever the reason for waking, do not spin
         await back_off(call, patience)
     ask = call.ask
@@ -308,38 +308,40 @@ def tell_waited(call: Call, entry: Entry[Any] | None) -> None:
 # -- 4. to 6. compute, then fill or abandon ------------------------------------------------------------------------
 
 
-async def start_computation(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
+async def start_computation(call: Call, flight: Flight, existing: Entry[Any] | None) -> Result:
     """Compute, or have the value computed in the background if the caller may stop waiting for it.
 
     A call for many keys does neither: it gets `MayCompute`, and computes all its keys together.
     """
     if call.claims_only:
-        return MayCompute(kept)
-    seconds = own_wait_left(call, kept) if call.background is not None else inf
+        return MayCompute(existing)
+    seconds = own_wait_left(call, existing) if call.background is not None else inf
     if call.background is not None and seconds < inf and call.background.reserve():
         return await compute_in_background(
-            call, call.background, flight, lambda: compute(call, flight, kept), kept, seconds
+            call, call.background, flight, lambda: compute(call, flight, existing), existing, seconds
         )
-    return await call.resources.colour.aside(compute(call, flight, kept), flight)
+    return await call.resources.colour.aside(compute(call, flight, existing), flight)
 
 
-async def compute(call: Call, flight: Flight, kept: Entry[Any] | None) -> Result:
+async def compute(call: Call, flight: Flight, existing: Entry[Any] | None) -> Result:
     """Run the user's function while the lease is renewed, then store its value, or abandon the lease."""
     resources = call.resources
     began = resources.clock()
     result: Result | None = None
     try:
-        longest = call.policy.hold_of(kept.cost if kept else 0.0)
+        longest = call.policy.hold_of(existing.cost if existing else 0.0)
         if call.policy.origin is not None:
             call.nested = nested()
         with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
             # Do not bind the error to a name: it refers to this frame, as Python 3.12 links each frame to its caller's.
             if call.policy.origin is not None:
-                result = await finish(call, kept, hold, *await compute_at_origin(call, kept, hold, flight, longest))
+                result = await finish(
+                    call, existing, hold, *await compute_at_origin(call, existing, hold, flight, longest)
+                )
             else:
                 flight.computes(call.label, call.policy.lease, longest)
                 work = ended(resources.colour.call(call.origin))
-                result = await finish(call, kept, hold, *await work, resources.clock() - began)
+                result = await finish(call, existing, hold, *await work, resources.clock() - began)
     except BaseException:
         # Nothing can be awaited any more: the event loop was closed, or no thread could be started.
         drop_place(call)

@@ -25,30 +25,32 @@ ARGS = "let its __init__ pass all of its arguments to super().__init__"
 
 
 async def finish(
-    call: Call, kept: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
+    call: Call, existing: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
 ) -> Result:
     """Fill with the computed value, or abandon. Either way the lease ends and all waiters wake, once."""
-    why = "refresh" if call.force else "missing" if kept is None else "early" if kept.fresh > 0 else "stale"
+    why = "refresh" if call.force else "missing" if existing is None else "early" if existing.fresh > 0 else "stale"
     try:
         if error is not None and hold.foreign:
             return Result(error=error)
         if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
             return await left_out(call, error)
         if isinstance(error, OriginFull):
-            return await turned_away(call, error, kept)
+            return await turned_away(call, error, existing)
         if error is not None and (not isinstance(error, call.policy.raises) or is_own(error)):
-            return await give_up(call, hold, error, kept, why, cost)
-        entry = entry_of(call, kept, value, error, cost)
-        if error is not None and entry.ttl <= 0 and kept is not None:
-            return await unkept(call, entry, error, "ttl is 0 for it, and what is kept stays")
-        return await store(call, hold, entry, error, why, cost, kept)
+            return await give_up(call, hold, error, existing, why, cost)
+        entry = entry_of(call, existing, value, error, cost)
+        if error is not None and entry.ttl <= 0 and existing is not None:
+            return await unkept(call, entry, error, "its ttl is 0, and the stored value stays")
+        return await store(call, hold, entry, error, why, cost, existing)
     except GeneratorExit:
         raise
     except BaseException as failure:  # raised by the user's ttl function, or by a codec
-        return await give_up(call, hold, failure, kept, why, cost)
+        return await give_up(call, hold, failure, existing, why, cost)
 
 
-def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseException | None, cost: float) -> Entry[Any]:
+def entry_of(
+    call: Call, existing: Entry[Any] | None, value: Any, error: BaseException | None, cost: float
+) -> Entry[Any]:
     """Return the entry to store. Its id is the token of the lease, by which waiters of that lease recognise it.
 
     An exception of `raises` is stored as an answer. With a ttl of 0 it is only for those that wait for it now.
@@ -58,7 +60,7 @@ def entry_of(call: Call, kept: Entry[Any] | None, value: Any, error: BaseExcepti
         ttl *= 1 - call.policy.jitter * random()
     if error is not None:
         value = parts_of(error)
-    typical, margin = early.observe(kept, cost)
+    typical, margin = early.observe(existing, cost)
     stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
     return Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
 
@@ -70,7 +72,7 @@ async def store(
     error: BaseException | None,
     why: str,
     cost: float,
-    kept: Entry[Any] | None,
+    existing: Entry[Any] | None,
 ) -> Result:
     """Fill, unless the value must not be stored. Waiters in other processes wake either way."""
     if hold.foreign:
@@ -96,7 +98,7 @@ async def store(
         # Valid as of the claim; whether the lease was valid later is unknown.
         return Result(entry, error, as_of=call.asked)
     if not stored:
-        longest = call.policy.hold_of(kept.cost if kept is not None else 0.0)
+        longest = call.policy.hold_of(existing.cost if existing is not None else 0.0)
         late = cost > longest
         overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
         call.tell(events.LeaseLost, longest if late else None, overruled)
@@ -130,7 +132,7 @@ async def left_out(call: Call, error: LeftOut) -> Result:
 
 
 async def give_up(
-    call: Call, hold: Hold, error: BaseException, kept: Entry[Any] | None, why: str, cost: float
+    call: Call, hold: Hold, error: BaseException, existing: Entry[Any] | None, why: str, cost: float
 ) -> Result:
     """Abandon the lease with a verdict after a failed computation, and serve the stored value if that is allowed."""
     if hold.foreign:
@@ -138,23 +140,23 @@ async def give_up(
     if is_own(error):
         await release(call)
         return Result(error=error)
-    may_serve = covers(call, kept, error)
+    may_serve = covers(call, existing, error)
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
     as_of = await lease_known_valid_at(call)
     await release(call, verdict, rest)
     call.tell(events.Failed, why, cost, error)
-    if kept and may_serve:
-        return served(call, kept, "failed", until=rest, as_of=as_of)
+    if existing and may_serve:
+        return served(call, existing, "failed", until=rest, as_of=as_of)
     return Result(error=error, as_of=as_of)
 
 
-async def turned_away(call: Call, error: OriginFull, kept: Entry[Any] | None) -> Result:
+async def turned_away(call: Call, error: OriginFull, existing: Entry[Any] | None) -> Result:
     """End a call whose origin is full: serve a stored value and let the key rest for a moment, or report the error."""
     as_of = await lease_known_valid_at(call)
-    if kept is not None and not call.force and (kept.fresh > 0 or error.may_be_covered):
+    if existing is not None and not call.force and (existing.fresh > 0 or error.may_be_covered):
         await release(call, None, CROWDED)
-        return served(call, kept, "full", until=CROWDED, as_of=as_of)
+        return served(call, existing, "full", until=CROWDED, as_of=as_of)
     if error.may_be_covered:
         await release(call)
         return Result(error=error)  # this call's patience has ended; others may have more
@@ -192,9 +194,9 @@ async def lease_known_valid_at(call: Call) -> float:
         return call.asked
 
 
-def covers(call: Call, kept: Entry[Any] | None, error: BaseException) -> bool:
+def covers(call: Call, existing: Entry[Any] | None, error: BaseException) -> bool:
     """Return whether the stored value may be served in place of this error."""
-    if kept is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
+    if existing is None or call.force or isinstance(error, (CodecError, RecursiveComputation, *call.policy.raises)):
         return False
     return not is_own(error)
 

@@ -91,16 +91,16 @@ class Generations(Marks):
     def adopt(self, epoch: int, generations: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
         """Take over the generations that the engine named since that epoch. Return prefixes as `learn_surely` does."""
         owns, wholes = (*generations, [""])[:2]
-        today = self._keep_prefix(epoch, owns[0], wholes[0])
+        current_prefix = self._keep_prefix(epoch, owns[0], wholes[0])
         if not self._recent and len(owns) == len(wholes) == 1:
-            return today, []
+            return current_prefix, []
         # Add what this process knew a moment ago: a server that was emptied cannot name it any more. Combine all pairs:
         # a process asks for the two generations at different moments, and may know a newer one of only one of them.
         recent = [known for known in self._recent.copy() if _clock() - known[2] < HEARD]
         owns = [*owns, *[own for own, _, _ in recent]]
         wholes = [*wholes, *[whole for _, whole, _ in recent]]
         prefixes = {self._prefix_of(own, whole) for whole in wholes for own in owns}
-        return today, list(prefixes - {today})
+        return current_prefix, list(prefixes - {current_prefix})
 
     def recall(self) -> str | None:
         """Return the prefix if the engine remembers the generations in this process, without the cost of coroutines.

@@ -28,13 +28,13 @@ class WantedKey:
     key: str
     call: Call
     flight: Flight
-    kept: Entry[Any] | None = None
+    existing: Entry[Any] | None = None
     begin: Callable[[], object] = lambda: None  # called when its computation begins
 
     @property
     def own_wait_left(self) -> float:
         """Seconds for which the caller waits for this key, if it is computed in the background."""
-        return own_wait_left(self.call, self.kept)
+        return own_wait_left(self.call, self.existing)
 
 
 class Computed(NamedTuple):
@@ -83,7 +83,7 @@ class BatchFunction:
         """Call the function for these keys, and return the outcome of each."""
         keys = [each.key for each in wanted]
         first = wanted[0]
-        work = load_at_origin(first.call, first.kept, lambda: [each.begin() for each in wanted], self._values(keys))
+        work = load_at_origin(first.call, first.existing, lambda: [each.begin() for each in wanted], self._values(keys))
         answer = await _timed(first.call.resources.clock, work)
         try:
             if answer.error is not None:

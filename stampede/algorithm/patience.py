@@ -47,10 +47,10 @@ def wait_left(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
     return wait - call.waited, timed_out
 
 
-def patience_left(call: Call, kept: Entry[Any]) -> float:
+def patience_left(call: Call, existing: Entry[Any]) -> float:
     """Return how many seconds the caller still waits for a fresh value before it takes the stored one."""
     policy = call.policy
-    if policy.patience is None or kept.fresh > 0:
+    if policy.patience is None or existing.fresh > 0:
         return 0.0
     wait = min(policy.patience, inf if policy.limit is None else policy.limit)
     return (min(wait, policy.lease) if nested() else wait) - call.waited
@@ -64,7 +64,7 @@ async def timed_out(call: Call) -> Result:
 # -- for the caller's own computation ------------------------------------------------------------------------------
 
 
-def own_wait_left(call: Call, kept: Entry[Any] | None) -> float:
+def own_wait_left(call: Call, existing: Entry[Any] | None) -> float:
     """Return how many seconds the caller waits for its own computation, if that runs in the background.
 
     inf means that it waits until the end, so that no background place is needed.
@@ -72,9 +72,9 @@ def own_wait_left(call: Call, kept: Entry[Any] | None) -> float:
     policy = call.policy
     if call.force:
         return inf
-    if kept is None:
+    if existing is None:
         wait = inf
-    elif kept.fresh > 0:
+    elif existing.fresh > 0:
         return 0.0
     elif policy.patience is not None:
         wait = policy.patience
@@ -88,7 +88,7 @@ async def compute_in_background(
     place: BackgroundPlace,
     flight: Flight,
     begin: Callable[[], Coroutine[Any, Any, Result]],
-    kept: Entry[Any] | None,
+    existing: Entry[Any] | None,
     seconds: float,
 ) -> Result:
     """Compute in a background place, and wait `seconds` for the value. After that the computation goes on alone.
@@ -105,12 +105,12 @@ async def compute_in_background(
         if not flight.ended:
             flight.cancel = cancel
         await _wait(call, flight, delivery.bell, seconds)
-    result = delivery.take() if seconds > 0 or kept is None else None
+    result = delivery.take() if seconds > 0 or existing is None else None
     try:
         if result is not None:
             return result
-        if kept is not None:
-            return served(call, kept, "computing", until=call.policy.lease)
+        if existing is not None:
+            return served(call, existing, "computing", until=call.policy.lease)
     finally:
         del result  # its error, if it has one, refers to this frame
     raise deadline_error(call)
@@ -118,7 +118,7 @@ async def compute_in_background(
 
 def deadline_error(call: Call) -> WaitTimeout:
     return WaitTimeout(
-        f"{call.label!r} has been computed for {call.waited:.3g} s, and deadline ran out: the computation goes on, and"
+        f"{call.label!r} has been computed for {call.waited:.3g} s, and deadline ran out: the computation goes on, and "
         "its value is stored for later callers"
     )
 

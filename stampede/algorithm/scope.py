@@ -112,9 +112,8 @@ class ScopeSide(Stored):
         assert engine.claims is not None
         assert engine.store is not None
         claims, self.store, look = scope.ports(engine.claims, engine.store, colour)
-        self._keeper_claims = (
-            scope.side(BLOCKING).claims if colour.suspending else claims
-        )  # for renewals, in the keeper's thread
+        # For renewals, in the keeper's thread.
+        self._keeper_claims = scope.side(BLOCKING).claims if colour.suspending else claims
         self._coded = self.store if isinstance(self.store, EncodedStore) else None
         self.resources = self._resources(scope, claims, look)
         self._gathered = self.resources  # of calls for many keys, which share round trips
@@ -250,7 +249,7 @@ class ScopeSide(Stored):
         else:
             result = await (self._with_background(call) if policy.beside and usual else fill(call))
         if call.from_others and result.entry is not None:
-            known = await self.today()
+            known = await self.current_prefix()
             if known != prefix:
                 # All was cleared meanwhile. If that was before this call began, the value may be older than the call.
                 remaining = policy.after(call.waited, call.waited)
@@ -263,15 +262,15 @@ class ScopeSide(Stored):
                 return await self.fetch(key, call.origin, policy, seen=result.entry)
             return result
         if resident.end == 0.0 or result.until is not None:  # False if another caller of the flight has opened it
-            today = self.generations.recall()
-            if today is None:
-                today = await self.learn() if result.ticket is not None else prefix
+            current_prefix = self.generations.recall()
+            if current_prefix is None:
+                current_prefix = await self.learn() if result.ticket is not None else prefix
             # Asked now: the resident is in its place, and not served yet. If another caller changed the key in a newer
             # generation, either it has killed the resident, or we see that generation here. Neither the resident's home
             # nor a ticket taken after the change knows of generations.
             if (
                 epoch != core.epoch
-                or today != prefix
+                or current_prefix != prefix
                 or (self.generations.mark and self.resources.predates_mark(resident.entry))
             ):
                 local_tier.residents.drop(physical)
@@ -296,18 +295,18 @@ class ScopeSide(Stored):
 
     async def keep(self, ends: Iterable[tuple[Call, Result]]) -> None:
         """Put results in the local tier, as far as they are known to be valid."""
-        local_tier, today = self.core.local_tier, None
+        local_tier, prefix = self.core.local_tier, None
         placed = [
             (resident, call, result)
             for call, result in ends
             if (resident := local_tier.place(call.key, self.called, result, call.sample)) is not None
         ]
         if placed:  # asked now and not before, for the same reason as in `_fetch`
-            today = self.generations.recall()
-        if today is None and any(result.ticket is not None for _, _, result in placed):
-            today = await self.learn()
+            prefix = self.generations.recall()
+        if prefix is None and any(result.ticket is not None for _, _, result in placed):
+            prefix = await self.learn()
         for resident, call, result in placed:
-            if (today is None or today + call.label == call.key) and not self.resources.predates_mark(resident.entry):
+            if (prefix is None or prefix + call.label == call.key) and not self.resources.predates_mark(resident.entry):
                 local_tier.open(resident, result, call.policy)
             elif local_tier.residents is not None:
                 local_tier.residents.drop(call.key)
@@ -327,7 +326,7 @@ class ScopeSide(Stored):
         """
         if self.colour.suspending or self.core.engine.many is None or not keys:
             return {}
-        began, prefix = _clock(), await self.today()
+        began, prefix = _clock(), await self.current_prefix()
         calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
         if self._gathered.look is not None:
             for call in calls:

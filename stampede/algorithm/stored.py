@@ -61,7 +61,7 @@ class Stored:
         """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
         return await self.generations.learn(self.open_store())
 
-    async def today(self) -> str:
+    async def current_prefix(self) -> str:
         """Return the prefix of the current generation, from memory if possible, or else by `learn`."""
         return self.generations.recall() or await self.learn()
 
@@ -137,10 +137,10 @@ class Stored:
 
         If a new generation begins meanwhile, the listing starts again with the first page of that.
         """
-        today, _ = await self.learn_surely()
-        at = None if cursor is None or cursor[0] != today else cursor[1]
-        found, after = await self.lists().page(today + prefix, at)
-        return [key.removeprefix(today) for key in found], None if after is None else (today, after)
+        current_prefix, _ = await self.learn_surely()
+        at = None if cursor is None or cursor[0] != current_prefix else cursor[1]
+        found, after = await self.lists().page(current_prefix + prefix, at)
+        return [key.removeprefix(current_prefix) for key in found], None if after is None else (current_prefix, after)
 
     async def put(self, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)
@@ -172,7 +172,7 @@ class Stored:
         Read, make a value, and write it if what was read is still stored; otherwise try again.
         """
         for _ in range(TRIES):
-            seen = await self._kept(key)
+            seen = await self._stored_entry(key)
             value = make(seen)
             if value is STAY:
                 return None
@@ -188,10 +188,10 @@ class Stored:
         damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, EncodedStore) else None
         return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
 
-    async def _kept(self, key: str) -> Entry[Any] | None:
+    async def _stored_entry(self, key: str) -> Entry[Any] | None:
         """Return what the engine itself has stored, in the current generation."""
-        today, _ = await self.learn_surely()
-        return self.resources.softened((await self.open_store().get([today + key]))[0])
+        current_prefix, _ = await self.learn_surely()
+        return self.resources.softened((await self.open_store().get([current_prefix + key]))[0])
 
     async def expire(self, key: str) -> bool:
         return bool(await self._change(key, "expire"))
@@ -218,7 +218,7 @@ class Stored:
         for key in changes:
             core.forget(known + key, hard=hard)  # first, so that it is gone here even if the engine cannot be asked
         try:
-            physical, done = await self._change_today(verb, changes)
+            physical, done = await self._change_current(verb, changes)
             core.answered(was_down)
             return done
         finally:
@@ -231,7 +231,7 @@ class Stored:
                     core.drop_older(prefix + key)
                 core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
-    async def _change_today(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
+    async def _change_current(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Change the keys in the current generation and in recent ones. Return the current prefix and the answers.
 
         Another process may have begun a new generation, whose keys must change. A third process may not know of that,
@@ -241,22 +241,22 @@ class Stored:
         believed, guess = generations.known, generations.at_hand() if self.core.engine.changes else ""
         if guess == believed[1] and generations.is_of_engine(believed):
             done, current = await self._changed(verb, guess, changes, generations.scopes)
-            today, ended = generations.adopt(epoch, current)
+            current_prefix, ended = generations.adopt(epoch, current)
             ended = [each for each in ended if each != guess]
             if generations.known[2:] != believed[2:]:  # perhaps only the mark is another one
-                if verb == "replace" and today == guess and all(done):
+                if verb == "replace" and current_prefix == guess and all(done):
                     # It is replaced, but stale under the new mark: write it again, in place of the first writing.
                     changes = {key: (entry.id, entry) for key, (_, entry) in changes.items()}
-                    await self._changed(verb, today, changes)
+                    await self._changed(verb, current_prefix, changes)
                 else:
                     done = None
         else:
-            today, ended = await self.learn_surely()
+            current_prefix, ended = await self.learn_surely()
         if done is None:
-            done, _ = await self._changed(verb, today, changes)
-        for older in {*ended} - {today}:
+            done, _ = await self._changed(verb, current_prefix, changes)
+        for older in {*ended} - {current_prefix}:
             await self._changed(verb, older, changes)
-        return today, done
+        return current_prefix, done
 
     async def _changed(
         self, verb: str, prefix: str, changes: Mapping[str, tuple[Any, ...]], scopes: Sequence[str] = ()
