@@ -73,7 +73,7 @@ class UnsupportedPatch(StampedeError, RuntimeError):
 
 
 class KeyingError(StampedeError, TypeError):
-    """An argument from which no key can be made, as it has no stable identity. The message names the parameter.
+    """An argument from which no key can be made, such as an object without a stable identity. The message names it.
 
     >>> @cached
     ... def rows(connection: object) -> int:
@@ -87,7 +87,7 @@ class KeyingError(StampedeError, TypeError):
 class CodecError(StampedeError, TypeError):
     """A value that the codec can't encode, or bytes that it refuses to decode.
 
-    >>> cache.set("k", open)  # raises with strict=True, the default in tests; else memory:// logs a warning
+    >>> cache.set("k", open)  # raises if strict, the default in isolated(); else memory:// logs a warning
     Traceback (most recent call last):
     stampede.errors.CodecError: ...
     """

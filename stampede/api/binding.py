@@ -203,7 +203,7 @@ class Binding:
                     self._warn_of_captured(home)
                     prefix = f"{name}:"
                 else:
-                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # as a key of the cache itself
+                    name, prefix = quoted(namespace), in_namespace(namespace, "")  # keys like those of the cache itself
                 policy = self._policy(home.policy)
                 coding = checked(_only(self.options, CODEC_OPTIONS), CACHE)
                 self._make_key = self._key_maker(prefix)

@@ -103,7 +103,7 @@ class Cache:
         engine: Engine | None = None,
         observers: Iterable[events.Observer] = (),
     ) -> Cache:
-        """Return the cache that settings describe, on `engine` instead of theirs if one is given."""
+        """Return the cache that `settings` describe; on `engine` instead of their own, if one is given."""
         cache = cls.__new__(cls)
         cache._set_up(settings, engine, None, tuple(observers))
         return cache
@@ -192,7 +192,7 @@ class Cache:
 
     @showing(PolicyOptions)
     def get_or_compute(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
-        """Return the key's value. If it is missing, one of all callers computes it with `function`.
+        """Return the key's value. If it is missing, one caller computes it with `function`, and the others wait for it.
 
         >>> cache.get_or_compute("greeting", lambda: "hello", ttl=60)
         'hello'
@@ -212,7 +212,7 @@ class Cache:
 
     @showing(PolicyOptions)
     async def aget_or_compute(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
-        """Return the key's value, awaited. `function` may be async or plain.
+        """Return the key's value, as `get_or_compute` does, awaited. `function` may be async or plain.
 
         >>> async def greet():
         ...     return "hello"
@@ -524,7 +524,7 @@ class Cache:
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def refreshing(self) -> AbstractContextManager[None]:
-        """Compute anew and store in a block: `stampede.refreshing`, for this cache's functions and keys only.
+        """Compute the calls in a block anew, and store the values: `stampede.refreshing`, for this cache only.
 
         >>> with cache.refreshing():  # whatever is stored
         ...     cache.get_or_compute("answer", lambda: 43)
@@ -533,7 +533,7 @@ class Cache:
         return refreshing(self)
 
     def bypassed(self) -> AbstractContextManager[None]:
-        """Call the functions directly in a block: `stampede.bypassed`, for this cache's functions and keys only.
+        """Make the calls in a block go straight to the functions: `stampede.bypassed`, for this cache only.
 
         >>> with cache.bypassed():  # whatever is stored; and store nothing
         ...     cache.get_or_compute("answer", lambda: 44)

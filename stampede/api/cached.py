@@ -51,7 +51,7 @@ class Cached(Binding):
     """The calls and the verbs of one decorated function. They are async if the function is."""
 
     def key(self, /, *args: Any, **kwargs: Any) -> str:
-        """Return the key of these arguments. Leave out ignored ones: as most verbs, this takes those of the key only.
+        """Return the key of these arguments. Most verbs, like this one, take only arguments that are part of the key.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -253,7 +253,7 @@ class Cached(Binding):
         return {name: kwargs.pop(name) for name in ("ttl", "stale") if name in kwargs and self._has_no(name)}
 
     def policy_of(self, entry_options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
-        """Return the policy of an entry that is set with these terms, whose ttl may depend on the arguments."""
+        """Return the policy of an entry that is set with these options, whose ttl may depend on the arguments."""
         ttl = self.ttl_of_set(args, kwargs) if "ttl" not in entry_options else None
         return self.scope.policy.with_options(**entry_options, **({} if ttl is None else {"ttl": ttl}))
 
