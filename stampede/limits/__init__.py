@@ -1,5 +1,5 @@
-"""Limits: how many calls may start in a window of time, and how many computations an origin bears at once.
+"""Limits: how many calls may start in a window of time, and how many computations may run at once at an origin.
 
-Here is what a user calls, and how a caller waits for its turn. How a window is counted is decided by `model/window.py`,
-in the engine. Begin with `limiter.py`.
+Here are the objects that users call, and the waiting for a start. Engines count the starts in a window, by the rules of
+`model/window.py`. Begin with `limiter.py`.
 """

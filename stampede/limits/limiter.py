@@ -1,4 +1,4 @@
-"""The user's face of a limit: so many starts in any window of time, over every process that reaches the engine."""
+"""The rate limit that users see: so many starts in any window of time, across all processes on one engine."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHORT = 1.0
-"""Seconds before a start, up to which nobody asks in between whether it has moved."""
+"""Seconds. A caller that has to wait longer for its start asks in between whether the start has moved."""
 
 HUNG = 0.1
-"""Seconds: an engine whose error took longer is then asked by one caller a second. A quick error costs nobody much."""
+"""Seconds. After an error that took longer, one caller a second asks the engine. Quick errors cost callers little."""
 
 _breakers: WeakKeyDictionary[Engine, Breaker] = WeakKeyDictionary()  # one for all limits of an engine
 
 
 class LimitsSide(NamedTuple):
-    """How callers of one colour reach the limits of an engine."""
+    """The way in which callers of one colour use the limits of an engine."""
 
     colour: Colour
     limits: Limits
@@ -47,14 +47,16 @@ class LimitsSide(NamedTuple):
 
 @with_twins
 class Limiter:
-    """At most `max` starts in any window of `per` seconds: `with Limiter("github", max=5, per=0.8): ...`.
+    """A limit of `max` starts in any window of `per` seconds: `with Limiter("github", max=5, per=0.8): ...`.
 
-    It bounds starts, and not how many run at once: the end of a block means nothing to it. A caller that has to wait
-    books the moment of its start, sleeps until then, and asks again. `wait`: how long callers wait at most; a block
-    that would have to wait longer raises LimitTimeout, at once. `when_down="allow"`: while the engine can't be asked,
-    this process keeps the same limit by itself; else that is an EngineError.
+    It limits starts, and not how many blocks run at once: the end of a block has no effect. A caller that has to wait
+    books the moment of its start, sleeps until then, and asks again.
 
-    >>> with Limiter("github", max=5, per="800ms"):  # of all processes of this machine; on="redis://..." of all
+    - `wait`: the most seconds that a caller waits. A block that would wait longer raises LimitTimeout at once.
+    - `when_down`: "raise" raises EngineError while the engine can't be asked. With "allow", each process keeps the same
+      limit by itself meanwhile.
+
+    >>> with Limiter("github", max=5, per="800ms"):  # on this machine; with on="redis://...": in a fleet
     ...     pass
     """
 
@@ -88,7 +90,7 @@ class Limiter:
     def _use(self, engine: Engine) -> None:
         blocking, suspending = engine.blocking.limits, engine.suspending.limits
         if blocking is None or suspending is None:
-            raise OptionError(f"{engine.scheme}:// keeps no limits: name another with on=")
+            raise OptionError(f"{engine.scheme}:// has no limits: name another engine with on=")
         self._engine = engine
         self._blocking = LimitsSide(BLOCKING, blocking)
         self._suspending = LimitsSide(PROMPT if engine.prompt else SUSPENDING, suspending)
@@ -96,20 +98,20 @@ class Limiter:
             self._breaker = _breakers.setdefault(engine, Breaker())
         self._starts, self._refusals = (histogram(LIMIT, engine.called, each) for each in ("started", "refused"))
 
-    def _way(self, colour: Colour) -> LimitsSide:
-        """How callers of this colour reach its limits, on the engine that settings name by now."""
+    def _side(self, colour: Colour) -> LimitsSide:
+        """Return the access to the limits for callers of this colour. Settings may have changed the engine."""
         if self._find is not None and (engine := self._find()) is not self._engine:
             self._use(engine)
         return self._suspending if colour.suspending else self._blocking
 
     @property
     def max(self) -> int:
-        """How many starts are allowed in any window,"""
+        """The number of starts that are allowed in any window of `per` seconds."""
         return self._rate.most
 
     @property
     def per(self) -> float:
-        """of so many seconds."""
+        """The length of a window in seconds."""
         return self._rate.per
 
     def __repr__(self) -> str:
@@ -118,78 +120,79 @@ class Limiter:
     # -- plain verbs ----------------------------------------------------------------------------------------------
 
     def acquire(self, wait: Seconds = None, cost: int = 1) -> bool:
-        """Wait until one may start, for at most `wait` seconds (the object's, if it is not given), and count it.
+        """Wait until the caller may start, count the start, and return True.
 
-        False, at once: it would be longer. One start may count as several, by its `cost`.
+        Return False at once if that would take more than `wait` seconds (by default, the object's `wait`). A start
+        counts as `cost` starts. Raise EngineError if the engine can't be asked, unless `when_down` is "allow".
 
         >>> limiter = Limiter("mails", max=1, per=60)
         >>> limiter.acquire(), limiter.acquire(wait=0.5)
         (True, False)
         """
-        return run_blocking(self._acquired(self._way(BLOCKING), wait, cost))
+        return run_blocking(self._acquired(self._side(BLOCKING), wait, cost))
 
     def try_acquire(self, cost: int = 1) -> bool:
-        """May one start now? Then it is counted; and nobody waits."""
-        return run_blocking(self._acquired(self._way(BLOCKING), 0.0, cost))
+        """Count a start and return True if it may be made now. Otherwise return False. This never waits."""
+        return run_blocking(self._acquired(self._side(BLOCKING), 0.0, cost))
 
     def ready_in(self, cost: int = 1) -> float:
-        """Seconds until the next start that nobody has booked yet; 0.0: now. Nothing is counted."""
-        return run_blocking(self._ready_in(self._way(BLOCKING), cost))
+        """Return the seconds until the next start that is not booked yet; 0.0 means now. Nothing is counted."""
+        return run_blocking(self._ready_in(self._side(BLOCKING), cost))
 
     def penalize(self, seconds: Seconds) -> None:
-        """No start for so long, anywhere, as when a third party said `Retry-After`.
+        """Allow no start for so many seconds in any process, for example after a response with `Retry-After`.
 
-        Those who wait for their starts already wait for its end, too.
+        Callers that are already waiting wait for the end of the penalty, too.
         """
-        run_blocking(self._penalize(self._way(BLOCKING), seconds))
+        run_blocking(self._penalize(self._side(BLOCKING), seconds))
 
     def used(self) -> Usage:
-        """What is used of it now, what is booked for later, and for how long it is penalized."""
-        return run_blocking(self._used(self._way(BLOCKING)))
+        """Return how much of the limit is used now, how much is booked for later, and the seconds of a penalty."""
+        return run_blocking(self._used(self._side(BLOCKING)))
 
     def __enter__(self: SELF) -> SELF:
-        run_blocking(self._enter(self._way(BLOCKING)))
+        run_blocking(self._enter(self._side(BLOCKING)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A start was made, however it ended."""
+        """Do nothing: the start counts, however the block ended."""
 
-    # -- and their twins ------------------------------------------------------------------------------------------
+    # -- the same verbs, awaited ----------------------------------------------------------------------------------
 
     async def aacquire(self, wait: Seconds = None, cost: int = 1) -> bool:
-        return await self._acquired(self._way(SUSPENDING), wait, cost)
+        return await self._acquired(self._side(SUSPENDING), wait, cost)
 
     async def atry_acquire(self, cost: int = 1) -> bool:
-        return await self._acquired(self._way(SUSPENDING), 0.0, cost)
+        return await self._acquired(self._side(SUSPENDING), 0.0, cost)
 
     async def aready_in(self, cost: int = 1) -> float:
-        return await self._ready_in(self._way(SUSPENDING), cost)
+        return await self._ready_in(self._side(SUSPENDING), cost)
 
     async def apenalize(self, seconds: Seconds) -> None:
-        await self._penalize(self._way(SUSPENDING), seconds)
+        await self._penalize(self._side(SUSPENDING), seconds)
 
     async def aused(self) -> Usage:
-        return await self._used(self._way(SUSPENDING))
+        return await self._used(self._side(SUSPENDING))
 
     async def __aenter__(self: SELF) -> SELF:
-        await self._enter(self._way(SUSPENDING))
+        await self._enter(self._side(SUSPENDING))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The same."""
+        """Do nothing: the start counts, however the block ended."""
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------------------------------------
 
-    async def _acquired(self, way: LimitsSide, wait: Seconds, cost: int = 1) -> bool:
+    async def _acquired(self, side: LimitsSide, wait: Seconds, cost: int = 1) -> bool:
         patience = self._wait if wait is None else seconds("wait", wait)
-        return await self._start(way, patience, checked(cost, self)) is None
+        return await self._start(side, patience, checked(cost, self)) is None
 
-    async def _enter(self, way: LimitsSide, cost: int = 1) -> None:
-        left = await self._start(way, self._wait, cost)
+    async def _enter(self, side: LimitsSide, cost: int = 1) -> None:
+        left = await self._start(side, self._wait, cost)
         if left is not None:
             raise LimitTimeout(
                 f"the limit {self.name!r} allows {self.max} per {self.per:g} s, and wait ran out: {self._wait:g} s; "
@@ -197,11 +200,11 @@ class Limiter:
                 left,
             )
 
-    async def _start(self, way: LimitsSide, patience: float, cost: int) -> float | None:
-        """Wait for the start. Return None when it is made, or the seconds until it if they are more than `patience`."""
-        (colour, limits), began = way, monotonic()
+    async def _start(self, side: LimitsSide, patience: float, cost: int) -> float | None:
+        """Wait for the start. Return None when it is made, or the seconds until it if that is more than `patience`."""
+        (colour, limits), began = side, monotonic()
         end = began + patience
-        mine: dict[Limits, int] = {}  # where the start is booked, and its moment
+        mine: dict[Limits, int] = {}  # the port where the start is booked, and its moment
         try:
             while True:
                 sent, moved = monotonic(), self._moved
@@ -213,12 +216,13 @@ class Limiter:
                 if not answer.booked and answer.delay > ahead:
                     self._refusals.observe(monotonic() - began)
                     return answer.delay
-                # Sent then, the next question comes when the start is due, however far away the engine is. A long sleep
-                # is cut short, as others may have given their places back; and here that rings.
+                # Count the pause from before the question, so that the next one arrives when the start is due, however
+                # far away the engine is. A long pause is cut, because other callers may have given back their bookings.
+                # Those of this process ring `moved`.
                 pause = answer.delay if answer.delay <= SHORT else answer.delay / 2
                 if await colour.park(moved, sent + pause - monotonic()):
                     await colour.park(Bell(), sent + answer.delay / 8 - monotonic())
-        except GeneratorExit:  # its loop was closed: nothing can be awaited any more
+        except GeneratorExit:  # the caller's loop was closed: nothing can be awaited any more
             raise
         except BaseException:
             if mine:
@@ -226,7 +230,7 @@ class Limiter:
             raise
 
     async def _asked(self, limits: Limits, cost: int, ahead: float, mine: dict[Limits, int]) -> Booked:
-        """Exchange the booking in `mine`, if there is one, for the answer's, also if the caller is cancelled now."""
+        """Ask, and replace the booking in `mine` by that of the answer. Callers shield this from cancellation."""
         try:
             answer = await self._answer(partial(limits.take, self.name, self._rate, cost, ahead, mine.get(limits, 0)))
         except EngineClosed:
@@ -242,10 +246,12 @@ class Limiter:
         return answer
 
     async def _answer(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Ask the engine. If it hangs, that costs one caller a second its time-out. Others have an error at once."""
+        """Ask the engine. While it hangs, one caller a second waits for its time-out. Others get an error at once."""
         breaker, sent = self._breaker, monotonic()
         if not breaker.allow(sent):
-            raise EngineError(f"{self._engine.url or self._engine.scheme}: it gave no answer a moment ago")
+            raise EngineError(
+                f"{self._engine.url or self._engine.scheme}: not asked, because it did not answer a moment ago"
+            )
         try:
             answer = await question()
         except EngineError as error:
@@ -258,34 +264,34 @@ class Limiter:
     async def _given_back(self, cost: int, mine: dict[Limits, int]) -> None:
         with suppress(EngineError):
             for limits, at in mine.items():
-                if limits is self._alone or not self._breaker.open:  # else it counts as a start
+                if limits is self._alone or not self._breaker.open:  # while the engine is down, it counts as a start
                     await limits.give_back(self.name, self._rate, cost, at)
         self._ring()
 
     def _ring(self) -> None:
-        """Wake those who sleep here until their starts: these may have moved."""
-        told, self._moved = self._moved, Bell()
-        told.ring()
+        """Wake the callers of this object that sleep until their starts, because these may have moved."""
+        bell, self._moved = self._moved, Bell()
+        bell.ring()
 
-    async def _ready_in(self, way: LimitsSide, cost: int) -> float:
-        return (await self._answer(partial(way.limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
+    async def _ready_in(self, side: LimitsSide, cost: int) -> float:
+        return (await self._answer(partial(side.limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
 
-    async def _penalize(self, way: LimitsSide, forbidden: Seconds) -> None:
+    async def _penalize(self, side: LimitsSide, forbidden: Seconds) -> None:
         length = seconds("seconds", forbidden)
         if length == inf:
-            raise OptionError(f"seconds is {forbidden!r}: give a finite number, as nobody can take a penalty back")
-        await self._answer(partial(way.limits.penalize, self.name, self._rate, length))
+            raise OptionError(f"seconds is {forbidden!r}: give a finite number, because a penalty can't be cancelled")
+        await self._answer(partial(side.limits.penalize, self.name, self._rate, length))
         self._ring()
 
-    async def _used(self, way: LimitsSide) -> Usage:
-        return await self._answer(partial(way.limits.used, self.name))
+    async def _used(self, side: LimitsSide) -> Usage:
+        return await self._answer(partial(side.limits.used, self.name))
 
 
 YEAR = 366 * 24 * 3600.0
 
 
 def checked(cost: object, limiter: Limiter) -> int:
-    """It, or the OptionError of one that can't be."""
+    """Return the cost of a start. Raise OptionError if it is no whole number from 1 to the limit's `max`."""
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
         raise OptionError(f"cost is {cost!r}: give a whole number, at least 1")
     if cost > limiter.max:
@@ -294,19 +300,19 @@ def checked(cost: object, limiter: Limiter) -> int:
 
 
 def limiting(limiter: Limiter, function: Callable[P, T], cost: int) -> Callable[P, T]:
-    """The function, each call of which is a start."""
+    """Return a function that makes a start of the limit before each call of `function`."""
     if is_async(function, "@limited"):
 
         @functools.wraps(function)
         async def asked(*args: P.args, **kwargs: P.kwargs) -> Any:
-            await limiter._enter(limiter._way(SUSPENDING), cost)
+            await limiter._enter(limiter._side(SUSPENDING), cost)
             return await cast("Callable[P, Awaitable[Any]]", function)(*args, **kwargs)
 
         return cast("Callable[P, T]", asked)
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        run_blocking(limiter._enter(limiter._way(BLOCKING), cost))
+        run_blocking(limiter._enter(limiter._side(BLOCKING), cost))
         return function(*args, **kwargs)
 
     return called

@@ -1,5 +1,5 @@
-"""Locks that are no cache: `Lock`, `try_lock` and `Bulkhead`, over every process that reaches the engine.
+"""Locks for users: `Lock`, `try_lock` and `Bulkhead`, across all processes that use the same engine.
 
-Here is what a user holds and how callers of one process wait. Who is inside a lock is decided by `model/room.py`, in
-the engine. Begin with `lock.py`.
+Here are the objects that users hold, and the waiting of callers in one process. Engines decide which callers hold a
+lock, by the rules of `model/room.py`. Begin with `lock.py`.
 """

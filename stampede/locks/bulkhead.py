@@ -1,4 +1,4 @@
-"""The user's face of a bulkhead: at most so many at once, over every process that reaches the engine."""
+"""The bulkhead that users see: at most so many at once, across all processes that use the same engine."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ __all__ = ["Bulkhead"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 POLL = 0.25
-"""Seconds between two looks of one who waits for any of n locks: it is told of one of them only."""
+"""Seconds between two looks of a caller that waits for any of n locks: only one of them can wake it."""
 
 
 class Bulkhead(Lock):
-    """At most `concurrency` at once: `with Bulkhead("reports", concurrency=8): ...`, or as a decorator.
+    """A limit of `concurrency` callers at once: `with Bulkhead("reports", concurrency=8): ...`, or as a decorator.
 
-    Each place is a lease, renewed while its holder is inside, and free again when its holder dies. One object serves
-    any number of threads and tasks. Each time that it is entered, or acquired, is a holding of its own, with a
-    `release()`; `release()` of the bulkhead gives back the place that `acquire()` took first. It counts on
-    every engine that has locks. Where several processes say different numbers, the least of those inside holds, unless
-    the engine's locks have room for one only (`file://`, which is the default, memcached, `sql://`, DynamoDB): there it
-    is so many locks, `name/0` and so on, each process enters by its own number, and nobody's turn is kept.
+    Each place has a lease, which is renewed while its holder is inside, and ends if the holder dies. Any number of
+    threads and tasks can share one object. Each `with` and each `acquire()` returns a holding of its own, with a
+    `release()`. `release()` of the bulkhead releases the place that `acquire()` took first.
+
+    It works on every engine that has locks. If processes give different numbers, the smallest number of the holders
+    inside counts. On engines whose locks have one holder only (`file://`, which is the default, memcached, `sql://`,
+    DynamoDB) a bulkhead is several locks, `name/0` and so on. There each process enters by its own number, and the
+    order of arrival is not kept.
 
     >>> reports = Bulkhead("reports", concurrency=2)
     >>> with reports:
@@ -68,7 +70,7 @@ class Bulkhead(Lock):
         super().__init__(name, engine, lease=lease, wait=wait, max_hold=max_hold)
 
     def __call__(self, function: F) -> F:
-        """The same function, which takes a place for each of its calls."""
+        """Return a function that takes a place for each call of `function`."""
         if is_async(function, f"a place of {self.name!r}"):
 
             @functools.wraps(function)
@@ -84,10 +86,10 @@ class Bulkhead(Lock):
                 value = function(*args, **kwargs)
                 if inspect.isawaitable(value):
                     if inspect.iscoroutine(value):
-                        value.close()  # it will never be awaited, and needn't warn of that
+                        value.close()  # so that it does not warn that it was never awaited
                     raise OptionError(
-                        f"the {type(value).__name__} that {function!r} returns goes on when its place is given back: "
-                        "make it an async def, or take the place inside, by `async with`"
+                        f"the {type(value).__name__} that {function!r} returns would run after its place is released: "
+                        "make the function an async def, or use `async with` inside"
                     )
                 return value
 
@@ -95,64 +97,68 @@ class Bulkhead(Lock):
 
     _detachable = False
 
-    async def _is_locked(self, way: LocksSide) -> bool:
+    async def _is_locked(self, side: LocksSide) -> bool:
         names = [f"{self.name}/{number}" for number in range(self.concurrency)] if self._split else [self.name]
-        return sum([await way.inside(name) for name in names]) >= self.concurrency
+        return sum([await side.inside(name) for name in names]) >= self.concurrency
 
     def _refuse(self, refusal: Busy) -> None:
-        raise self._timeout(refusal, f"{self.concurrency} are inside {self.name!r}")
+        raise self._timeout(refusal, f"{self.concurrency} holders are inside {self.name!r}")
 
-    # -- with the other callers of this process -------------------------------------------------------------------
+    # -- waiting with the other callers of this process -----------------------------------------------------------
 
     def _use(self, engine: Engine) -> None:
         super()._use(engine)
         self._threads = self._crowd_of(None)
-        if self.concurrency > 1:  # else it is a lock, and each of its holders has a fence of its own
-            self._access.hand_on = lambda way, place: self._crowd(way).hand_on(place)
+        if self.concurrency > 1:  # with one place it is a lock, and each holder needs a fence of its own
+            self._access.hand_on = lambda side, place: self._crowd(side).hand_on(place)
 
-    def _crowd(self, way: LocksSide) -> Crowd:
-        """Return the callers that wait beside one who comes this way."""
-        loop = way.loop()
+    def _crowd(self, side: LocksSide) -> Crowd:
+        """Return the crowd that the calling thread or task belongs to."""
+        loop = side.loop()
         return self._threads if loop is None else self._crowd_of(loop)
 
     def _crowd_of(self, loop: Loop | None) -> Crowd:
         return crowd_of(self._engine.lock_engine, self.name, self._room, lease=self._lease, loop=loop)
 
-    async def _taken(self, way: LocksSide, wait: float, heard: Callable[[], object] | None = None) -> Holding:
-        """Wait among the callers of this process, for a turn to ask the engine or for a place that one of them left."""
-        if wait <= 0 or not self._engine.lock_engine.shared:  # memory:// has such a queue of its own
-            return await super()._taken(way, wait)
-        end, crowd = monotonic() + wait, self._crowd(way)
+    async def _ask_until_granted(
+        self, side: LocksSide, wait: float, on_ask: Callable[[], object] | None = None
+    ) -> Holding:
+        """Wait in the crowd of this process, until this caller may ask the engine, or is given a place."""
+        if wait <= 0 or not self._engine.lock_engine.shared:  # memory:// has a queue in this process already
+            return await super()._ask_until_granted(side, wait)
+        end, crowd = monotonic() + wait, self._crowd(side)
         with crowd.joined() as me:
             if not await crowd.turn(me, wait):
-                holding = Holding(way.access, self.name, None)
+                holding = Holding(side.access, self.name, None)
                 holding.over, holding.refusal = True, Busy(b"", 0.0)
                 return holding
             place, me.place = me.place, None
             if place is not None and monotonic() > place.since + self._lease / 2:  # our loop was blocked meanwhile
-                place.let_go()  # or it would be taken while its caller waits for another
+                place.let_go()  # otherwise it would stay taken while this caller waits for another
                 place = None
             if place is None:
-                return await super()._taken(way, max(end - monotonic(), 0.0), heard or partial(crowd.heard, me))
+                return await super()._ask_until_granted(
+                    side, max(end - monotonic(), 0.0), on_ask or partial(crowd.heard, me)
+                )
             place.grant(None, self._lease, self._max_hold, place.since)
             return place
 
-    # -- on engines whose locks have room for one only ------------------------------------------------------------
+    # -- engines whose locks have one holder only -----------------------------------------------------------------
 
     @property
     def _split(self) -> bool:
         return not self._engine.lock_engine.rooms
 
-    def _check_room(self, its: Engine) -> None:
+    def _check_room(self, lock_engine: Engine) -> None:
         return
 
-    async def _asked(self, way: LocksSide, holding: Holding, *, waits: bool) -> Granted | Busy:
+    async def _ask_once(self, side: LocksSide, holding: Holding, *, waits: bool) -> Granted | Busy:
         if not self._split:
-            return await super()._asked(way, holding, waits=waits)
+            return await super()._ask_once(side, holding, waits=waits)
         first, busiest = randrange(self.concurrency), None
         for number in range(self.concurrency):
             holding.key = f"{self.name}/{(first + number) % self.concurrency}"
-            reply = await way.locks.acquire(holding.key, holding.token, self._lease, waits=False)
+            reply = await side.locks.acquire(holding.key, holding.token, self._lease, waits=False)
             if isinstance(reply, Granted):
                 return reply
             if busiest is None or reply.lease < busiest[1].lease:
@@ -161,5 +167,5 @@ class Bulkhead(Lock):
         holding.key, refused = busiest
         return refused
 
-    async def _woken(self, way: LocksSide, holding: Holding, busy: Busy, timeout: float) -> None:
-        await super()._woken(way, holding, busy, min(timeout, POLL if self._split else self._threads.look))
+    async def _wait_for_change(self, side: LocksSide, holding: Holding, busy: Busy, timeout: float) -> None:
+        await super()._wait_for_change(side, holding, busy, min(timeout, POLL if self._split else self._threads.look))

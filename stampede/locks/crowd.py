@@ -1,10 +1,10 @@
 """The callers of one event loop, or of all threads, that wait for a place in one bulkhead, in the order of arrival.
 
-Only a few of them ask the engine at a time, as a question there costs as much as there are waiters. The others wait
-for their turn to ask, or for a place that a holder in this process leaves. Such a place changes hands without a word
-to the engine for a moment after the engine has granted it. Then other processes have their turn.
+Only a few of them ask the engine at a time, because the cost of a question there grows with the number of waiters. The
+others wait for their turn to ask, or for a place that a holder in this process leaves. For a moment after the engine
+has granted a place, it may go to another caller here without asking the engine. Then other processes have their turn.
 
-Each event loop has a crowd of its own, so that a place goes only to a caller that runs.
+Each event loop has its own crowd, so that a place goes only to a caller that is running.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ __all__ = ["Crowd", "Waiter", "crowd_of"]
 
 
 ASKERS = 4
-"""Callers of one process that ask the engine at a time."""
+"""The most callers of a crowd that ask the engine at a time."""
 
 LENT = 0.1
-"""Seconds after the engine has granted a place for which it may change hands inside the process."""
+"""Seconds after the engine has granted a place in which it may go from holder to holder inside the process."""
 
 LOOK = 2.0
-"""Seconds between two looks of a waiter that nobody has woken: half a lease, if that is shorter. An asker that was not
-heard of for two looks does not count: its event loop may be blocked, or have ended."""
+"""Seconds between two looks of a waiter that is not woken, but at most half a lease.
+
+An asker that has not asked for two looks does not count: its event loop may be blocked, or have ended.
+"""
 
 
 class Waiter:
-    """One caller that wants a place."""
+    """One caller that waits for a place."""
 
     def __init__(self) -> None:
         self.bell = Bell()
-        self.place: Holding | None = None  # that was handed to it
-        self.error: EngineError | None = None  # that the askers had
+        self.place: Holding | None = None  # the place that it was given
+        self.error: EngineError | None = None  # the error of callers that asked the engine
 
 
 class Crowd:
@@ -56,12 +58,12 @@ class Crowd:
 
     def _begin(self) -> None:
         self._waiting: dict[Waiter, None] = {}  # in the order of arrival
-        self._asking: dict[Waiter, float] = {}  # and when each was last heard of
-        self._failed = False  # the last asker had no answer
+        self._asking: dict[Waiter, float] = {}  # with the time of the last question of each
+        self._failed = False  # the last asker got an EngineError
 
     @contextmanager
     def joined(self) -> Iterator[Waiter]:
-        """Be one of the waiters until the block ends. An EngineError that ends it is the answer to an asker."""
+        """Join the waiters until the block ends. An EngineError that ends the block counts as the asker's answer."""
         me: Waiter = Waiter()
         error: EngineError | None = None
         with process_lock.lock:
@@ -75,7 +77,7 @@ class Crowd:
             self.leave(me, error)
 
     async def turn(self, me: Waiter, wait: float) -> bool:
-        """Wait until this caller may ask, or was handed a place. False: neither, within `wait` seconds."""
+        """Wait until this caller may ask the engine, or is given a place. Return False after `wait` seconds."""
         end = monotonic() + wait
         while not self._called(me, now := monotonic()):
             if now >= end:
@@ -86,12 +88,12 @@ class Crowd:
         return True
 
     def heard(self, me: Waiter) -> None:
-        """An asker lives, and is about to ask again."""
+        """Take note that this asker is alive, and asks again now."""
         with process_lock.lock:
             self._asking[me] = monotonic()
 
     def hand_on(self, place: Holding) -> bool:
-        """Give a place to the first waiter. False: there is none, or it is time to give the place back."""
+        """Give a place to the first waiter. Return False if there is none, or if the place has to be released."""
         with process_lock.lock:
             heir = next(iter(self._waiting), None)
             if heir is None or monotonic() > place.since + LENT:
@@ -102,7 +104,7 @@ class Crowd:
         return True
 
     def is_of(self, loop: Loop | None) -> bool:
-        """Return whether this is the crowd of that event loop; None: of the threads."""
+        """Return whether this is the crowd of that event loop, or, for None, the crowd of the threads."""
         return loop is (None if self._loop is None else self._loop())
 
     def _called(self, me: Waiter, now: float) -> bool:
@@ -113,8 +115,10 @@ class Crowd:
             return me not in self._waiting
 
     def leave(self, me: Waiter, error: EngineError | None) -> None:
-        """Let the next one ask. When two askers in a row had an error, all waiters get it: an engine that hangs costs
-        them one time-out together, not one after the other."""
+        """Let the next waiter ask. If two askers in a row got an error, all waiters get it.
+
+        So an engine that hangs costs them one time-out together, not one after the other.
+        """
         called: list[Waiter] = []
         with process_lock.lock:
             self._waiting.pop(me, None)
@@ -132,7 +136,7 @@ class Crowd:
             each.bell.ring()
         if place is None:
             return
-        # A task of a loop that was closed may be destroyed anywhere: its mates never run again.
+        # A task of a closed loop may be destroyed in any thread. The other tasks of that loop never run again.
         if not ((self._loop is None or self.is_of(running_loop())) and self.hand_on(place)):
             place.let_go()
 
@@ -141,11 +145,13 @@ _crowds: WeakValueDictionary[Hashable, Crowd] = WeakValueDictionary()
 
 
 def crowd_of(*bulkhead: Hashable, lease: float, loop: Loop | None) -> Crowd:
-    """Return the crowd of an event loop, or of the threads, at a bulkhead with this lease. It lives as long as somebody
-    refers to it."""
+    """Return the crowd of an event loop (None: of the threads) at a bulkhead with this lease.
+
+    It exists as long as something refers to it.
+    """
     key = (*bulkhead, lease, id(loop))
     with process_lock.lock:
         found = _crowds.get(key)
-        if found is None or not found.is_of(loop):  # another loop had this id
+        if found is None or not found.is_of(loop):  # an earlier loop had this id
             found = _crowds[key] = Crowd(lease, loop)
         return found

@@ -596,5 +596,5 @@ class Engine(ABC):
         return ()
 
     def follow(self) -> None:
-        """Keep tickets valid from now on, as a local tier uses them. For engines to which receiving changes has a cost."""
+        """Keep tickets valid from now on, because a local tier uses them. Receiving changes may cost the engine."""
         return

@@ -110,7 +110,7 @@ def test_each_entry_is_one_place(on: Cache) -> None:
         assert bulkhead.held and not other.held
         assert other.acquire()
         assert not bulkhead.acquire()
-        with pytest.raises(LockTimeout, match="3 are inside 'b'"), bulkhead:
+        with pytest.raises(LockTimeout, match="3 holders are inside 'b'"), bulkhead:
             pass
         other.release()
         with ExitStack() as stack:
@@ -182,7 +182,7 @@ def test_readers_and_writers_of_one_process(on: Cache) -> None:
 
 def test_what_an_engine_can_t_is_said(tmp_path: Path) -> None:
     """A reader would be alone and not know why, or worse, two writers at once."""
-    with pytest.raises(OptionError, match=r"a lock of file:// can't be shared: memory://.* have those that can"):
+    with pytest.raises(OptionError, match=r"a lock of file:// can't be shared: memory://.* have locks that can"):
         Lock("l", on=f"file://{tmp_path}", shared=True)
     for wrong in (0, -1, 1.5, True, "8", 2**31, 10**400):
         with pytest.raises(OptionError, match=r"concurrency is .*: give a whole number, from 1 to"):
@@ -210,7 +210,7 @@ def test_a_place_is_kept_for_as_long_as_what_is_decorated_runs() -> None:
     def begun() -> Any:
         return Report()()
 
-    with pytest.raises(OptionError, match=r"the coroutine that .* goes on when its place is given back"):
+    with pytest.raises(OptionError, match=r"the coroutine that .* would run after its place is released"):
         begun()
     assert not bulkhead.locked()
 

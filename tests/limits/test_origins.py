@@ -214,7 +214,7 @@ def busy(open_: Open) -> Iterator[Callable[..., tuple[Cache, Gate]]]:
 
 def test_when_full_raise(busy: Callable[..., tuple[Cache, Gate]]) -> None:
     cache, _ = busy(when_full="raise")
-    with pytest.raises(OriginFull, match="the origin 'db' computes 1 at once, which is all that it may"):
+    with pytest.raises(OriginFull, match="the origin 'db' is full: at most 1 may run at once"):
         cache.get_or_compute("k", lambda: "row", origin="db")
     with pytest.raises(OriginFull):
         cache.get_or_compute("stale", lambda: "row", origin="db", stale=600)
@@ -224,7 +224,7 @@ def test_when_full_stale(busy: Callable[..., tuple[Cache, Gate]]) -> None:
     """What is there is served; where nothing is, one waits."""
     cache, gate = busy(when_full="stale")
     assert cache.get_or_compute("stale", lambda: "row", origin="db", stale=600) == "old"
-    with pytest.raises(OriginFull, match=r"and there was none within 0\.0\d+ s"):
+    with pytest.raises(OriginFull, match=r"no place was free within 0\.0\d+ s"):
         cache.get_or_compute("k", lambda: "row", origin="db", wait=0.05)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(cache.get_or_compute, "k", lambda: "row", origin="db")

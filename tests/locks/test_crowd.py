@@ -173,7 +173,10 @@ def test_wait_bounds_the_wait(open_: Open) -> None:
     with other, other:
         threads = visitors(bulkhead, ASKERS + 1, lambda: None)
         began = time.monotonic()
-        with pytest.raises(LockTimeout, match="2 are inside 'b'"), cache.bulkhead("b", concurrency=2, wait=0.05):
+        with (
+            pytest.raises(LockTimeout, match="2 holders are inside 'b'"),
+            cache.bulkhead("b", concurrency=2, wait=0.05),
+        ):
             pass
         assert time.monotonic() - began < 5
     for each in threads:

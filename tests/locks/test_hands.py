@@ -253,7 +253,7 @@ def test_a_token_of_ones_own(on: str) -> None:
     beside = threading.Thread(target=come)
     beside.start()
     beside.join()
-    assert len(told) == 1 and "has a token of its own, for one caller at a time" in told[0]
+    assert len(told) == 1 and "was made with token=, and is for one caller at a time" in told[0]
     holding.detach()
     with pytest.raises(LockTimeout), Lock("l", on=on, token="job 8", wait=0):
         pass

@@ -169,7 +169,7 @@ def test_the_same_caller_twice(on: str) -> None:
     lock = Lock("a", on=on, wait=0)
     with lock:
         assert not lock.acquire()
-        with pytest.raises(LockTimeout, match=r"'a' is held through this very object \(not re-entrant\)"), lock:
+        with pytest.raises(LockTimeout, match=r"this Lock object already holds 'a', and is not re-entrant"), lock:
             pass
         assert lock.held
         assert not free("a", on)
@@ -545,7 +545,7 @@ def test_a_block_that_ends_without_its_server(
 
     alone, lost = ended(60, lost=False), ended(0.3, lost=True)
     assert isinstance(alone, EngineError)
-    assert str(alone).startswith(f"the lock 'ended 60 {colour}' can't be given back")
+    assert str(alone).startswith(f"the lock 'ended 60 {colour}' can't be released")
     assert isinstance(lost, LockLost)
     assert isinstance(lost.__cause__, EngineError)
 
@@ -708,7 +708,7 @@ def test_an_engine_of_values_only_is_no_lock() -> None:
 
         def close(self) -> None: ...
 
-    with pytest.raises(OptionError, match=r"values:// is no lock engine.*on="):
+    with pytest.raises(OptionError, match=r"values:// has no locks.*on="):
         Lock("a", on=Values())
 
 

@@ -195,7 +195,7 @@ def test_who_is_refused_in_a_grace_is_told_so(open_: Open, colour: str, capsys: 
     began = BrokerThread(quiet=30.0)
     try:
         engine = open_(began.url)
-        said = rf"is not to be had yet, and wait ran out: 0.1 s: {began.url} has just been started, and for another 2\d"
+        said = rf"is not available yet, and wait ran out: 0.1 s: {began.url} was just started, and for another 2\d"
 
         async def meet(lock: Lock) -> bool:
             with pytest.raises(LockTimeout, match=said):
