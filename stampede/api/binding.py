@@ -191,7 +191,7 @@ class Binding:
         return scope if scope is not None else self._bind()
 
     def _bind(self) -> ScopeSide:
-        home = self._find()
+        home = self._find()  # outside the lock, as it may open an engine
         with self._lock:
             if self._scope is None or self._home is not home:
                 if not (self._identity.named or self._identity.complete):

@@ -130,7 +130,7 @@ class Cache:
             locks = open_engine(settings.locks)
         if locks is not None:
             self.engine = Paired(self.engine, locks)
-        self.counters.all_are_heard = len(self.observers) > 2
+        self.counters.all_are_heard = len(self.observers) > 2  # there are more than the counters and the log
         self._core = Core(
             self.engine,
             self._make_local_tier(settings),
@@ -143,7 +143,7 @@ class Cache:
         self._root, self._aroot = root.side(BLOCKING), root.side(SUSPENDING)
         self._root_prefix = in_namespace(self.namespace, "")
         self.duplicate_names = DuplicateNames()
-        self._worker_threads = WorkerThreads(2)
+        self._worker_threads = WorkerThreads(2)  # for `aping` and `aclose`
         watch(self)
 
     def _make_local_tier(self, settings: CacheSettings) -> LocalTier:
@@ -492,7 +492,7 @@ class Cache:
         >>> for key in cache.keys("user:"):
         ...     print(key)
         """
-        self._root.lists()
+        self._root.lists()  # raises now, not at the first key
         return self._keys(self._key(prefix))
 
     def akeys(self, prefix: str = "") -> AsyncIterator[str]:

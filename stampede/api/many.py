@@ -95,9 +95,9 @@ class CachedMany:
         values: dict[Any, Any] = {}
         size = self._chunk or len(ids) or 1
         for start in range(0, len(ids), size):
-            some = ids[start : start + size]
-            given = mapped(await self.one.colour.call(call([*some]).of(self.function)), some)
-            values |= {id: given[id] for id in some if id in given}
+            chunk = ids[start : start + size]  # passed on as a copy, which the function may change
+            given = mapped(await self.one.colour.call(call([*chunk]).of(self.function)), chunk)
+            values |= {id: given[id] for id in chunk if id in given}
         return values
 
     def _keys(self, ids: Iterable[Any], call: Callable[[Any], Arguments], key: Callable[..., str]) -> dict[str, Any]:

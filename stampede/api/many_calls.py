@@ -42,6 +42,7 @@ async def value_by_key(
         calls.in_turn(workers)
     results |= calls.results
     calls.results.clear()  # or its errors and this frame would refer to each other
+    # If several calls raised, the caller's own interruption comes first.
     order = sorted((key for key in missing if key in results), key=lambda key: not results[key].is_interruption)
     return values | values_of({key: results[key] for key in order}, scope.policy)
 

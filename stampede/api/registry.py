@@ -110,7 +110,7 @@ class Registry:
         cache = self._caches.get(name)
         if cache is None:
             with self._lock:
-                cache = self._caches.get(name)
+                cache = self._caches.get(name)  # again: another thread may have opened it meanwhile
                 if cache is None:
                     cache = self._caches[name] = self._opened(name)
         return cache
@@ -240,7 +240,7 @@ def _read(settings: Any, tables: Mapping[str, Any]) -> Settings:
 def _replace(registry: Registry, *, close: bool = True) -> Registry:
     global _registry
     before, _registry = _registry, registry
-    unbind_all()
+    unbind_all()  # before the old caches are closed: later calls find the new ones
     if close:
         before.close()
     return before
