@@ -57,10 +57,10 @@ class _Coded:
 
 
 SideKeys = dict[tuple[str, bytes], str]
-"""By key and token: where the entry of a lease is stored, if another version's entry has the key.
+"""By key and token of a lease: the side key that the lease is for, if another version's entry has the key.
 
-The holders of these leases may be here or in other processes. The token alone is not enough: on memcached, several
-keys may have the same one.
+The holders of these leases may be here or in other processes. The token alone is not enough: on memcached, the leases
+of several keys may have the same one.
 """
 
 MOST_BESIDE = 10_000
@@ -106,9 +106,11 @@ class EncodedClaims(_Coded):
                     return Busy(holder, lease, entry)
                 case Failed(verdict=verdict, rest=rest):
                     return Failed(verdict, entry, rest)
-        restless = EngineError(f"the engine has unreadable bytes for {key!r}, and different ones each time it is asked")
-        restless.partial = True  # other keys may be readable
-        raise restless
+        unreadable = EngineError(
+            f"the engine has unreadable bytes for {key!r}, and different ones each time it is asked"
+        )
+        unreadable.partial = True  # other keys may be readable
+        raise unreadable
 
     def _is_left_alone(self, key: str, sealed: Entry[Any]) -> bool:
         try:

@@ -83,7 +83,7 @@ class Flight:
 
     # Class attributes until they are set, because every look makes one of these, and most are never followed.
     callers = 1
-    loops: set[Loop] | None = None  # the loops of followers, where these are not the leader's
+    loops: set[Loop] | None = None  # the event loops of followers, other than the leader's
     result: Result | None = None
     offered: Result | None = None  # what followers may take at once while the leader computes
     cancel: Callable[[], object] | None = None  # ends the computation when the last caller has left
@@ -201,7 +201,7 @@ class Flight:
             self.thread = 0  # until the other thread sets its own
 
     def is_under_way(self) -> bool:
-        """Whether the flight can still end normally: its leader exists, and the leader's event loop is open."""
+        """Return whether the flight can still end normally: its leader exists, and the leader's event loop is open."""
         leader = self.leader
         if self.ended or (leader is not None and leader.gone):
             return False
@@ -218,15 +218,15 @@ class Flight:
             self.owner.end(self, None)
 
     def waits_in(self, loop: Loop | None) -> bool:
-        """Whether a task of this loop leads or follows the flight."""
+        """Return whether a task of this loop leads or follows the flight."""
         return loop is not None and (loop is self.loop or (self.loops is not None and loop in self.loops))
 
     def led_here(self) -> bool:
-        """Whether the caller itself leads, judging by thread and greenlet where no context tells."""
+        """Return whether the caller itself leads, judging by thread and greenlet where no context tells."""
         return self.thread == get_ident() and self.greenlet == greenlets.here()
 
     def led_beside(self) -> bool:
-        """Whether the leader is a greenlet of this thread that cannot run while the caller blocks the thread."""
+        """Return whether a greenlet leads that cannot run while the caller blocks their thread."""
         return self.thread == get_ident() and self.greenlet != greenlets.here() and not greenlets.cooperative()
 
 
@@ -250,7 +250,7 @@ class Computing:
 
 
 # Weak references: tasks, timers and connections that a computation starts keep a copy of its context for as long as
-# they live. A flight may have an error with all the frames that it has passed. The computation itself refers to it.
+# they live, and a flight may hold an error with all its frames. The computation itself keeps its flight alive.
 _inside: ContextVar[tuple[ref[Flight], ...]] = ContextVar("stampede_inside", default=())
 
 
@@ -260,7 +260,7 @@ def _current_flights() -> list[Flight]:
 
 
 def nested() -> bool:
-    """Whether this call is made by a computation, which holds a lease."""
+    """Return whether this call is made by a computation, which holds a lease."""
     return bool(_current_flights())
 
 

@@ -17,7 +17,7 @@ __all__ = ["Generations"]
 
 _clock = time.monotonic
 
-HEARD = 2.0
+KNOWN_EVERYWHERE = 2.0
 """Seconds after which every process knows of a new generation."""
 
 
@@ -96,7 +96,7 @@ class Generations(Marks):
             return current_prefix, []
         # Add what this process knew a moment ago: a server that was emptied cannot name it any more. Combine all pairs:
         # a process asks for the two generations at different moments, and may know a newer one of only one of them.
-        recent = [known for known in self._recent.copy() if _clock() - known[2] < HEARD]
+        recent = [known for known in self._recent.copy() if _clock() - known[2] < KNOWN_EVERYWHERE]
         owns = [*owns, *[own for own, _, _ in recent]]
         wholes = [*wholes, *[whole for _, whole, _ in recent]]
         prefixes = {self._prefix_of(own, whole) for whole in wholes for own in owns}

@@ -64,9 +64,9 @@ class Resident:
         return max(self.keep, self.fresh + GRACE)
 
     def lives_in(self, table: Any) -> bool:
-        """Whether the table leads here by some key. One is enough, and further keys are not added.
+        """Return whether the table leads here by some key, so that no other key is needed.
 
-        If the cache's key is made from a part of the arguments, there may be any number of them.
+        If the cache's key is made from a part of the arguments, there may be any number of such keys.
         """
         homes = self.homes
         for number in range(0, len(homes), 2):

@@ -76,7 +76,7 @@ class LocalTier:
         return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
     def is_due(self, key: str) -> bool:
-        """Whether there is a valid, fresh resident whose early moment has come."""
+        """Return whether there is a valid, fresh resident whose early moment has come."""
         resident = self.residents.get(key) if self.residents is not None else None
         return resident is not None and _is_due(resident, _clock())
 

@@ -357,11 +357,11 @@ def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
     """Dropped in the child, its computation would end there: a warning, and the end of what is the parent's."""
     workers = Workers(1, "test")
     done = threading.Event()
-    with workers._crew._lock:  # so that no thread begins it before the fork
+    with workers._pool._lock:  # so that no thread begins it before the fork
         place = workers.reserve()
         assert place is not None
         workers.run(place, done.set, 60.0)
-        waiting = weakref.ref(workers._crew._jobs[0])
+        waiting = weakref.ref(workers._pool._jobs[0])
         pid = os.fork()
         if pid == 0:
             os._exit(0 if waiting() is not None else 1)
