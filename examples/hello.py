@@ -1,4 +1,4 @@
-"""One decorator, for def and async def: however many ask at once, one of them computes."""
+"""One decorator for `def` and `async def`: of all concurrent callers, only one computes."""
 
 import asyncio
 import time

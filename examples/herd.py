@@ -1,4 +1,4 @@
-"""Fifty threads ask for one cold key: one computes, the others are woken when its value is there."""
+"""Fifty threads ask for one cold key: one computes, and wakes the others when the value is there."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ def slow_query(product: int) -> int:
 
 
 def stampede_of(function) -> None:
-    """All threads are let go at the same moment."""
+    """Call `function` from all threads at the same moment."""
     global computations
     computations = 0
     start = threading.Barrier(THREADS)

@@ -1,4 +1,4 @@
-"""Invalidate when the transaction commits, not before: else somebody computes from the old data and keeps it."""
+"""Invalidate when the transaction commits, not before: otherwise a caller may compute and store the old data."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ def price(article: str) -> float:
 
 @contextmanager
 def transaction() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Yields `on_commit`, as Django's transaction.on_commit: hooks run after the commit, and not after a rollback."""
+    """Give `on_commit`, like Django's `transaction.on_commit`: hooks run after the commit, and not after a rollback."""
     hooks: list[Callable[[], object]] = []
     with database:  # commits at the end of the block, rolls back on an exception
         yield hooks.append

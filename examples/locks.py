@@ -1,4 +1,4 @@
-"""Locks over all processes of this machine: waited for, tried, and kept until a transaction's commit."""
+"""Locks shared by all processes of this machine: wait for one, try one, hold one until a transaction commits."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from stampede import Lock, LockTimeout, try_lock
 
 
 class Transaction:
-    """What a database library's would do: call the hooks after the commit."""
+    """A stand-in for a database library's transaction: it calls the hooks after the commit."""
 
     def __init__(self) -> None:
         self.hooks: list[Callable[[], object]] = []
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
     transaction = Transaction()
     with Lock("example:order", release_via=transaction.on_commit):
-        pass  # changes that others see after the commit only
+        pass  # changes that others see only after the commit
     print(f"before the commit the order is free: {is_free('example:order')}")
     transaction.commit()
     print(f"after the commit: {is_free('example:order')}")

@@ -1,4 +1,4 @@
-"""Methods: the object says who it is, and is part of the key. Classes and statics work too."""
+"""Cached methods: the object identifies itself, and is part of the key. Class and static methods work, too."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Shop:
         print(f"  computing the turnover of shop {self.number}")
         return 1000.0 * self.number
 
-    @cached(ttl=60)  # above @classmethod, so that Shop.best.invalidate() and the like are there
+    @cached(ttl=60)  # above @classmethod, so that Shop.best.invalidate() and the like exist
     @classmethod
     def best(cls) -> int:
         return 7
@@ -33,20 +33,20 @@ class Point:  # a frozen dataclass is its own key
         return self.x + self.y
 
 
-class Nobody:
+class Anonymous:
     @cached(ttl=60)
     def answer(self) -> int:
         return 42
 
 
 if __name__ == "__main__":
-    shop, the_same, another = Shop(7), Shop(7), Shop(8)
-    print(shop.turnover("monday"), the_same.turnover("monday"), another.turnover("monday"))
+    shop, same, another = Shop(7), Shop(7), Shop(8)
+    print(shop.turnover("monday"), same.turnover("monday"), another.turnover("monday"))
     print(shop.turnover.key("monday"))
-    shop.turnover.invalidate("monday")  # of shop 7 only
+    shop.turnover.invalidate("monday")  # only the one of shop 7
     print(shop.turnover.peek("monday"), another.turnover.peek("monday").value)
     print(Shop.best(), Shop.best.peek().value, Point(1, 2).height())
     try:
-        Nobody().answer()
+        Anonymous().answer()
     except KeyingError as error:
         print(error)

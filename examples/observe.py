@@ -1,4 +1,4 @@
-"""Seeing it: counts, events and log lines, and never a value in any of them."""
+"""Observability: counters, events and log lines. None of them ever contains a value."""
 
 import logging
 import sys

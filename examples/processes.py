@@ -1,4 +1,4 @@
-"""Four processes share the values, and the work, in one directory: no server is needed."""
+"""Four processes share values and computations in one directory, without a server."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""An API that answers 429 when it is asked too often, and a client of several processes that stays below its limit.
+"""An API that answers 429 to too many requests, and a client of several processes that stays below its limit.
 
 `python rate_limited_api.py` starts both: a real server on this machine, and four workers that share one `Limiter`.
 """
@@ -18,7 +18,7 @@ WORKERS, REQUESTS = 4, 10
 
 
 class Api(BaseHTTPRequestHandler):
-    """A third party: ten requests in any half second, and now and then it wants to be left alone."""
+    """A third party's API. It allows ten requests in any half second, and sometimes refuses for reasons of its own."""
 
     protocol_version = "HTTP/1.1"
     lock, starts, asked = threading.Lock(), deque[float](), Counter[int]()
@@ -28,7 +28,7 @@ class Api(BaseHTTPRequestHandler):
             now = time.monotonic()
             while self.starts and self.starts[0] <= now - WINDOW:
                 self.starts.popleft()
-            busy = sum(self.asked.values()) == 15  # for a reason of its own, that no client could know
+            busy = sum(self.asked.values()) == 15  # a refusal that no client can foresee
             status = 429 if busy or len(self.starts) >= ALLOWED else 200
             if status == 200:
                 self.starts.append(now)
@@ -43,21 +43,21 @@ class Api(BaseHTTPRequestHandler):
 
 
 def get(limiter: Limiter, port: int) -> int:
-    """One answer of the API, however often it has to be asked: how many times that was."""
+    """Ask the API until it answers, and return the number of attempts."""
     for asked in range(1, 100):
-        with limiter:  # waits until we may, all workers taken together
+        with limiter:  # waits for a free slot, shared by all workers
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
             connection.request("GET", "/")
             answer = connection.getresponse()
             connection.close()
         if answer.status == 200:
             return asked
-        limiter.penalize(float(answer.headers["Retry-After"]))  # nobody asks before, in no process
-    raise RuntimeError("it is never satisfied")
+        limiter.penalize(float(answer.headers["Retry-After"]))  # no process asks before then
+    raise RuntimeError("the API refused 99 requests in a row")
 
 
 def work(port: int, name: str) -> None:
-    # On several machines: on="redis://..." A little less than is allowed, as requests take their time to get there.
+    # For several machines, add on="redis://...". One less than allowed, because requests take time to arrive.
     limiter = Limiter(name, max=ALLOWED - 1, per=WINDOW)
     for _ in range(REQUESTS):
         get(limiter, port)

@@ -1,4 +1,4 @@
-"""Nobody waits for a refresh, and a database that is down for a while is nobody's outage."""
+"""Callers never wait for a refresh, and get stale values while the database is down."""
 
 import logging
 import threading
@@ -26,11 +26,11 @@ def timed_call(what: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("stampede").addHandler(logging.NullHandler())  # it would warn of the failure below
+    logging.getLogger("stampede").addHandler(logging.NullHandler())  # hide the warning about the failure below
     timed_call("the first caller waits        ")
     refreshed.clear()
 
-    prices.expire()  # as if its 600 seconds were over
+    prices.expire()  # as if the 600 seconds had passed
     timed_call("stale, refreshed in background")
     refreshed.wait(5)
 

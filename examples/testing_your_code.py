@@ -1,4 +1,4 @@
-"""Tests of code that caches: pytest finds these functions, and so does running the file."""
+"""Tests of code that uses a cache. Run them with pytest, or run this file."""
 
 import stampede.testing
 from stampede import cached
@@ -14,7 +14,7 @@ def report(customer: int) -> list[int]:
 
 def test_the_second_call_is_a_hit() -> None:
     asked.clear()
-    with stampede.testing.isolated():  # empty caches in memory, for this block
+    with stampede.testing.isolated():  # this block has its own, empty caches in memory
         assert report(1) is report(1)
     assert asked == [1]
 
@@ -28,12 +28,12 @@ def test_tests_leave_nothing_for_each_other() -> None:
 
 
 def test_without_any_cache() -> None:
-    with stampede.testing.disabled():  # calls go straight to the function; STAMPEDE_DISABLED=1 does so for a whole run
+    with stampede.testing.disabled():  # calls go straight to the function, as STAMPEDE_DISABLED=1 does for a whole run
         assert report(1) is not report(1)
 
 
 def test_values_survive_production_s_encoding() -> None:
-    with stampede.testing.isolated(url="memory://?codec=sealed"):  # as bytes, as on disk
+    with stampede.testing.isolated(url="memory://?codec=sealed"):  # values are stored as bytes, as on disk
         assert report(1) == report(1)
         assert report(1) is not report(1)
 

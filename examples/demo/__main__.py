@@ -1,4 +1,4 @@
-"""Play the demo: `python examples/demo`. Herds of real processes on the disk engine, counted, timed and drawn."""
+"""Play the demo: `python examples/demo`. It counts, times and draws herds of real processes on the disk engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stampede.errors import StampedeError
 
 
 def main() -> int:
-    """Return 0 if the demo was played, 2 if an argument can't be used, 130 after Ctrl-C."""
+    """Play the demo, and return 0; 2 if an argument can't be used; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="demo",
         description="Herds of real processes on the disk engine: without stampede, with it, and with a holder killed.",

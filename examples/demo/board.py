@@ -1,4 +1,4 @@
-"""What the demo shows while it plays: a line a scene, rewritten on a terminal, elsewhere written once it is final."""
+"""What the demo prints while it plays: one line per scene, updated on a terminal, or printed once it is final."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Board"]
 
 
 class Board:
-    """Lines of named cells. `show` replaces the last line if its first cell is the same."""
+    """Lines of named cells on the standard output. `show` replaces the last line if its first cell is the same."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns

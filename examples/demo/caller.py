@@ -1,4 +1,4 @@
-"""One process of the demo. Its callers are threads that do what the conductor asks, and tell when they did it."""
+"""One process of the demo. Its callers are threads: they do what the conductor asks, and report when they did it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from stampede.api.cache import Cache
 __all__ = ["Mark", "Reads", "Task", "run"]
 
 clock = time.monotonic
-"""One clock for all processes of the machine."""
+"""The clock, which all processes of the machine share."""
 
 PACE = 0.01
-"""Seconds between two reads of a caller under load."""
+"""Seconds between two reads of one caller under load."""
 
 GAP = 0.2
 """Seconds without a read that end one stretch of reads and begin another."""
 
 
-_OWED = {"asked": 0, "began": 1, "admitted": 0, "ended": -1, "served": 0}
-"""What is still to come after a mark: a computation in the background may outlast its caller's reads."""
+_EXPECTED = {"asked": 0, "began": 1, "admitted": 0, "ended": -1, "served": 0}
+"""How many more reports to expect after each mark: a computation in the background may outlast its caller's reads."""
 
 
 class Task(NamedTuple):
-    """What each caller is to do with a key, once or until it is told to stop."""
+    """What each caller does with a key, once or until it is stopped."""
 
     key: str
     cost: float  # seconds that the origin needs for it
     ttl: float
-    guarded: bool  # get_or_compute; else get, compute, set
+    guarded: bool  # true: get_or_compute; false: get, compute, set
     lasting: bool
-    doomed: bool = False  # the computation goes on until its process is killed; the next one ends
+    doomed: bool = False  # the first computation lasts until its process is killed; the next one ends
 
 
 class Mark(NamedTuple):
-    """What a caller did, and when: asked, began (to compute), admitted (by the origin), ended, served."""
+    """A step of a caller, and its time: asked, began (to compute), admitted (by the origin), ended, served."""
 
     what: str
     caller: int
@@ -50,26 +50,26 @@ class Mark(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What a caller's reads under load came to."""
+    """A summary of a caller's reads."""
 
     caller: int
     reads: int
     slowest: float
     stretches: list[tuple[float, float]]
-    blocked: list[tuple[float, float]]  # those that waited for a computation, or had to do it
+    blocked: list[tuple[float, float]]  # reads that waited for a computation, or did it themselves
 
 
 def run(
     directory: str, callers: range, origin: AbstractContextManager[Any], killed: Connection, pipe: Connection
 ) -> None:
-    """A process's whole life: tasks, until the pipe is closed."""
+    """Perform tasks until the pipe is closed: the main function of a process."""
     try:
         process = Process(directory, callers, origin, killed, pipe)
         pipe.send("here")
         while True:
             process.perform(pipe.recv())
     except (EOFError, OSError):
-        return  # the conductor is gone, or has no more to ask
+        return  # the conductor has ended, or closed the pipe
 
 
 class Process:
@@ -82,8 +82,8 @@ class Process:
         pipe: Connection,
     ) -> None:
         self._callers = callers
-        self._origin = origin  # lets in so many at once
-        self._killed = killed  # readable, and never read, once a process has been killed
+        self._origin = origin  # admits a limited number of computations
+        self._killed = killed  # becomes readable when a process is killed; it is never read
         self._pipe = pipe
         self._here = threading.local()
         self._cache = Cache(f"disk://{directory}", local=True, background=True, stale=0, observers=[self._notice])
@@ -93,12 +93,12 @@ class Process:
             self._here.blocked = True
 
     def perform(self, task: Task) -> None:
-        """Line the callers up, let them go at the conductor's word, and pass on what they tell."""
-        told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Prepare the callers, start them when the conductor says so, and pass on their reports."""
+        reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         go, stop = threading.Event(), threading.Event()
         act = self._read_on if task.lasting else self._ask_once
         for caller in self._callers:
-            threading.Thread(target=act, args=(task, caller, told.put, go, stop), daemon=True).start()
+            threading.Thread(target=act, args=(task, caller, reports.put, go, stop), daemon=True).start()
         self._pipe.send("ready")
         self._pipe.recv()
         go.set()
@@ -108,26 +108,26 @@ class Process:
                 self._pipe.recv()
                 stop.set()
             try:
-                news = told.get(timeout=0.02)
+                report = reports.get(timeout=0.02)
             except queue.Empty:
                 continue
-            self._pipe.send(news)
-            left += _OWED[news.what] if isinstance(news, Mark) else -1
+            self._pipe.send(report)
+            left += _EXPECTED[report.what] if isinstance(report, Mark) else -1
         self._pipe.send("done")
 
     def _ask_once(
-        self, task: Task, caller: int, tell: Callable[[Any], object], go: threading.Event, stop: threading.Event
+        self, task: Task, caller: int, send: Callable[[Any], object], go: threading.Event, stop: threading.Event
     ) -> None:
         go.wait()
         asked = clock()
-        tell(Mark("asked", caller, asked))
-        self._ask(task, caller, tell)
+        send(Mark("asked", caller, asked))
+        self._ask(task, caller, send)
         served = clock()
-        tell(Mark("served", caller, served))
-        tell(Reads(caller, 1, served - asked, [], []))
+        send(Mark("served", caller, served))
+        send(Reads(caller, 1, served - asked, [], []))
 
     def _read_on(
-        self, task: Task, caller: int, tell: Callable[[Any], object], go: threading.Event, stop: threading.Event
+        self, task: Task, caller: int, send: Callable[[Any], object], go: threading.Event, stop: threading.Event
     ) -> None:
         count, slowest = 0, 0.0
         stretches: list[tuple[float, float]] = []
@@ -136,7 +136,7 @@ class Process:
         while not stop.is_set():
             self._here.blocked = False
             start = clock()
-            self._ask(task, caller, tell)
+            self._ask(task, caller, send)
             end = clock()
             count, slowest = count + 1, max(slowest, end - start)
             begun = stretches.pop()[0] if stretches and start - stretches[-1][1] < GAP else start
@@ -144,10 +144,10 @@ class Process:
             if self._here.blocked:
                 blocked.append((start, end))
             stop.wait(PACE)
-        tell(Reads(caller, count, slowest, stretches, blocked))
+        send(Reads(caller, count, slowest, stretches, blocked))
 
-    def _ask(self, task: Task, caller: int, tell: Callable[[Any], object]) -> Any:
-        compute = partial(self._compute, task, caller, tell, threading.get_ident())
+    def _ask(self, task: Task, caller: int, send: Callable[[Any], object]) -> Any:
+        compute = partial(self._compute, task, caller, send, threading.get_ident())
         if task.guarded:
             return self._cache.get_or_compute(task.key, compute, ttl=task.ttl)
         value = self._cache.get(task.key)
@@ -156,13 +156,13 @@ class Process:
             self._cache.set(task.key, value, ttl=task.ttl)
         return value
 
-    def _compute(self, task: Task, caller: int, tell: Callable[[Any], object], asker: int) -> str:
-        self._here.blocked = threading.get_ident() == asker  # not in the background
-        tell(Mark("began", caller, clock()))
+    def _compute(self, task: Task, caller: int, send: Callable[[Any], object], asker: int) -> str:
+        self._here.blocked = threading.get_ident() == asker  # false in a background thread
+        send(Mark("began", caller, clock()))
         with self._origin:
-            tell(Mark("admitted", caller, clock()))
+            send(Mark("admitted", caller, clock()))
             if task.doomed:
                 self._killed.poll(None)
             time.sleep(task.cost)
-        tell(Mark("ended", caller, clock()))
+        send(Mark("ended", caller, clock()))
         return f"computed for caller {caller}"

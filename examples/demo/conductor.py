@@ -1,4 +1,4 @@
-"""The demo's processes, and the scenes that are played with them."""
+"""The demo's processes, and the scenes that they play."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stampede.errors import StampedeError
 __all__ = ["Fleet"]
 
 LOOK = 0.05
-"""Seconds between two refreshes of what is shown."""
+"""Seconds between two updates of the printed line."""
 
 PATIENCE = 60.0
-"""Seconds without any news after which the demo gives up."""
+"""Seconds without a report after which the demo gives up."""
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Member:
 
 
 class Fleet:
-    """So many processes with so many callers each, ended and reaped with the block."""
+    """A number of processes with a number of callers each. The end of the `with` block ends and reaps them."""
 
     def __init__(self, directory: str, processes: int, callers: int, room: int) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._directory = directory
         self._origin = self._context.BoundedSemaphore(room)
-        self._killed, self._tell_killed = self._context.Pipe(duplex=False)
+        self._killed, self._killed_sender = self._context.Pipe(duplex=False)
         self._sizes = processes, callers
         self._members: list[Member] = []
 
@@ -60,9 +60,9 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for member in self._members:
-            member.pipe.close()  # the end of their tasks
+            member.pipe.close()  # tells the processes to end
         self._killed.close()
-        self._tell_killed.close()
+        self._killed_sender.close()
         for member in self._members:
             member.process.join(2.0 if kind is None else 0)
             if member.process.is_alive():
@@ -71,7 +71,7 @@ class Fleet:
             member.process.close()
 
     def start(self) -> Iterator[int]:
-        """Start all processes; counts those that are there."""
+        """Start all processes. Yield how many of them are ready, each time that one more is."""
         processes, callers = self._sizes
         with _undisturbed():
             for number in range(processes):
@@ -89,30 +89,30 @@ class Fleet:
         self._members.append(Member(process, ours, callers))
 
     def play(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object], *, lasts: float = 0.0) -> None:
-        """One scene, told to `show` while it goes on. A lasting one is stopped after so many seconds."""
+        """Play one scene, and call `show` as it proceeds. A lasting scene is stopped after `lasts` seconds."""
         self._line_up(timeline, task)
         stop_at = timeline.begin + lasts
-        for _ in self._news(timeline, show, until=stop_at if task.lasting else None):
+        for _ in self._reports(timeline, show, until=stop_at if task.lasting else None):
             pass
         if task.lasting:
             for member in self._members:
                 member.pipe.send("stop")
-            for _ in self._news(timeline, show):
+            for _ in self._reports(timeline, show):
                 pass
         timeline.end = clock()
         show(timeline)
 
     def play_murder(self, timeline: Timeline, task: Task, show: Callable[[Timeline], object]) -> None:
-        """The same, and the process that computes is killed, once all are waiting for it."""
+        """Play a scene in which the computing process is killed, as soon as all callers wait for it."""
         self._line_up(timeline, task)
-        for _ in self._news(timeline, show):
+        for _ in self._reports(timeline, show):
             admitted = [marks["admitted"] for _, marks in timeline.computations if "admitted" in marks]
             if admitted and sum("asked" in marks for marks in timeline.marks.values()) == timeline.callers:
                 break
-        for _ in self._news(timeline, show, until=admitted[0] + task.cost):
+        for _ in self._reports(timeline, show, until=admitted[0] + task.cost):
             pass
         self._kill(timeline, timeline.computations[0][0])
-        for _ in self._news(timeline, show):
+        for _ in self._reports(timeline, show):
             pass
         timeline.end = clock()
         show(timeline)
@@ -127,11 +127,11 @@ class Fleet:
         for member in self._members:
             member.pipe.send("go")
 
-    def _news(
+    def _reports(
         self, timeline: Timeline, show: Callable[[Timeline], object], *, until: float | None = None
     ) -> Iterator[None]:
-        """Take in what the callers tell, until all are done or the time has come; a breath after each."""
-        last_news = shown = clock()
+        """Receive the callers' reports until all are done, or until `until`. Yield after each round."""
+        last_report = shown = clock()
         while busy := {member.pipe: member for member in self._members if member.busy}:
             now = clock()
             if until is not None and now >= until:
@@ -139,14 +139,14 @@ class Fleet:
             ready = wait(list(busy), timeout=LOOK if until is None else min(LOOK, until - now))
             for pipe in ready:
                 member = busy[pipe]  # type: ignore[index]
-                news = self._receive(member)
-                if news == "done":
+                report = self._receive(member)
+                if report == "done":
                     member.busy = False
                 else:
-                    timeline.add(news)
-            last_news = clock() if ready or until is not None else last_news
-            if clock() - last_news > PATIENCE:
-                raise StampedeError(f"the demo's callers have been silent for {PATIENCE:g} s")
+                    timeline.add(report)
+            last_report = clock() if ready or until is not None else last_report
+            if clock() - last_report > PATIENCE:
+                raise StampedeError(f"the demo's callers have sent no report for {PATIENCE:g} s")
             if clock() - shown > LOOK:
                 shown = timeline.end = clock()
                 show(timeline)
@@ -157,14 +157,14 @@ class Fleet:
         assert victim.process.pid is not None
         at = clock()
         os.kill(victim.process.pid, signal.SIGKILL)
-        self._tell_killed.send(at)
+        self._killed_sender.send(at)
         timeline.kill(victim.callers, at)
         victim.process.join()
         victim.busy = False
         victim.pipe.close()
         victim.process.close()
         self._members.remove(victim)
-        self._origin.release()  # the place at the origin that died with it
+        self._origin.release()  # the killed process held a place at the origin
 
     def _expect(self, member: Member, word: str) -> None:
         if not member.pipe.poll(PATIENCE) or self._receive(member) != word:
@@ -174,14 +174,14 @@ class Fleet:
         try:
             return member.pipe.recv()
         except (EOFError, OSError):
-            raise StampedeError("a process of the demo has ended by itself: its last words are above") from None
+            raise StampedeError("a process of the demo has ended unexpectedly: see its output above") from None
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No signal ends us between a process's start and its entry in the list; who would end it?
+    """Block SIGINT and SIGTERM, so that no process is started without being listed: it would never be ended.
 
-    What is started meanwhile stays deaf to them: a terminal's Ctrl-C goes to all, and we end the others in order.
+    The started processes inherit the block: a terminal sends Ctrl-C to all of them, but we end them in order.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:

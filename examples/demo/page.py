@@ -1,4 +1,4 @@
-"""The page that the demo leaves: the picture, the table, and how it was made."""
+"""The page that the demo writes: the picture, the table, and how they were made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ th:first-child,td:first-child{{text-align:left;padding-left:0}}p{{color:var(--di
 {rows}
 </tbody>
 </table>
-<p>Point at a row to read what its caller did. Where a reader under load has a gap, the machine had no time for it.</p>
+<p>Point at a row to read what its caller did. Where a reader under load has a gap, the machine was busy.</p>
 <p>One real run of <code>make demo</code> on the disk engine: Python {python}, {cores} cores, {system}.</p>
 </body>
 </html>
@@ -42,7 +42,7 @@ th:first-child,td:first-child{{text-align:left;padding-left:0}}p{{color:var(--di
 
 
 def page(picture: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A page that needs nothing besides itself."""
+    """Return a page that needs no other files."""
     return _PAGE.format(
         style=STYLE,
         picture=picture,

@@ -1,4 +1,4 @@
-"""Timelines as SVG: a panel for each scene, a row for each caller. No script, and readable in light and dark."""
+"""Timelines as SVG: one panel per scene, one row per caller. It has no script, and a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from timeline import MANY, Span, Timeline
+from timeline import VISIBLE, Span, Timeline
 
 __all__ = ["Panel", "draw"]
 
@@ -16,7 +16,7 @@ GUTTER = 32
 HEAD = 92  # a panel's title and figures
 AXIS = 26
 ROW = 4.5
-TALL = 290.0  # all rows of a panel together, at least
+TALL = 290.0  # least height of all rows of a panel
 
 STYLE = """
 .stampede{--paper:#ffffff;--card:#f6f8fa;--ink:#1f2328;--dim:#59636e;--line:#d1d9e0;
@@ -35,23 +35,23 @@ CLASSES = {"computing": "c", "queued": "q", "waiting": "w", "blocked": "b", "ser
 LEGEND = [
     ("computing", "computing"),
     ("queued", "computing, queued at the origin"),
-    ("waiting", "waiting for the one that computes"),
+    ("waiting", "waiting for the computation"),
     ("served", "served"),
 ]
 
 
 class Panel(NamedTuple):
-    """One scene as it is to be shown: its timeline, two lines of text, and how many seconds its axis spans."""
+    """What to draw of one scene: its timeline, two lines of text, and the seconds on its axis."""
 
     timeline: Timeline
-    figure: str  # what counts, in a few words
+    figure: str  # the main figure, in a few words
     note: str
     seconds: float
-    by_turn: bool = False  # rows in the order in which their callers were served; else process by process
+    by_turn: bool = False  # sort the rows by the time at which callers were served, not by process
 
 
 def draw(panels: Sequence[Panel], heading: str, note: str) -> str:
-    """One SVG of all panels, in two columns."""
+    """Return one SVG of all panels, in two columns."""
     width = (WIDTH - 2 * MARGIN - GUTTER) / 2
     tall = HEAD + max(TALL, ROW * panels[0].timeline.callers) + AXIS
     top = 112
@@ -106,12 +106,12 @@ def _rows(panel: Panel, scale: float, row: float, width: float) -> Iterator[str]
     timeline = panel.timeline
     rows = list(enumerate(timeline.rows()))
     if panel.by_turn:
-        rows.sort(key=lambda each: [span.start for span in each[1]][-1:])  # of what it does last: being served
+        rows.sort(key=lambda each: [span.start for span in each[1]][-1:])  # the last span: served
     for place, (caller, spans) in enumerate(rows):
         yield f'<g transform="translate(0 {place * row:.2f})"><title>{escape(_story(timeline, caller, spans))}</title>'
         for span in spans:
             x, end = (span.start - timeline.begin) * scale, (span.end - timeline.begin) * scale
-            if span.end - span.start >= MANY and x < width:
+            if span.end - span.start >= VISIBLE and x < width:
                 long = max(min(end, width) - x, 1.2 if span.what == "computing" else 0)
                 high = row * (1.1 if span.what == "computing" else 0.8)
                 yield f'<rect class="{CLASSES[span.what]}" x="{x:.1f}" width="{long:.1f}" height="{high:.1f}"/>'
@@ -119,11 +119,11 @@ def _rows(panel: Panel, scale: float, row: float, width: float) -> Iterator[str]
 
 
 def _story(timeline: Timeline, caller: int, spans: Sequence[Span]) -> str:
-    """What the caller did, for who points at its row."""
-    told = [f"{span.what} {span.end - span.start:.3f} s" for span in spans if span.end - span.start >= MANY]
+    """Return what the caller did, as the tooltip of its row."""
+    parts = [f"{span.what} {span.end - span.start:.3f} s" for span in spans if span.end - span.start >= VISIBLE]
     if caller in timeline.killed:
-        told.append("killed")
-    return f"caller {caller + 1}: {', '.join(told)}"
+        parts.append("killed")
+    return f"caller {caller + 1}: {', '.join(parts)}"
 
 
 def _death(timeline: Timeline, scale: float, row: float) -> Iterator[str]:

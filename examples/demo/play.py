@@ -1,4 +1,4 @@
-"""The demo's programme: which scenes, in which order, and what is said about them."""
+"""The demo's programme: its scenes in their order, and the texts about them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["demo"]
 COLUMNS = ["scene", "computations", "all served after", "last late by", "blocked"]
 
 LASTS = 1.75
-"""How many times a hot value's ttl it is read."""
+"""How long the hot value is read, as a multiple of its ttl."""
 
 
 def demo(processes: int, callers: int, seconds: float, out: Path) -> None:
-    """Play all scenes, print their figures, and leave the page (or, for a name that ends in .svg, the picture)."""
+    """Play all scenes, print their figures, and write the page to `out` (or the picture, if that ends in .svg)."""
     _check(out)
     herd = processes * callers
     room = max(herd // 8, 1)
@@ -72,7 +72,7 @@ def _play(fleet: Fleet, directory: str, cost: float) -> list[Timeline]:
 
 
 def _warm(directory: str, key: str, cost: float, ttl: float) -> None:
-    """The hot key's first value, with its cost."""
+    """Compute the hot key's first value, so that its cost is known."""
     with Cache(f"disk://{directory}") as cache:
         cache.get_or_compute(key, lambda: time.sleep(cost), ttl=ttl)
 
@@ -106,31 +106,31 @@ def _ms(seconds: float) -> str:
 
 
 def _figure(timeline: Timeline) -> tuple[str, str]:
-    """What counts in a scene, and what else there is to know."""
+    """Return the main figure of a scene, and a note about it."""
     count, lateness = len(timeline.computations), timeline.lateness
-    who = f"the other {timeline.callers - len(timeline.killed)}" if timeline.killed else "all"
-    served = f"{who} served after {timeline.last_served - timeline.begin:.2f} s"
+    served_callers = f"the other {timeline.callers - len(timeline.killed)}" if timeline.killed else "all"
+    served = f"{served_callers} served after {timeline.last_served - timeline.begin:.2f} s"
     late = f", the last {_ms(lateness)} after the computation" if lateness is not None else ""
     if timeline.lasting:
         reads = sum(each.reads for each in timeline.reads)
         slowest = max((each.slowest for each in timeline.reads), default=0.0)
         return (
             f"{timeline.blocked} of {timeline.callers} readers blocked",
-            f"{count} refreshes ahead of the end; {reads:,} reads, the slowest took {_ms(slowest)}",
+            f"{count} refreshes before expiry; {reads:,} reads, the slowest took {_ms(slowest)}",
         )
     if timeline.killed:
         takeover = timeline.takeover
-        figure = "nobody had to take over" if takeover is None else f"another computes {_ms(takeover)} after the kill"
+        figure = "no takeover was needed" if takeover is None else f"another computes {_ms(takeover)} after the kill"
         return figure, served + late
     return f"{count} computation{'s' if count != 1 else ''}", served + late
 
 
 def _panels(timelines: list[Timeline]) -> list[Panel]:
     plain, cold, hot, murder = timelines
-    longest = max(plain.end - plain.begin, cold.end - cold.begin) * 1.02  # one scale for the two
+    longest = max(plain.end - plain.begin, cold.end - cold.begin) * 1.02  # the same scale for both
     spans = [longest, longest, LASTS * hot.ttl, (murder.end - murder.begin) * 1.3]
     for each, span in zip(timelines, spans, strict=True):
-        each.end = each.begin + span  # who is served, stays it
+        each.end = each.begin + span  # callers stay served until the end of the panel
     return [Panel(each, *_figure(each), span, each is plain) for each, span in zip(timelines, spans, strict=True)]
 
 
@@ -138,11 +138,11 @@ def _panels(timelines: list[Timeline]) -> list[Panel]:
 
 
 def _write(out: Path, timelines: list[Timeline], rows: list[list[str]], herd: str, cost: float, room: int) -> None:
-    origin = f"The origin needs {cost:g} s for it, and serves {room} at a time."
+    origin = f"The origin computes it in {cost:g} s, for {room} at a time."
     picture = draw(
         _panels(timelines),
-        f"{herd}, one key: who computes?",
-        f"A row is a caller, from left to right is time. {origin}",
+        f"{herd}, one key: served_callers computes?",
+        f"Each row is a caller; time runs from left to right. {origin}",
     )
     text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows)
     try:
@@ -152,7 +152,7 @@ def _write(out: Path, timelines: list[Timeline], rows: list[list[str]], herd: st
 
 
 def _check(out: Path) -> None:
-    """Say it before the demo has run, not after."""
+    """Raise StampedeError before the demo runs, rather than after it, if `out` can't be written."""
     where = out if out.exists() else out.parent
     if out.is_dir() or not os.access(where, os.W_OK):
         raise StampedeError(f"{out} can't be written: give another --out")
@@ -160,7 +160,7 @@ def _check(out: Path) -> None:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Being told to end is an exit like others: processes are reaped, the directory goes."""
+    """Turn SIGTERM into an ordinary exit, so that processes are reaped, and the directory is removed."""
 
     def end(number: int, frame: Any) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""What happened in one scene: each caller's spans, and the figures that come from them."""
+"""The record of one scene: the spans of each caller, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from caller import Mark, Reads
 
 __all__ = ["Counts", "Span", "Timeline"]
 
-MANY = 0.001
-"""Seconds below which a span can't be seen, and isn't drawn."""
+VISIBLE = 0.001
+"""Seconds below which a span is invisible, and not drawn."""
 
 
 BLOCKED = 0.02
-"""Seconds that a read must wait to count as blocked: less is the time of the engine's answer, not of a computation."""
+"""Seconds from which a read counts as blocked. A shorter one waited for the engine, not for a computation."""
 
 
 class Span(NamedTuple):
-    """What a caller was doing: waiting, queued (at the origin), computing, served, blocked (a read under load)."""
+    """A period of a caller: waiting, queued (at the origin), computing, served, or blocked (a read under load)."""
 
     what: str
     start: float
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many callers do what, and how many computations there were."""
+    """The number of computations, and of callers in each state."""
 
     computations: int
     computing: int
@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 
 @dataclass
 class Timeline:
-    """One scene, from the word to go until its end."""
+    """One scene, from its start to its end."""
 
     name: str  # in a table
     title: str
@@ -53,16 +53,16 @@ class Timeline:
     killed: range = range(0)  # callers whose process was killed
     killed_at: float | None = None
 
-    def add(self, news: Mark | Reads) -> None:
-        if isinstance(news, Reads):
-            self.reads.append(news)
+    def add(self, report: Mark | Reads) -> None:
+        if isinstance(report, Reads):
+            self.reads.append(report)
             return
-        self.marks.setdefault(news.caller, {})[news.what] = news.at
-        if news.what == "began":
-            self.computations.append((news.caller, {}))
+        self.marks.setdefault(report.caller, {})[report.what] = report.at
+        if report.what == "began":
+            self.computations.append((report.caller, {}))
         for caller, moments in reversed(self.computations):
-            if caller == news.caller:
-                moments[news.what] = news.at
+            if caller == report.caller:
+                moments[report.what] = report.at
                 break
 
     def kill(self, callers: range, at: float) -> None:
@@ -80,7 +80,7 @@ class Timeline:
 
     @property
     def stored(self) -> float | None:
-        """When the last computation had ended."""
+        """The time at which the last computation ended; None if none has."""
         return max((moments["ended"] for _, moments in self.computations if "ended" in moments), default=None)
 
     @property
@@ -89,13 +89,13 @@ class Timeline:
 
     @property
     def lateness(self) -> float | None:
-        """Seconds from the end of the one computation that ended to the last waiter's answer."""
+        """Seconds from the end of the computation to the last waiter's answer; None unless exactly one has ended."""
         ended = [moments["ended"] for _, moments in self.computations if "ended" in moments]
         return self.last_served - ended[0] if len(ended) == 1 and not self.lasting else None
 
     @property
     def takeover(self) -> float | None:
-        """Seconds from the kill to the next computation's beginning."""
+        """Seconds from the kill to the start of the next computation; None if there was none."""
         if self.killed_at is None:
             return None
         began = [moments["began"] for _, moments in self.computations if moments["began"] > self.killed_at]
@@ -103,14 +103,14 @@ class Timeline:
 
     @property
     def blocked(self) -> int:
-        """Callers that could not be served at once."""
+        """The number of callers that were not served at once."""
         if self.lasting:
             return sum(any(end - start > BLOCKED for start, end in reads.blocked) for reads in self.reads)
         return sum("asked" in marks for marks in self.marks.values())
 
     @property
     def expiries(self) -> list[float]:
-        """When each value of a lasting scene would have ended, had it not been replaced."""
+        """The times at which the values of a lasting scene would have expired, if they had not been replaced."""
         ended = (moments["ended"] + self.ttl for _, moments in self.computations if "ended" in moments)
         ends = [self.begin + self.ttl, *ended] if self.lasting else []
         return [end for end in ends if end < self.end]
@@ -118,7 +118,7 @@ class Timeline:
     # -- rows -------------------------------------------------------------------------------------------------------
 
     def rows(self) -> list[list[Span]]:
-        """Each caller's spans in the order in which they are to be drawn."""
+        """Return the spans of each caller, in the order in which they are drawn."""
         reads = {each.caller: each for each in self.reads}
         return [
             list(self._lasting(caller, reads.get(caller)) if self.lasting else self._once(caller))

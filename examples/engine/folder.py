@@ -1,4 +1,4 @@
-"""Values, leases and locks as the files of one directory: `folder:///var/cache/shared`."""
+"""An engine that stores values, leases and locks as files of one directory: `folder:///var/cache/shared`."""
 
 import fcntl
 import os
@@ -17,9 +17,9 @@ YEAR = 365 * 86_400.0
 
 
 class FolderCell(Cell):
-    """A file for each name: its version, then its data. When nobody needs it any more, its `mtime` says."""
+    """A cell with one file per name: its version, then its data. The file's `mtime` is the time when it expires."""
 
-    tells = True  # a swap that comes too late knows what is there
+    tells = True  # a swap that comes too late returns the current data
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -40,14 +40,14 @@ class FolderCell(Cell):
             return self._write(path, data, time.time() + min(ttl, YEAR))
 
     def sweep(self) -> None:
-        """Have it called now and then: what nobody needs any more is removed."""
+        """Remove the files that have expired. Call this from time to time."""
         with self._alone():
             for path in self.folder.glob("*.cell"):
                 if path.stat().st_mtime < time.time():
                     path.unlink()
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{sha256(name.encode()).hexdigest()}.cell"  # `a` and `A`, and `a/b`, on any file system
+        return self.folder / f"{sha256(name.encode()).hexdigest()}.cell"  # any name, on any file system
 
     def _seen(self, path: Path) -> Seen:
         try:
@@ -57,26 +57,26 @@ class FolderCell(Cell):
         return Seen(content[VERSION:], content[:VERSION])
 
     def _write(self, path: Path, data: bytes, end: float) -> bytes:
-        version = os.urandom(VERSION)  # it never comes back
+        version = os.urandom(VERSION)  # unique: no version is ever used twice
         new = path.with_suffix(".new")
         new.write_bytes(version + data)
         os.utime(new, (end, end))
-        new.replace(path)  # in one step: who reads sees the old one, or this
+        new.replace(path)  # atomic: readers see the old file, or this one
         return version
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One at a time, of all processes; the kernel ends it for who is killed."""
+        """Exclude all other processes. If this one is killed, the kernel releases the lock."""
         with open(self.folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a child that was forked meanwhile has it open
+                fcntl.flock(lock, fcntl.LOCK_UN)  # not only closed: a child forked meanwhile has it open, too
 
 
 def from_url(url: str) -> FolderCell:
     parts = urlsplit(url)
     if parts.query:
-        raise OptionError(f"folder:// has no options, and {parts.query!r} is one")
+        raise OptionError(f"folder:// has no options, so remove {parts.query!r}")
     return FolderCell(parts.path)

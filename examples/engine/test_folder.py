@@ -1,4 +1,4 @@
-"""What every engine has to do, tried on ours, in both colours: `pytest`."""
+"""The conformance suites for our engine, in both colours. Run them with `pytest`."""
 
 import shutil
 import tempfile
@@ -10,7 +10,7 @@ from stampede.testing import CellSuite, ClaimsSuite, LocksSuite, StoreSuite
 
 
 class TestFolderCell(CellSuite):
-    """The two verbs by themselves: what fails here fails everywhere."""
+    """Tests of the two verbs alone. A failure here makes the other suites fail, too."""
 
     def make_cell(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -21,14 +21,14 @@ class TestFolderCell(CellSuite):
 
 
 class TestFolder(ClaimsSuite, StoreSuite, LocksSuite):
-    short = 0.1  # seconds: the shortest lease it is tried with
+    short = 0.1  # the shortest lease in the tests, in seconds
 
     def make_engine(self):
         self.folder = tempfile.mkdtemp()
         return CellEngine(FolderCell(self.folder))
 
     def make_peer(self, engine):
-        """Another process's, on the same store."""
+        """Return a second client of the same store, as another process would have."""
         return CellEngine(FolderCell(self.folder))
 
     def drop_engine(self, engine):

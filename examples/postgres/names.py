@@ -1,4 +1,4 @@
-"""A view that looks whether a name is free and takes it, with nobody in between: the lock ends with the very commit.
+"""A view that checks whether a name is free and takes it, atomically: the lock is released by the same commit.
 
 pip install 'stampede-guard[postgres]' sqlalchemy starlette uvicorn
 export SHOP_POSTGRES=postgres://user@host/shop
@@ -6,7 +6,7 @@ stampede postgres init $SHOP_POSTGRES
 uvicorn --app-dir examples/postgres --workers 4 names:app
 
 curl -X PUT localhost:8000/names/Bob        # 201
-curl -X PUT localhost:8000/names/bob        # 409, also where both come at once
+curl -X PUT localhost:8000/names/bob        # 409, also if both requests come at once
 """
 
 import os
@@ -37,14 +37,14 @@ class User(Base):
 
 
 def take(name: str) -> bool:
-    """False: somebody has it, however he writes it."""
+    """Take a name, and return true. Return false if it is taken, in upper or lower case."""
     with Session(engine) as session, session.begin():
         connection = session.connection().connection.driver_connection
         with Lock(f"name:{name.lower()}", on=URL, wait=5, release_via=on_commit(connection)):
             if session.scalar(select(User).where(func.lower(User.name) == name.lower())):
                 return False
             session.add(User(name=name))
-            return True  # the block ends here, the lock with the commit: who is next sees the row
+            return True  # the lock is released by the commit, so the next request sees the row
 
 
 def put(request: Request) -> Response:

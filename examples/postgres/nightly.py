@@ -1,10 +1,10 @@
-"""A nightly job under a lock: one machine does it, and a night that failed is in the record, with its traceback.
+"""A nightly job under a lock: one machine runs it, and a failure is recorded with its traceback.
 
 pip install 'stampede-guard[postgres]'
 export SHOP_POSTGRES=postgres://user@host/shop
 stampede postgres init $SHOP_POSTGRES
 python examples/postgres/nightly.py
-stampede locks $SHOP_POSTGRES --history --failed --since 1h     # what the example shows at its end
+stampede locks $SHOP_POSTGRES --history --failed --since 1h     # the example shows this at its end
 """
 
 import os
@@ -18,10 +18,10 @@ URL = os.environ.get("SHOP_POSTGRES") or sys.exit("export SHOP_POSTGRES=postgres
 
 
 def nightly(prices: list[str]) -> None:
-    """Of all the machines whose crontab has it, one does it."""
+    """Run the job on only one of the machines that have it in their crontab."""
     with try_lock("example:nightly-turnover", on=URL, lease=60) as lock:
         if not lock:
-            print("another machine does it")
+            print("another machine runs it")
             return
         print("turnover:", sum(map(Decimal, prices)))
 
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     nightly(["9.50", "12.00"])
     try:
         nightly(["9.50", "12,00"])
-    except InvalidOperation as error:  # a job of cron's would end with it
+    except InvalidOperation as error:  # a cron job would end here
         print("failed:", error)
     sys.stdout.flush()
     history = ["locks", URL, "--history", "--failed", "--since", "1h"]

@@ -1,4 +1,4 @@
-"""Caches are described in a file; functions name theirs. `stampede check` looks at the same file."""
+"""Caches are configured in a file, and functions refer to them by name. `stampede check` reads the same file."""
 
 import os
 from pathlib import Path
@@ -11,13 +11,13 @@ def product(number: int) -> str:
     return f"product {number}"
 
 
-@stampede.cached(cache="sessions", ttl=60)  # what is said here goes before the file's
+@stampede.cached(cache="sessions", ttl=60)  # options given here take precedence over the file
 def session(user: str) -> str:
     return f"session of {user}"
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("SHOP_SIGNING_KEY", "in production from a vault")
+    os.environ.setdefault("SHOP_SIGNING_KEY", "in production, from a vault")
     stampede.configure(Path(__file__).with_name("stampede.toml"))  # or STAMPEDE_SETTINGS, or ./stampede.toml
     print(product(7), "in", product.cache)
     print(session("bob"), "in", session.cache)

@@ -1,16 +1,16 @@
-"""A web application with its cache on Redis: however many ask for a report at once, one process computes it, once.
+"""A web application with its cache on Redis: of all concurrent requests for a report, only one computes it.
 
     pip install 'stampede-guard[redis]' starlette uvicorn
     redis-server --port 6379 &
     uvicorn --app-dir examples/web --workers 4 app:app
 
     curl localhost:8000/reports/north                           # computed once for all workers, then read from Redis
-    curl localhost:8000/prices/tea                              # a plain def: works the same in a thread
-    curl -X POST -d 14.5 localhost:8000/prices/tea              # written, and gone from every worker's local tier
+    curl localhost:8000/prices/tea                              # a plain def works, too, in a thread
+    curl -X POST -d 14.5 localhost:8000/prices/tea              # changed, and removed from every worker's local tier
     curl -X DELETE localhost:8000/reports/north                 # invalidated everywhere
-    curl localhost:8000/health                                  # the cache's counters, and whether Redis answers
+    curl localhost:8000/health                                  # the counters of the cache, and whether Redis answers
 
-Another Redis: SHOP_REDIS=redis://user:password@host:6379/0 in the environment.
+To use another Redis, set SHOP_REDIS=redis://user:password@host:6379/0 in the environment.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ import stampede
 os.environ.setdefault("SHOP_REDIS", "redis://127.0.0.1:6379/0")
 stampede.configure(Path(__file__).with_name("stampede.toml"))
 
-PRICES = {"tea": 12.0, "coffee": 9.5}  # stands for the database that is slow
+PRICES = {"tea": 12.0, "coffee": 9.5}  # stands for a slow database
 
 
-@stampede.cached(ttl=600, stale=3600)  # while Redis has an old report, nobody waits for the new one
+@stampede.cached(ttl=600, stale=3600)  # while Redis has an old report, no request waits for the new one
 async def report(region: str) -> dict[str, Any]:
     await asyncio.sleep(0.5)
     return {"region": region, "total": 42.0, "by": os.getpid(), "at": time.time()}
 
 
-@stampede.cached(ttl=60, raises=(KeyError,))  # "there is no such product" is an answer, and kept like one
+@stampede.cached(ttl=60, raises=(KeyError,))  # "there is no such product" is an answer, which is cached, too
 def price(product: str) -> float:
     time.sleep(0.1)
     return PRICES[product]
@@ -72,7 +72,7 @@ def health(request: Request) -> Response:
     cache = stampede.get_cache()
     try:
         answers_in = cache.engine.ping()
-    except stampede.EngineError as error:  # calls go on: each process computes for itself
+    except stampede.EngineError as error:  # calls still work: each process computes for itself
         return JSONResponse({"redis": str(error)}, status_code=503)
     found = cache.stats()
     return JSONResponse(
