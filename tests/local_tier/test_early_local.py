@@ -58,7 +58,7 @@ def test_who_sees_it_first_in_its_early_moment_refreshes_it(
         await asyncio.to_thread(computed.wait, 5)  # what goes on beside the caller
 
     if engine == "redis":
-        until(lambda: late.engine.blocking.claims._news.told)  # type: ignore[union-attr]  # before that it keeps nothing
+        until(lambda: late.engine.blocking.claims._news.reporter)  # type: ignore[union-attr]  # before that it keeps nothing
     if colour == "async":
         asyncio.run(asks())
     else:

@@ -75,15 +75,15 @@ class Beliefs:
 class NewsOfServer(Protocol):
     """What generations need of one server's news, such as a `Feed`.
 
-    `told` identifies the connection that is notified of changes, 0 while there is none. `tracks` says whether changes
-    are reported at all.
+    `reporter` is the number of the connection on which changes are reported, 0 while there is none. `tracks` says
+    whether changes are reported at all.
     """
 
     stamps: NewsStamps
 
     def ticket(self, slot: int, stamp: int) -> Ticket: ...
     @property
-    def told(self) -> int: ...
+    def reporter(self) -> int: ...
     @property
     def tracks(self) -> bool: ...
 
@@ -149,16 +149,16 @@ class PushedGenerations:
         name, ticket, until, _ = known
         if ticket is None:
             # Where entries have tickets, a generation needs one too: without it, the next bump would go unnoticed.
-            return name if now < until and not self._news.told else None
+            return name if now < until and not self._news.reporter else None
         return name if ticket.pulse.holds(now) and ticket.stamps[ticket.slot] == ticket.stamp else None
 
     def sample(self) -> tuple[int, int]:
         """Return what to pass to `put`. Call this before asking for a generation."""
         return self._bumps, self._news.stamps[self._slot]
 
-    def put(self, scope: str, name: str, sample: tuple[int, int], told: int, now: float) -> None:
+    def put(self, scope: str, name: str, sample: tuple[int, int], reporter: int, now: float) -> None:
         bumps, stamp = sample
-        ticket = self._news.ticket(self._slot, stamp) if told and told == self._news.told else None
+        ticket = self._news.ticket(self._slot, stamp) if reporter and reporter == self._news.reporter else None
         with self._lock:
             known = self._known.get(scope)
             if bumps == self._bumps and (known is None or known[3] <= now):  # else the known one is newer

@@ -187,7 +187,7 @@ class Pipe(ABC):
         replies = question.replies
         replies.append(reply)
         if len(replies) == question.count:
-            question.wire, question.told = wire, wire.told
+            question.wire, question.reporter = wire, wire.reporter
             if question.heard is not None:
                 question.heard()
             future = question.future

@@ -28,7 +28,7 @@ loop."""
 class Question:
     """What was asked together, in the engine's own form, and the replies so far."""
 
-    __slots__ = ("again", "asked", "count", "future", "heard", "replies", "told", "twice", "wire")
+    __slots__ = ("again", "asked", "count", "future", "heard", "replies", "reporter", "twice", "wire")
 
     def __init__(self, asked: Any, count: int, future: asyncio.Future[None], *, twice: bool = True) -> None:
         self.asked = asked
@@ -37,7 +37,7 @@ class Question:
         self.twice = twice  # it may be sent again over a new connection, if the old one turns out to be closed
         self.replies: list[Any] = []
         self.wire: Wire | None = None  # the connection that brought the replies
-        self.told = 0  # the connection's `told` at that moment
+        self.reporter = 0  # the connection's `reporter` when the replies came
         self.again = False  # it was sent before
         self.heard: Callable[[], object] | None = None  # called as soon as the replies are there
 
@@ -86,7 +86,7 @@ class Wire(asyncio.BufferedProtocol):
         self.dead = False
         self.current = True  # it leads where a new connection would
         self.born = inf  # when it was connected
-        self.told = 0  # free for the engine
+        self.reporter = 0  # an engine's number of the connection that reports changes of what is read here
         self.transport: Any = None
         self._hang_detector = pipe.hang_detector
         self.since = 0.0  # when bytes last moved, or the first of the questions was sent

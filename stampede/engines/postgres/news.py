@@ -47,12 +47,12 @@ _PASSING = ("25", "40", "55", "57")  # conflicts, locks, time limits; read-only,
 
 
 class PostgresNews(Feed):
-    """The feed of one server. `listens` is a number of the connection that listens, 0 if there is none. `told` is the
-    same number once changes come on this connection. Before that it is 0, and there are no tickets.
+    """The feed of one server. `listens` is a number of the connection that listens, 0 if there is none. `reporter` is
+    the same number once changes come on this connection. Before that it is 0, and there are no tickets.
 
-    A reader samples the stamp of the key's slot before it sends its question, and keeps a ticket only if `told` is not
-    0 when the answer is there. Then a change that is committed after the read is either notified later, or has changed
-    the stamp already. Each beginning and end of the connection changes all stamps, too.
+    A reader samples the stamp of the key's slot before it sends its question, and keeps a ticket only if `reporter` is
+    not 0 when the answer is there. Then a change that is committed after the read is either notified later, or has
+    changed the stamp already. Each beginning and end of the connection changes all stamps, too.
     """
 
     def __init__(self, connection: Callable[[], Any], *, tracks: bool = False, bound: bool = True) -> None:
@@ -68,7 +68,7 @@ class PostgresNews(Feed):
 
     def _begin(self) -> None:
         super()._begin()
-        self.told = self.listens = 0
+        self.reporter = self.listens = 0
         self.home_backend: tuple[int, float] | None = None  # pid, and when it was started: pids are reused
         self.life: tuple[int, float] | tuple[None, None] = (None, None)  # `home_backend` if it is our sign of life
 
@@ -133,7 +133,7 @@ class PostgresNews(Feed):
     def kept(self) -> None:
         """Note that changes come from here on, too."""
         self.void_all()
-        self.told = self.listens
+        self.reporter = self.listens
 
     def refused(self, why: str) -> None:
         """Report that the server does not let this process ask for changes."""
@@ -158,7 +158,7 @@ class PostgresNews(Feed):
     def lost(self) -> None:
         if self.listens:
             self.stamps.lose()
-        self.told = self.listens = 0
+        self.reporter = self.listens = 0
         self.home_backend, self.life = None, (None, None)
 
     def _lose(self) -> None:
@@ -177,7 +177,7 @@ class Bumps:
         self.ticket = news.ticket
 
     @property
-    def told(self) -> int:
+    def reporter(self) -> int:
         return self._news.listens
 
     @property
@@ -213,7 +213,7 @@ class _Connection:
 
     def turn(self) -> None:
         news = self._news
-        if news.tracks and news.home_backend and not news.told and time.monotonic() >= self._keep_at:
+        if news.tracks and news.home_backend and not news.reporter and time.monotonic() >= self._keep_at:
             self._keep_at = inf
             self._ask(b"SELECT stampede.keep('%s', %d, %r)" % (self._home, *news.home_backend), self._kept)
 

@@ -127,19 +127,19 @@ class PostgresKeys:
     def _abandoned(
         self, its: PostgresNames, token: bytes, verdict: Verdict | None = None, rest: float = 0.0
     ) -> Command:
-        told = None if verdict is None else verdict_string(verdict)
-        why = told or verdict_string(Verdict("failed"))
-        return ABANDON, (its.id, its.lock, token, told, VERDICT, float(rest), why)
+        reason = None if verdict is None else verdict_string(verdict)
+        why = reason or verdict_string(Verdict("failed"))
+        return ABANDON, (its.id, its.lock, token, reason, VERDICT, float(rest), why)
 
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def look(self, key: str) -> Found | None:
         its, news = names(key), self._news
         news.follow()
-        stamp, told = news.stamps[its.slot], news.told  # before the question is sent: see `PostgresNews`
+        stamp, reporter = news.stamps[its.slot], news.reporter  # before the question is sent: see `PostgresNews`
         rows = await self._line.ask((SEEN, (its.id,)))
         entry = fresh_of(rows[0]) if rows else None
-        return None if entry is None else Found(entry, self._ticket(its, stamp, told))
+        return None if entry is None else Found(entry, self._ticket(its, stamp, reporter))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         its, news, asked = names(key), self._news, Asked("claim", (key, token, ask))
@@ -147,11 +147,11 @@ class PostgresKeys:
         if news.home_backend is None:
             await news.at_home(self._colour)
         while True:
-            stamp, told = news.stamps[its.slot], news.told
+            stamp, reporter = news.stamps[its.slot], news.reporter
             (row,) = await self._line.ask(self._command(asked))
             whole = row if is_whole(row) else await self._whole(its, row)
             if whole is not None:
-                return self._replied(its, whole, stamp, told)
+                return self._replied(its, whole, stamp, reporter)
 
     async def _whole(self, its: PostgresNames, row: Row) -> Row | None:
         """Return the row of a claim with its large value, which `claim` left out. If the entry has been replaced since,
@@ -161,20 +161,20 @@ class PostgresKeys:
             return *row[:8], values[0][0], *row[9:]
         return None if row[0] == 0 else (row[0], None, *row[2:])
 
-    def _ticket(self, its: PostgresNames, stamp: int, told: int) -> Ticket | None:
-        return self._news.ticket(its.slot, stamp) if told and told == self._news.told else None
+    def _ticket(self, its: PostgresNames, stamp: int, reporter: int) -> Ticket | None:
+        return self._news.ticket(its.slot, stamp) if reporter and reporter == self._news.reporter else None
 
-    def _replied(self, its: PostgresNames, row: Row, stamp: int, told: int) -> Reply:
+    def _replied(self, its: PostgresNames, row: Row, stamp: int, reporter: int) -> Reply:
         if row[13]:
             self._teller.tell(row[13], its.channel, b"")
-        return reply_of(row, self._ticket(its, stamp, told))
+        return reply_of(row, self._ticket(its, stamp, reporter))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
         its, news, asked = names(key), self._news, Asked("fill", (key, token, entry))
-        stamp, told, ticket = news.stamps[its.slot], news.told, None
+        stamp, reporter, ticket = news.stamps[its.slot], news.reporter, None
         try:
             done: bool = self._done(asked, await self._line.ask(self._command(asked)))
-            if done and told and told == news.told:
+            if done and reporter and reporter == news.reporter:
                 ticket = news.stored(its.slot, stamp)
         finally:
             if ticket is None:
@@ -197,7 +197,7 @@ class PostgresKeys:
     async def _asked_many(self, asked: Sequence[Asked]) -> list[Any]:
         self._news.follow()
         its = [names(each.args[0]) for each in asked]
-        before = [(self._news.stamps[each.slot], self._news.told) for each in its]
+        before = [(self._news.stamps[each.slot], self._news.reporter) for each in its]
         looks = [name.id for name, each in zip(its, asked, strict=True) if each.verb == "look"]
         commands = [self._command(each) for each in asked if each.verb != "look"]
         try:
@@ -206,14 +206,14 @@ class PostgresKeys:
             self._void(each for each in asked if each.verb != "look")
         found, rows = {row[0]: fresh_of(row[1:]) for row in seen}, iter(others)
         answers: list[Any] = []
-        for name, each, (stamp, told) in zip(its, asked, before, strict=True):
+        for name, each, (stamp, reporter) in zip(its, asked, before, strict=True):
             if each.verb == "look":
                 entry = found.get(name.id)
-                answers.append(None if entry is None else Found(entry, self._ticket(name, stamp, told)))
+                answers.append(None if entry is None else Found(entry, self._ticket(name, stamp, reporter)))
             elif each.verb == "claim":
                 (row,) = next(rows)
                 whole = row if is_whole(row) else await self._whole(name, row)
-                answers.append(self._replied(name, whole, stamp, told) if whole else await self.claim(*each.args))
+                answers.append(self._replied(name, whole, stamp, reporter) if whole else await self.claim(*each.args))
             else:
                 answers.append(self._done(each, next(rows)))
         return answers

@@ -37,18 +37,18 @@ class RedisBlocking(ServerLine):
         if not 0 < len(commands) <= AT_ONCE:
             return await self._in_parts(commands)
         try:
-            replies, told = self._wires.ask(commands, once=type(commands[0]) is SentOnce)
+            replies, reporter = self._wires.ask(commands, once=type(commands[0]) is SentOnce)
             for reply in replies:
                 if isinstance(reply, Exception):
-                    return await self._refused(commands, replies, told)
+                    return await self._refused(commands, replies, reporter)
         except self._any as error:
             raise self._failure(commands, error) from error
-        return replies, told
+        return replies, reporter
 
     async def _in_parts(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         parts = [await self.ask_all(commands[at : at + AT_ONCE]) for at in range(0, len(commands), AT_ONCE)]
-        tellers = {told for _, told in parts}
-        return [reply for replies, _ in parts for reply in replies], tellers.pop() if len(tellers) == 1 else 0
+        reporters = {reporter for _, reporter in parts}
+        return [reply for replies, _ in parts for reply in replies], reporters.pop() if len(reporters) == 1 else 0
 
     async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         return self._wires.ask(commands, once=type(commands[0]) is SentOnce)
@@ -82,10 +82,10 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
         super().lost(wire, error)
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> tuple[list[Any], int]:
-        told = self._news.told
-        follows = told and wire.following != told
+        reporter = self._news.reporter
+        follows = reporter and wire.following != reporter
         if follows:  # first ask the server to report changes of what this connection reads from now on
-            commands = [follow(told), *commands]
+            commands = [follow(reporter), *commands]
         wire.asking, wire.since = True, inf
         replies: list[Any] = []
         try:
@@ -108,18 +108,18 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
             raise
         wire.asking = False
         if follows:
-            wire.follows(told, replies.pop(0))
-        return replies, wire.told
+            wire.follows(reporter, replies.pop(0))
+        return replies, wire.reporter
 
 
 class _Wire(Sock):
     """A connection that the client library has made. Its bytes are read and written here."""
 
-    __slots__ = ("__weakref__", "_news", "_server", "connection", "current", "following", "parser", "told")
+    __slots__ = ("__weakref__", "_news", "_server", "connection", "current", "following", "parser", "reporter")
 
     def __init__(self, server: RedisConnector, news: RedisNews) -> None:
         self.connection: Any = None
-        self._server, self._news, self.told = server, news, 0
+        self._server, self._news, self.reporter = server, news, 0
         super().__init__(server.hang_detector)
 
     def forget(self) -> None:
@@ -127,7 +127,7 @@ class _Wire(Sock):
         self.parser: Any = None
         self.current = True
         self.following = 0  # the news connection that we asked the server to notify
-        self.told = 0  # the news connection that it agreed to notify
+        self.reporter = 0  # the news connection that it agreed to notify
 
     def connect(self) -> None:
         self.since = time.monotonic()
@@ -142,7 +142,7 @@ class _Wire(Sock):
         self.stand(sock, sock.gettimeout())
 
     def disconnect(self, *, ours: bool = False) -> None:
-        if self.told > 0:
+        if self.reporter > 0:
             self._news.reader_lost(ours=ours)
         if self.connection is not None:
             self.connection.disconnect()
@@ -153,9 +153,9 @@ class _Wire(Sock):
         if self.connection is not None:
             hang_up(socket_of(self.connection))
 
-    def follows(self, told: int, answer: Any) -> None:
+    def follows(self, reporter: int, answer: Any) -> None:
         """Note the server's answer to the request to notify the news connection."""
-        self.following = told
-        self.told = told if answer == b"OK" and self._news.watch(self.sock) else 0
+        self.following = reporter
+        self.reporter = reporter if answer == b"OK" and self._news.watch(self.sock) else 0
         if isinstance(answer, Exception):
-            self._news.refused(told, answer)
+            self._news.refused(reporter, answer)

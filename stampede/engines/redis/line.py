@@ -43,15 +43,15 @@ class ServerLine(ABC):
         replies, _ = await self.ask_all([command])
         return replies[0]
 
-    async def _refused(self, commands: Sequence[Command], replies: list[Any], told: int) -> tuple[list[Any], int]:
+    async def _refused(self, commands: Sequence[Command], replies: list[Any], reporter: int) -> tuple[list[Any], int]:
         """Send refused commands again where that may help. Return all replies, or raise the first refusal that
         remains."""
         for tried in range(AGAIN):
             again = self._scripts.again(commands, replies, tried)
             if not again:
                 break
-            others, teller = await self._sent(list(again.values()))
-            told = told if teller == told else 0
+            others, other = await self._sent(list(again.values()))
+            reporter = reporter if other == reporter else 0
             for number, reply in zip(again, others, strict=True):
                 replies[number] = reply
         for number, reply in enumerate(replies):
@@ -59,7 +59,7 @@ class ServerLine(ABC):
                 if commands[number][0] not in _LOOKS or not is_damage(reply):
                     raise reply
                 replies[number] = None
-        return replies, told
+        return replies, reporter
 
     @abstractmethod
     async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:

@@ -41,10 +41,10 @@ class Refusal(Exception):
 
 
 class RedisNews(Feed):
-    """One server's news. `told` is the id of the connection that is notified of changes, 0 while there is none.
+    """One server's news. `reporter` is the id of the connection on which changes are reported, 0 while there is none.
 
     A reader samples the stamp of the key's slot before the question is sent. It keeps a ticket only if the reading
-    connection had been asked to redirect its news to `told`, and `told` is still the same. Then news that overtake the
+    connection had been asked to redirect its news to `reporter`, which is still the same. Then news that overtake the
     reply have changed the stamp already, and later news will change it.
     """
 
@@ -58,7 +58,7 @@ class RedisNews(Feed):
 
     def _begin(self) -> None:
         super()._begin()
-        self.told = 0
+        self.reporter = 0
         self._readers = Readers()
         self.beside = self._readers.wakes
 
@@ -74,7 +74,7 @@ class RedisNews(Feed):
 
     def stray(self) -> None:
         """Note that the server is no longer the right one: what it reports is of no use."""
-        self.told = 0
+        self.reporter = 0
         self.void_all()
         self.wake()
 
@@ -86,10 +86,10 @@ class RedisNews(Feed):
         super().start_again()
         readers.close()  # the parent's own stays
 
-    def refused(self, told: int, why: Any) -> None:
-        """Note that a reading connection cannot redirect its news to `told`. Unless the cause passes by itself, there
-        are no tickets from then on, until a local tier asks for them again."""
-        if self.tracks and told == self.told and not any(word in str(why) for word in _PASSING):
+    def refused(self, reporter: int, why: Any) -> None:
+        """Note that a reading connection cannot redirect its news to `reporter`. Unless the cause passes by itself,
+        there are no tickets from then on, until a local tier asks for them again."""
+        if self.tracks and reporter == self.reporter and not any(word in str(why) for word in _PASSING):
             self.tracks = False
             self.stray()
             self.on_refused(f"{why}: {HOW}")
@@ -134,17 +134,17 @@ class RedisNews(Feed):
             raise ConnectionError("this server is not the master any more")
 
     def turn(self, source: _Connection) -> None:
-        if self.tracks and not self.told and source.number:
-            self.told = source.number
+        if self.tracks and not self.reporter and source.number:
+            self.reporter = source.number
             self.stamps.find()
         self._check(source)
         if self._readers.ended():
             self.reader_lost()
 
     def lost(self) -> None:
-        if self.told:
+        if self.reporter:
             self.stamps.lose()
-        self.told = 0
+        self.reporter = 0
 
 
 class _Connection:
@@ -239,7 +239,7 @@ _PASSING = ("does not exist", "BUSY", "LOADING")
 """Refusals whose cause passes by itself. For example, the connection to redirect to has just gone."""
 
 
-def refusal_of(told: Any, reader: Any) -> str | None:
+def refusal_of(receiver: Any, reader: Any) -> str | None:
     """Return why the server does not report to one connection the changes of what the other reads. None if it does."""
     from redis.exceptions import ResponseError
 
@@ -248,18 +248,18 @@ def refusal_of(told: Any, reader: Any) -> str | None:
         return connection.read_response()
 
     try:
-        ask(reader, *follow(ask(told, b"CLIENT", b"ID")))
+        ask(reader, *follow(ask(receiver, b"CLIENT", b"ID")))
         return None
     except ResponseError as refusal:
         return f"{refusal}: {HOW}"
     finally:
-        told.disconnect()
+        receiver.disconnect()
         reader.disconnect()
 
 
-def follow(told: int) -> tuple[bytes, ...]:
+def follow(reporter: int) -> tuple[bytes, ...]:
     """Return the command that redirects changes of what a connection reads to another connection."""
-    return (b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", b"%d" % told)
+    return (b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", b"%d" % reporter)
 
 
 def slot_of(key: bytes) -> int | None:

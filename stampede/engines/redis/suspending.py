@@ -31,13 +31,13 @@ class RedisSuspending(ServerLine):
         if not commands:
             return [], 0
         try:
-            replies, told = await self._sent(commands)
+            replies, reporter = await self._sent(commands)
             for reply in replies:
                 if isinstance(reply, Exception):
-                    return await self._refused(commands, replies, told)
+                    return await self._refused(commands, replies, reporter)
         except self._any as error:
             raise self._failure(commands, error) from error
-        return replies, told
+        return replies, reporter
 
     async def _sent(self, commands: Sequence[Command]) -> tuple[list[Any], int]:
         question = self._pipes.to(None).ask(commands, len(commands))
@@ -47,7 +47,7 @@ class RedisSuspending(ServerLine):
         except BaseException:
             question.drop()
             raise
-        return question.replies, question.told
+        return question.replies, question.reporter
 
     def close(self) -> None:
         self._pipes.close()
@@ -104,28 +104,28 @@ class _Pipe(Pipe):
 
     def before(self, wire: Any) -> Question | None:
         """Ask the server to notify the news connection of changes of what this connection reads from now on."""
-        told = self._news.told
-        if not told or told == wire.following:
+        reporter = self._news.reporter
+        if not reporter or reporter == wire.following:
             return None
-        wire.following = told
-        question = Question([follow(told)], 1, asyncio.get_running_loop().create_future())
+        wire.following = reporter
+        question = Question([follow(reporter)], 1, asyncio.get_running_loop().create_future())
         question.again = True  # never sent again: it is about this connection
 
         def followed() -> None:
             answer = question.replies[0]
             if answer == b"OK" and self._news.watch(wire.socket):
-                wire.told = told
+                wire.reporter = reporter
             elif isinstance(answer, Exception):
-                self._news.refused(told, answer)
+                self._news.refused(reporter, answer)
 
         question.forget()
         question.heard = followed  # at once: the next reply may have arrived with this one
         return question
 
     def left(self, wire: Any, *, ours: bool) -> None:
-        if wire.told > 0:
+        if wire.reporter > 0:
             self._news.reader_lost(ours=ours)
-        wire.told = 0
+        wire.reporter = 0
 
 
 class _Wire(Wire):

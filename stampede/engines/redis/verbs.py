@@ -119,7 +119,7 @@ class RedisKeys:
             known = None  # another process may have refreshed it
         stamp = news.stamps[slot]  # before the question is sent: see RedisNews
         try:
-            replies, told = await self._line.ask_all(self._looking(key_names, known))
+            replies, reporter = await self._line.ask_all(self._looking(key_names, known))
         except EngineError as error:
             if not is_about_rights(error):
                 raise
@@ -128,7 +128,7 @@ class RedisKeys:
         if entry is None:
             # Either another entry is stored by now, and only its end is missing; or there is nothing good.
             return await self.look(key) if known is not None and replies[0] is not None else None
-        return Found(entry, news.ticket(slot, stamp) if told and told == news.told else None)
+        return Found(entry, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
 
     def _looking(self, key_names: RedisNames, known: KnownEnd | None) -> list[Command]:
         """Return plain commands that find what `claim.lua` would find.
@@ -168,8 +168,8 @@ class RedisKeys:
         slot = key_names.slot
         stamp = news.stamps[slot]  # before the question is sent: see RedisNews
         args = claim_args(token, ask, key_names.channel)
-        (answer,), told = await self._line.ask_all([self._scripts.claim(self._claim_keys(key_names), *args)])
-        return reply_of(answer, news.ticket(slot, stamp) if told and told == news.told else None)
+        (answer,), reporter = await self._line.ask_all([self._scripts.claim(self._claim_keys(key_names), *args)])
+        return reply_of(answer, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
 
     def _claim_keys(self, key_names: RedisNames) -> Sequence[bytes]:
         """Return the keys that a claim names: all in a cluster, where they may be moving; else only what is to be
@@ -178,14 +178,14 @@ class RedisKeys:
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
         key_names, news = names(key), self._news
-        stamp, told, ticket = news.stamps[key_names.slot], news.told, None
+        stamp, reporter, ticket = news.stamps[key_names.slot], news.reporter, None
         until, string = _packed(entry)
-        keys = key_names[:1] if told and not self._scripts.sharded else key_names[:4]  # as in claims
+        keys = key_names[:1] if reporter and not self._scripts.sharded else key_names[:4]  # as in claims
         terms = token, entry.id, until, string, key_names.channel, b"%d" % SMALL
-        command = self._scripts.fill(keys, *terms, *([b"follow"] if told else []))
+        command = self._scripts.fill(keys, *terms, *([b"follow"] if reporter else []))
         try:
-            (done,), teller = await self._line.ask_all([command])
-            if done == 1 and told and told == teller == news.told:
+            (done,), followed_by = await self._line.ask_all([command])
+            if done == 1 and reporter and reporter == followed_by == news.reporter:
                 ticket = news.stored(key_names.slot, stamp)
         except EngineError as error:
             await self._judge(error, command)
@@ -197,8 +197,8 @@ class RedisKeys:
         return ticket or bool(done)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        key_names, told = names(key), b"" if verdict is None else verdict_string(verdict)
-        terms = token, told, ms(VERDICT), ms(rest) if rest > 0 else b"0", told or verdict_string(Verdict("failed"))
+        key_names, reason = names(key), b"" if verdict is None else verdict_string(verdict)
+        terms = token, reason, ms(VERDICT), ms(rest) if rest > 0 else b"0", reason or verdict_string(Verdict("failed"))
         return bool(await self._line.ask(self._scripts.abandon(key_names[1:4], *terms, key_names.channel)))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
@@ -217,13 +217,15 @@ class RedisKeys:
 
     def _answered(self, questions: dict[int, Sequence[Command]]) -> dict[int, Any]:
         try:
-            replies, told = run_blocking(self._line.ask_all([each for asked in questions.values() for each in asked]))
+            replies, reporter = run_blocking(
+                self._line.ask_all([each for asked in questions.values() for each in asked])
+            )
         except EngineError as error:
             if is_about_rights(error) and len(questions) > 1:  # plain reads are refused, claims perhaps not
                 return {each: self._answered({each: asked})[each] for each, asked in questions.items()}
             return dict.fromkeys(questions, error)
         remaining = iter(replies)
-        return {number: ([next(remaining) for _ in asked], told) for number, asked in questions.items()}
+        return {number: ([next(remaining) for _ in asked], reporter) for number, asked in questions.items()}
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         key_names, end = names(key), time.monotonic() + min(timeout, busy.lease)
@@ -327,8 +329,8 @@ class RedisKeys:
     async def _ask_generations(self, scope: str, *, noted: bool) -> list[str]:
         now, sample = time.monotonic(), self._generations.sample()
         self._news.follow()
-        (reply,), told = await self._line.ask_all([self._question(scope, noted=noted)])
-        return self._take_reply(scope, reply, sample, told, now)
+        (reply,), reporter = await self._line.ask_all([self._question(scope, noted=noted)])
+        return self._take_reply(scope, reply, sample, reporter, now)
 
     def _question(self, scope: str, *, noted: bool) -> Command:
         """Return the command that asks for the current generation, and with `noted` for those that ended a moment
@@ -337,11 +339,13 @@ class RedisKeys:
         notes = [_note(_ALL), _note(own)] if noted else []
         return self._scripts.generation([_ALL, own, _RUN, *notes], *_new(2))
 
-    def _take_reply(self, scope: str, reply: list[bytes], sample: tuple[int, int], told: int, now: float) -> list[str]:
+    def _take_reply(
+        self, scope: str, reply: list[bytes], sample: tuple[int, int], reporter: int, now: float
+    ) -> list[str]:
         """Note the current generation from the reply. Return its name, and those of noted ones."""
         whole, own, *ended = reply
         name = _name_of(whole, own)
-        self._generations.put(scope, name, sample, told, now)
+        self._generations.put(scope, name, sample, reporter, now)
         if not any(ended):
             return [name]
         wholes, owns = [whole, *_noted(ended[0])], [own, *_noted(ended[1])]

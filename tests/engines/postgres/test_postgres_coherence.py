@@ -133,7 +133,7 @@ def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatc
         first.peek(2)  # the generation is known here
         engine: Any = near.engine
         news = engine._all.news
-        until(lambda: news.told)
+        until(lambda: news.reporter)
         first.peek(2)
         asked = verbs.PostgresKeys.claim
 
@@ -193,7 +193,7 @@ def keeper(server: PostgresServer) -> Iterator[PostgresEngine]:
     engine = PostgresEngine(server.postgres_url)
     engine.follow()
     run(engine.blocking.claims.look("k"))
-    until(lambda: engine._all.news.told)
+    until(lambda: engine._all.news.reporter)
     yield engine
     engine.close()
 
@@ -245,7 +245,7 @@ def test_nothing_is_served_from_memory_while_nobody_tells(server: PostgresServer
             until(lambda: is_kept(cache))
             proxy.hold()
             proxy.cut()
-            until(lambda: not news.told, LATE)
+            until(lambda: not news.reporter, LATE)
             for number in range(1, 50):
                 writer.set("k", number)
                 assert read(cache) == number
@@ -263,11 +263,11 @@ def test_an_administrator_ends_what_listens(server: PostgresServer) -> None:
         for number in range(2):
             writer.set("k", number)
             until(lambda: read(cache) == number and is_kept(cache))
-            told = news.told
+            told = news.reporter
             server.ask("SELECT pg_terminate_backend(%s)", news.home_backend[0])
             writer.set("k", "meanwhile")
             until(lambda: read(cache) == "meanwhile", LATE)
-            until(lambda: news.told > told)
+            until(lambda: news.reporter > told)
             assert read(cache) == "meanwhile"
 
 
@@ -277,11 +277,11 @@ def test_a_server_that_hangs(server: PostgresServer, keeper: PostgresEngine, mon
     its, news = kept(keeper), keeper._all.news
     server.freeze()
     try:
-        until(lambda: not news.told)
+        until(lambda: not news.reporter)
         assert not holds(its)
     finally:
         server.thaw()
-    until(lambda: news.told)
+    until(lambda: news.reporter)
     its = kept(keeper)
     assert holds(its)
 
@@ -295,7 +295,7 @@ def test_a_server_that_crashes() -> None:
             writer.set("k", "old")
             until(lambda: is_kept(cache))
             own.stop()
-            until(lambda: not news.told, LATE)
+            until(lambda: not news.reporter, LATE)
             own.start()
             until(lambda: is_set(writer))
             until(lambda: read(cache) == "new")

@@ -71,7 +71,7 @@ def news_of_engine(engine: PostgresEngine) -> PostgresNews:
 def kept(engine: PostgresEngine) -> None:
     """Returns when changes are told to it."""
     run(engine.blocking.claims.look("k"))
-    until(lambda: news_of_engine(engine).told)
+    until(lambda: news_of_engine(engine).reporter)
 
 
 def some(value: bytes = b"value") -> Entry[Any]:
@@ -228,7 +228,7 @@ def test_no_change_is_missed_by_who_begins_to_keep(server: PostgresServer, open_
         until(lambda: server.ask(waits))
         assert ticket(far) is None  # it is there still
         writer.commit()
-    until(lambda: news_of_engine(far).told)
+    until(lambda: news_of_engine(far).reporter)
     assert run(far.blocking.claims.look("k")) is None
 
 
@@ -248,7 +248,7 @@ def test_who_begins_to_keep_waits_for_nobody_for_long(
         put(near)  # the engine's own timeout is 3 s
         assert ticket(far) is None
         writer.rollback()
-    until(lambda: news_of_engine(far).told)
+    until(lambda: news_of_engine(far).reporter)
     assert ticket(far) is not None
 
 
@@ -259,7 +259,7 @@ def test_an_emptied_table_is_told(server: PostgresServer, open_: Open, how: str)
     """Who listens would go on in its generation, where no change of the others is seen; or with what it keeps."""
     near, far = Cache(engine=open_(), ttl=60), Cache(engine=open_(keeps=True), ttl=60, local=True)
     near.set("k", 1)
-    until(lambda: far.get("k") == 1 and news_of_engine(far._core.engine).told)
+    until(lambda: far.get("k") == 1 and news_of_engine(far._core.engine).reporter)
     assert far.get_or_compute("k", lambda: 0) == 1  # and keeps it
     server.say(how)
     until(lambda: far.get("k") is None)
@@ -378,7 +378,7 @@ def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
     """Anybody can notify on our channels: odd words would end the news, or wake nobody any more."""
     engine = open_(keeps=True)
     news = news_of_engine(engine)
-    told, key = news.told, names("k").channel.decode()
+    told, key = news.reporter, names("k").channel.decode()
     its = shared(open_(), engine)
     odd = ["", " ", "zzzz", "-001", "+fff", "0x1f", "12345", "g ", "\u00e9", "\U0001f40e" * 500, "x" * 7999]
     odd += [f"{key} ", f"{key} =", f"{key} AAA", f"{key} !!!!", f"{key} {'A' * 4000}", f"{'0' * 32} AAAA", key]
@@ -388,7 +388,7 @@ def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
     server.say(f"NOTIFY {news.channel.decode()}", "NOTIFY stampede")
     server.ask("SELECT pg_notify('stampede', %s)::text", SLOT)
     until(lambda: not holds(its))
-    assert news.told == told
+    assert news.reporter == told
 
     run(engine.blocking.store.invalidate("k"))
     token, refused = busy(open_())
@@ -533,7 +533,7 @@ def test_a_forked_child_tells_and_is_told(server: PostgresServer, open_: Open) -
     """Both would have one home, or the child would have nobody who tells: its parent's thread isn't there."""
     engine = open_(keeps=True)
     put(engine)
-    home, told, news = news_of_engine(engine).home, news_of_engine(engine).told, news_of_engine(engine)
+    home, told, news = news_of_engine(engine).home, news_of_engine(engine).reporter, news_of_engine(engine)
     with stranger(server, "stampede_0123456789ab") as heard:
         pid = os.fork()
         if pid == 0:
@@ -548,7 +548,7 @@ def test_a_forked_child_tells_and_is_told(server: PostgresServer, open_: Open) -
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert len(heard()) == 1
-    assert news.told == told
+    assert news.reporter == told
     its = shared(open_(), engine)
     put(open_())
     until(lambda: not holds(its))
@@ -581,13 +581,13 @@ def test_a_connection_that_is_cut_without_a_word(
     """A firewall that forgets would leave a tier that hears of no change, for ever."""
     monkeypatch.setattr(feed, "TICK", 0.1)
     engine = open_(server.postgres_url.replace(f":{server.port}/", f":{way.port}/"), keeps=True)
-    its, told = shared(open_(), engine), news_of_engine(engine).told
+    its, told = shared(open_(), engine), news_of_engine(engine).reporter
     way.hold()
-    until(lambda: not news_of_engine(engine).told, 5)
+    until(lambda: not news_of_engine(engine).reporter, 5)
     assert not holds(its)
     way.cut()
     way.let_go()
-    until(lambda: news_of_engine(engine).told > told)
+    until(lambda: news_of_engine(engine).reporter > told)
     assert ticket(engine) is not None
 
 
@@ -600,7 +600,7 @@ def test_pings_keep_a_connection_that_has_nothing_to_say(open_: Open, monkeypatc
     for _ in range(4):
         assert ticks.acquire(timeout=10)
     assert holds(its)
-    assert news.told == 1
+    assert news.reporter == 1
 
 
 def test_a_process_is_known_by_the_very_start_of_its_connection(server: PostgresServer) -> None:
@@ -620,11 +620,11 @@ def test_an_end_is_heard_at_once(server: PostgresServer, open_: Open) -> None:
     """An administrator ends a connection: tiers would serve what they have until the next ping."""
     engine = open_(keeps=True)
     news, its = news_of_engine(engine), shared(open_(), engine)
-    told = news.told
+    told = news.reporter
     assert news.home_backend is not None
     server.ask("SELECT pg_terminate_backend(%s)", news.home_backend[0])
     until(lambda: not holds(its))
-    until(lambda: news.told > told)
+    until(lambda: news.reporter > told)
     assert ticket(engine) is not None
 
 

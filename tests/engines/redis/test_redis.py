@@ -1114,7 +1114,7 @@ def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) ->
     own.cli("CLIENT", "KILL", "TYPE", "pubsub")
     thread.join(PATIENCE)
     assert time.monotonic() - start < SOON
-    until(lambda: engine._servers.news.told)
+    until(lambda: engine._servers.news.reporter)
     thread, _ = waiting(engine, busy)  # and they listen again
     until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
     run(engine.blocking.claims.abandon("k", token))
@@ -1290,11 +1290,11 @@ def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
     """What changes while nobody is told would be served for ever."""
     engine = open_(own.url)
     run(engine.blocking.store.set("k", some()))
-    ticket, told = ticket_of(engine), engine._servers.news.told
+    ticket, told = ticket_of(engine), engine._servers.news.reporter
     own.cli("CLIENT", "KILL", "ID", str(told))
     until(lambda: not holds(ticket))
     again = ticket_of(engine)
-    assert engine._servers.news.told not in (0, told)
+    assert engine._servers.news.reporter not in (0, told)
     run(open_(own.url).blocking.store.set("k", some()))
     until(lambda: not holds(again), within=0.5)
 
@@ -1427,7 +1427,7 @@ def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
     own.freeze()
     try:
         until(lambda: not holds(ticket), within=8.0)
-        assert engine._servers.news.told == 0
+        assert engine._servers.news.reporter == 0
     finally:
         own.thaw()
     assert ticket_of(engine)

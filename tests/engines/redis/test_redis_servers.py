@@ -106,9 +106,7 @@ def test_check_says_so(
     for forge in (lambda data: data, refusing):
         proxy.forge = forge
         assert main(["check"]) == 0
-        assert ("serves what it keeps for a second" in " ".join(capsys.readouterr().out.split())) == (
-            forge is refusing
-        )
+        assert ("serves what it keeps for a second" in " ".join(capsys.readouterr().out.split())) == (forge is refusing)
 
 
 # -- servers that are many --------------------------------------------------------------------------------------------
