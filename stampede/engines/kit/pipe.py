@@ -177,7 +177,7 @@ class Pipe(ABC):
             wire.lose(ConnectionAbortedError(INTERRUPTED))
             raise
 
-    def heard(self, wire: Wire, reply: Any) -> None:
+    def take_reply(self, wire: Wire, reply: Any) -> None:
         """Take one reply, and finish its question if it is the last."""
         flying = wire.flying
         if not flying:
@@ -188,8 +188,8 @@ class Pipe(ABC):
         replies.append(reply)
         if len(replies) == question.count:
             question.wire, question.reporter = wire, wire.reporter
-            if question.heard is not None:
-                question.heard()
+            if question.on_replies is not None:
+                question.on_replies()
             future = question.future
             if not future.done():
                 future.set_result(None)

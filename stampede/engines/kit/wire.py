@@ -28,7 +28,7 @@ loop."""
 class Question:
     """What was asked together, in the engine's own form, and the replies so far."""
 
-    __slots__ = ("again", "asked", "count", "future", "heard", "replies", "reporter", "twice", "wire")
+    __slots__ = ("again", "asked", "count", "future", "on_replies", "replies", "reporter", "twice", "wire")
 
     def __init__(self, asked: Any, count: int, future: asyncio.Future[None], *, twice: bool = True) -> None:
         self.asked = asked
@@ -39,7 +39,7 @@ class Question:
         self.wire: Wire | None = None  # the connection that brought the replies
         self.reporter = 0  # the connection's `reporter` when the replies came
         self.again = False  # it was sent before
-        self.heard: Callable[[], object] | None = None  # called as soon as the replies are there
+        self.on_replies: Callable[[], object] | None = None  # called as soon as the replies are there
 
     def forget(self) -> None:
         """Ignore the answer and the error: no caller waits for them."""
@@ -66,7 +66,7 @@ class Owner(Protocol):
     def known(self) -> tuple[type[Exception], ...]: ...
 
     def written(self, wire: Wire, questions: Sequence[Question]) -> bytes: ...
-    def heard(self, wire: Wire, reply: Any) -> None: ...
+    def take_reply(self, wire: Wire, reply: Any) -> None: ...
     def broken(self, wire: Wire, error: Exception) -> None: ...
     def left(self, wire: Wire, *, ours: bool) -> None: ...
     def close(self) -> object: ...
@@ -152,12 +152,12 @@ class Wire(asyncio.BufferedProtocol):
         self._reads = False
         if self.dead:
             return
-        heard, gets = self.pipe.heard, self.parser.gets
+        take_reply, gets = self.pipe.take_reply, self.parser.gets
         try:
             self._hang_detector.heard = self.since = time.monotonic()
             self.parser.feed(self._room[:nbytes])
             while (reply := gets()) is not MORE:
-                heard(self, reply)
+                take_reply(self, reply)
         except self.pipe.known as error:  # no valid replies, or not to our questions
             self.lose(error)
         except ODD as error:

@@ -126,11 +126,11 @@ class Cluster:
 
     async def advice(self) -> list[str]:
         """Return what the shards' eviction policies put at risk."""
-        return [said for shard in await self._all() for said in await shard.advice()]
+        return [risk for shard in await self._all() for risk in await shard.advice()]
 
     def refusal(self) -> str | None:
         """Return why the first shard that refuses to report changes does so. None if there is none."""
-        return next((said for shard in list(self._shards.values()) if (said := shard.refusal())), None)
+        return next((why for shard in list(self._shards.values()) if (why := shard.refusal())), None)
 
     def close(self) -> None:
         with self._lock:

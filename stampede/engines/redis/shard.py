@@ -76,8 +76,8 @@ class Shard:
 
     async def _info(self) -> dict[str, str]:
         """Return the server's answer to INFO, by field."""
-        said = await self.line.ask((b"INFO",))
-        text = bytes(said).decode("utf-8", "replace") if isinstance(said, (bytes, bytearray)) else str(said)
+        answer = await self.line.ask((b"INFO",))
+        text = bytes(answer).decode("utf-8", "replace") if isinstance(answer, (bytes, bytearray)) else str(answer)
         return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
     async def advice(self) -> list[str]:

@@ -119,7 +119,7 @@ class _Pipe(Pipe):
                 self._news.refused(reporter, answer)
 
         question.forget()
-        question.heard = followed  # at once: the next reply may have arrived with this one
+        question.on_replies = followed  # at once: the next reply may have arrived with this one
         return question
 
     def left(self, wire: Any, *, ours: bool) -> None:
