@@ -142,7 +142,7 @@ class MemcachedKeys(MemcachedGenerations):
     # -- wait ---------------------------------------------------------------------------------------------------
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        """Poll, soon at first and then less often. If the key's cost is known, aim one look at the computation's end."""
+        """Poll: soon at first, then less often. If the key's cost is known, aim one look at the computation's end."""
         name, began = items.name_of(key), time.monotonic()
         server, cost = self._line.servers.of(name), self._costs.get(name, 0.0)
         while True:
