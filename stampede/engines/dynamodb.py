@@ -25,7 +25,7 @@ __all__ = ["DynamoCell", "check_url", "from_url"]
 _TEXTS = "region_name endpoint_url profile_name aws_access_key_id aws_secret_access_key aws_session_token"
 OPTIONS: dict[str, Kind] = {"create": flag, "timeout": number, **dict.fromkeys(_TEXTS.split(), text)}
 
-GRAVE = 3600.0  # seconds for which the version of a removed item remains, so that the next one has a higher one
+TOMBSTONE = 3600.0  # seconds for which the version of a removed item remains, so that the next one has a higher one
 BUSY = {"ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"}
 MAKING = 20  # seconds for which a question waits while its table is created
 
@@ -52,7 +52,7 @@ class DynamoCell(Cell):
     def read(self, names: Sequence[str]) -> list[Seen]:
         if len(names) == 1:
             return [self._seen(self._ask("get_item", Key=_key(names[0]), ConsistentRead=True).get("Item"))]
-        found, table, again = dict[str, Any](), self._table, rests()
+        found, table, again = dict[str, Any](), self._table, pauses()
         rest: Any = {table: {"Keys": [*map(_key, names)], "ConsistentRead": True}}
         while rest:
             some = self._ask("batch_get_item", RequestItems=rest)
@@ -72,7 +72,7 @@ class DynamoCell(Cell):
         item = {**_key(name), "version": {"N": str(new)}, "written": {"N": str(int(now * 1e6))}}
         if data is not None:
             item["data"] = {"B": data}
-        if (left := ttl if data is not None else GRAVE) < 1e9:
+        if (left := ttl if data is not None else TOMBSTONE) < 1e9:
             item["ends"] = {"N": str(ceil(now + left))}
         terms: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(version)"}
         if version is not None:
@@ -99,9 +99,9 @@ class DynamoCell(Cell):
     def _now(self) -> tuple[float, float]:
         """Return the seconds since 1970 by the service's clock, at least and at most."""
         clock = _clock(self._client().meta.endpoint_url)
-        if isinf(clock.told[1]):
+        if isinf(clock.lead[1]):
             self._ask("get_item", Key=_key("ping"))
-        return time.monotonic() + clock.told[0], time.monotonic() + clock.told[1]
+        return time.monotonic() + clock.lead[0], time.monotonic() + clock.lead[1]
 
     def _client(self) -> Any:
         if self._made is None:
@@ -114,7 +114,7 @@ class DynamoCell(Cell):
         """Return the answer to a request. A missing table is created; a throttled request is repeated for a while."""
         if verb != "batch_get_item":
             terms["TableName"] = self._table
-        again = rests()
+        again = pauses()
         while True:
             try:
                 return self._call(verb, **terms)
@@ -135,7 +135,7 @@ class DynamoCell(Cell):
             raise
         finally:
             if answer is not None and "date" in (headers := answer["ResponseMetadata"]["HTTPHeaders"]):
-                _clock(client.meta.endpoint_url).heard(headers["date"], sent)
+                _clock(client.meta.endpoint_url).observe(headers["date"], sent)
         return answer
 
     def _make(self) -> None:
@@ -168,9 +168,9 @@ def _key(name: str) -> dict[str, Any]:
     return {"name": {"S": name}}
 
 
-def _number(told: Mapping[str, Any] | None) -> int | None:
+def _number(attribute: Mapping[str, Any] | None) -> int | None:
     """Return the number in an attribute. None: it has none, so another program wrote the item."""
-    text = (told or {}).get("N", "")
+    text = (attribute or {}).get("N", "")
     return int(text) if text.isdecimal() else None
 
 
@@ -208,22 +208,22 @@ class ServiceClock:
     """An estimate of the service's clock from the dates of its answers. They are in whole seconds: each narrows it."""
 
     def __init__(self) -> None:
-        self.told = -inf, inf, 0.0  # the lead over our clock, at least and at most; when that was found
+        self.lead = -inf, inf, 0.0  # the lead over our clock, at least and at most; when that was found
 
-    def heard(self, date: str, sent: float) -> None:
+    def observe(self, date: str, sent: float) -> None:
         """Take the date of an answer to a request that was sent at `sent`."""
         received, said = time.monotonic(), parsedate_to_datetime(date).timestamp()
-        drift = DRIFT * (received - self.told[2])
-        news, known = (said - received, said + 1.0 - sent), (self.told[0] - drift, self.told[1] + drift)
+        drift = DRIFT * (received - self.lead[2])
+        news, known = (said - received, said + 1.0 - sent), (self.lead[0] - drift, self.lead[1] + drift)
         both = max(news[0], known[0]), min(news[1], known[1])
-        self.told = *(both if both[0] <= both[1] else news), received  # no overlap: one of the two clocks was set
+        self.lead = *(both if both[0] <= both[1] else news), received  # no overlap: one of the two clocks was set
 
 
 FIRST, MOST = 0.02, 1.0
 """Seconds of the first pause after a throttled request, and of all pauses together."""
 
 
-def rests() -> Iterator[bool]:
+def pauses() -> Iterator[bool]:
     """Pause and yield True, each time for longer, until the pauses would take too long together."""
     end, rest = time.monotonic() + MOST, FIRST
     while time.monotonic() + rest < end:

@@ -36,7 +36,7 @@ MOMENTS = {
 """Microseconds since 1970, by the clock of the database."""
 
 SWEEP = 128  # writes of a process between two sweeps, and rows that one sweep deletes
-GRAVE = 3600.0  # seconds for which the version of a removed row remains, so that the next one has a higher one
+TOMBSTONE = 3600.0  # seconds for which the version of a removed row remains, so that the next one has a higher one
 EVER = 1e9  # a row that would end later than after so many seconds does not end
 
 
@@ -101,7 +101,7 @@ class SqlCell(Cell):
         self._insert = new if self._mysql else new.returning(row.version)
         seen = row.name == sa.bindparam("n"), row.version == sa.bindparam("v")
         self._update = sa.update(self._table).where(*seen).values(version=sa.bindparam("new"), **values)
-        self._over = sa.select(row.name).where(row.ends < now).limit(SWEEP)
+        self._expired = sa.select(row.name).where(row.ends < now).limit(SWEEP)
         # By names: a delete over the index of `ends` could deadlock with a swap.
         self._delete = sa.delete(self._table).where(names, row.ends + 0 < now)
 
@@ -113,7 +113,7 @@ class SqlCell(Cell):
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         if version is None and data is None:
             return None
-        left = ttl if data is not None else GRAVE
+        left = ttl if data is not None else TOMBSTONE
         values = {"n": name, "d": data, "left": ceil(left * 1e6) if left < EVER else None}
         try:
             new = self._first(values) if version is None else self._next(version, values)
@@ -139,7 +139,7 @@ class SqlCell(Cell):
         return new if self._database.ask(lambda done: done.rowcount, self._update, values) else Faster()
 
     def _sweep(self) -> None:
-        if over := self._database.all(self._over):
+        if over := self._database.all(self._expired):
             self._database.ask(lambda done: done.rowcount, self._delete, {"names": [name for (name,) in over]})
 
     def _prepare(self, line: sa.Connection) -> None:
@@ -214,8 +214,8 @@ class SqlDatabase:
 
 def is_overtaken(trouble: DBAPIError) -> bool:
     """Return whether nothing was done, because another transaction was faster."""
-    told: Any = trouble.orig
-    codes = {getattr(told, "sqlstate", None), getattr(told, "pgcode", None), *map(str, told.args[:1])}
+    cause: Any = trouble.orig
+    codes = {getattr(cause, "sqlstate", None), getattr(cause, "pgcode", None), *map(str, cause.args[:1])}
     return isinstance(trouble, IntegrityError) or not OVERTAKEN.isdisjoint(codes)
 
 

@@ -144,15 +144,15 @@ def test_the_clock_is_told_by_dates(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(60):
         sent = now[0]
         now[0] += 0.01
-        clock.heard(formatdate(int(now[0] + ahead), usegmt=True), sent)
-        least, most, _ = clock.told
+        clock.observe(formatdate(int(now[0] + ahead), usegmt=True), sent)
+        least, most, _ = clock.lead
         assert least <= ahead <= most
         assert most - least <= (1.02 if step == 0 else 1.0 + 0.02)
         now[0] += 0.137
     assert most - least < 0.1
     ahead += 100.0  # it was set
-    clock.heard(formatdate(int(now[0] + ahead), usegmt=True), now[0])
-    assert clock.told[0] <= ahead <= clock.told[1]
+    clock.observe(formatdate(int(now[0] + ahead), usegmt=True), now[0])
+    assert clock.lead[0] <= ahead <= clock.lead[1]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def rows(cell: SqlCell) -> int:
 
 def test_versions_grow_over_removals_and_sweeps(cell: SqlCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence would be lower than the one before it, and a swap be good against a row that came later."""
-    monkeypatch.setattr(sql, "GRAVE", 0.0)
+    monkeypatch.setattr(sql, "TOMBSTONE", 0.0)
     seen: list[Any] = []
     for _ in range(5):
         version = cell.swap("l", None, b"held", 60)

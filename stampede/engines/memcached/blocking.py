@@ -39,10 +39,10 @@ class BlockingLine:
         self._wires = {server: _Wires(server, self._known) for server in self.servers.all}
 
     async def ask(self, server: MemcachedNode, *commands: bytes, since: float | None = None) -> _Answer:
-        replies, at = self.told(server, commands, since)
+        replies, at = self.send(server, commands, since)
         return accepted(server, replies), at
 
-    def told(self, server: MemcachedNode, commands: Sequence[bytes], since: float | None) -> _Answer:
+    def send(self, server: MemcachedNode, commands: Sequence[bytes], since: float | None) -> _Answer:
         """Return the replies as `ask` does, but with refusals among them instead of raising."""
         if server.closed:
             self.servers.check()
@@ -68,15 +68,15 @@ class _Wires(Pool["_Wire", _Question, _Answer]):
 
     def __init__(self, server: MemcachedNode, known: tuple[type[Exception], ...]) -> None:
         super().__init__(server)
-        self._its, self.broken = server, known
+        self._node, self.broken = server, known
         server.hang_detector.waiters = lambda before: cut_all(list(self.all), before)
 
     def made(self) -> _Wire:
-        return _Wire(self._its)
+        return _Wire(self._node)
 
     def lost(self, wire: _Wire, error: BaseException) -> None:
         if not wire.stands and isinstance(error, Exception) and not isinstance(error, EngineError):
-            self._its.breaker.failed(time.monotonic())
+            self._node.breaker.failed(time.monotonic())
         super().lost(wire, error)
 
     def exchange(self, wire: _Wire, question: _Question) -> _Answer:
@@ -126,14 +126,14 @@ class _Wire(Sock):
 
     def replies(self, commands: Sequence[bytes]) -> list[MetaReply]:
         """Wait for the replies to all these commands, and return them."""
-        its, replies = self._parser, list[MetaReply]()
+        parser, replies = self._parser, list[MetaReply]()
         while True:
-            its.feed(self.received())
-            while (reply := its.gets()) is not MORE:
+            parser.feed(self.received())
+            while (reply := parser.gets()) is not MORE:
                 check(commands[len(replies)], reply)
                 replies.append(reply)
                 if len(replies) == len(commands):
-                    if its.at < len(its.data):
+                    if parser.at < len(parser.data):
                         raise OutOfStep("the server sent more replies than there were commands")
                     return replies
 

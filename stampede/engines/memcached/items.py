@@ -32,7 +32,7 @@ __all__ = [
     "plain",
     "read",
     "read_plain",
-    "standing",
+    "whole_seconds",
     "write",
 ]  # fmt: skip
 
@@ -77,14 +77,14 @@ def plain(entry: Entry[bytes]) -> ItemBody:
     return ItemBody(_packed(entry, ttl), PLAIN, ttl)
 
 
-def standing(lease: float) -> int:
+def whole_seconds(lease: float) -> int:
     """Return the seconds to ask for, so that a lease is valid for at least `lease` seconds."""
     return min(max(ceil(lease), 1) + 1, MONTH)
 
 
 def leased(token: bytes, seconds: int) -> ItemBody:
     """Return the item of a lease of this process, without an entry."""
-    holder = _called(token, here())
+    holder = _holder_bytes(token, here())
     return ItemBody(_LEASE.pack(len(holder), 0.0, 0) + holder, STATE, seconds)
 
 
@@ -100,13 +100,13 @@ def write(it: Record) -> ItemBody:
     ttl = max(min(ceil(min(max(ends), MONTH)), MONTH), 1)
     cramped = entry is not None and len(entry.value) > _LARGE
     failures = encode_past(past, 0.0, ttl, *(_CRAMPED if cramped else _ROOMY)) if past.end > 0 else b""
-    holder = _called(lease.token, lease.holder)
+    holder = _holder_bytes(lease.token, lease.holder)
     head = _LEASE.pack(len(holder), ttl - lease.end, len(failures))
     rest = b"" if entry is None else _packed(entry, ttl)
     return ItemBody(head + holder + failures + rest, STATE, ttl)
 
 
-def _called(token: bytes, holder: str) -> bytes:
+def _holder_bytes(token: bytes, holder: str) -> bytes:
     return token + b"@" + holder.encode("utf-8", "replace") if holder and len(token) == _TOKEN else token
 
 

@@ -41,9 +41,9 @@ class MemcachedLimits(WindowLimits):
         self._seen = seen
 
     async def _changed(self, name: str, change: Callable[[Window, int], tuple[Window, T]]) -> T:
-        its = items.name_of(name, b"w")
-        server, look = self._line.servers.of(its), meta.look(its)
-        known = self._seen.pop(its, None)
+        item = items.name_of(name, b"w")
+        server, look = self._line.servers.of(item), meta.look(item)
+        known = self._seen.pop(item, None)
         for tried in range(TRIES):
             sure = known is None or tried > 0
             if known is None:
@@ -56,11 +56,11 @@ class MemcachedLimits(WindowLimits):
             if after is window:
                 return answer
             body, ttl = bytes_of(after), min(ends(after) // SECOND + 3, meta.MONTH)
-            swap = meta.add(its, body, FLAGS, ttl) if cas is None else meta.put(its, body, FLAGS, ttl, cas)
+            swap = meta.add(item, body, FLAGS, ttl) if cas is None else meta.put(item, body, FLAGS, ttl, cas)
             (stored, there), sent = await self._line.ask(server, swap, look, since=at)
             if stored.code == b"HD":
                 if len(self._seen) < REMEMBERED:
-                    self._seen[its] = stored.cas, after, sent
+                    self._seen[item] = stored.cas, after, sent
                 return answer
             known = _seen(there, sent) if there is not meta.OTHER else None
             if tried > CALM:

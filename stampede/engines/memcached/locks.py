@@ -37,44 +37,44 @@ class MemcachedLocks:
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        its, seconds = items.name_of(name, b"l"), _seconds(lease)
-        server, body = self._line.servers.of(its), items.leased(token, seconds)
+        item, seconds = items.name_of(name, b"l"), _seconds(lease)
+        server, body = self._line.servers.of(item), items.leased(token, seconds)
         for _ in range(TRIES):
-            (stored,), at = await self._line.ask(server, meta.add(its, *body))
+            (stored,), at = await self._line.ask(server, meta.add(item, *body))
             if stored.code != b"HD":
-                (seen,), at = await self._line.ask(server, meta.look(its))
+                (seen,), at = await self._line.ask(server, meta.look(item))
                 held = items.read(seen).lease
                 if held is not None and held.token != token:
                     return Busy(held.token, items.left_of(held.end - SKIPPED))
                 if seen.code == b"EN":
                     continue
                 # It is our own lock, and the reply to an earlier `add` was lost; or the item is no lock.
-                (stored,), at = await self._line.ask(server, meta.put(its, *body, seen.cas), since=at)
+                (stored,), at = await self._line.ask(server, meta.put(item, *body, seen.cas), since=at)
             if stored.code == b"HD":
-                self._numbers.put((its, token), Number(stored.cas, at, at + seconds), at)
+                self._numbers.put((item, token), Number(stored.cas, at, at + seconds), at)
                 return Granted(fence=int(stored.cas))
         raise EngineError(f"other clients keep changing the lock {name!r} faster than this one can: try again later")
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        its = items.name_of(name, b"l")
-        self._numbers.pop((its, token), None)
-        return await changed(self._line, its, lambda was: record.renew(was, token, _seconds(lease), 0.0))
+        item = items.name_of(name, b"l")
+        self._numbers.pop((item, token), None)
+        return await changed(self._line, item, lambda was: record.renew(was, token, _seconds(lease), 0.0))
 
     async def release(self, name: str, token: bytes) -> bool:
-        its = items.name_of(name, b"l")
-        number = self._numbers.pop((its, token), None)
+        item = items.name_of(name, b"l")
+        number = self._numbers.pop((item, token), None)
         if number is not None:
-            server = self._line.servers.of(its)
-            (reply,), _ = await self._line.ask(server, meta.delete(its, number.cas), since=number.at)
+            server = self._line.servers.of(item)
+            (reply,), _ = await self._line.ask(server, meta.delete(item, number.cas), since=number.at)
             if reply.code != b"EX":
                 return reply.code == b"HD"
-        return await changed(self._line, its, lambda was: record.abandon(was, token, None, 0.0, 0.0))
+        return await changed(self._line, item, lambda was: record.abandon(was, token, None, 0.0, 0.0))
 
     hand_over = renew
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        its = items.name_of(name, b"l")
-        (seen,), _ = await self._line.ask(self._line.servers.of(its), meta.look(its))
+        item = items.name_of(name, b"l")
+        (seen,), _ = await self._line.ask(self._line.servers.of(item), meta.look(item))
         lease = items.read(seen).lease
         return [] if lease is None else [(lease.token, items.left_of(lease.end - SKIPPED))]
 
@@ -82,17 +82,17 @@ class MemcachedLocks:
         """Return None: memcached cannot list its items."""
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        its, began = items.name_of(name, b"l"), time.monotonic()
-        server = self._line.servers.of(its)
+        item, began = items.name_of(name, b"l"), time.monotonic()
+        server = self._line.servers.of(item)
         while True:
             waited = time.monotonic() - began
             await self._colour.park(Bell(), min(pause(waited, 0.0, random()), max(timeout - waited, 0.0)))
             if time.monotonic() - began >= timeout:
                 return  # the caller asks for the lock now: no look is needed
-            (seen,), _ = await self._line.ask(server, meta.look(its))
+            (seen,), _ = await self._line.ask(server, meta.look(item))
             if not record.standing(items.read(seen).lease, busy.token, 0.0):
                 return
 
 
 def _seconds(lease: float) -> int:
-    return items.standing(lease) + SKIPPED
+    return items.whole_seconds(lease) + SKIPPED

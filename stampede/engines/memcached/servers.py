@@ -132,8 +132,8 @@ def checked(server: MemcachedNode, version: bytes) -> None:
     """Raise EngineError if this version of the server does not have the whole meta protocol."""
     found = tuple(int(part) for part in re.findall(rb"\d+", version)[:3])
     if found < OLDEST:
-        told, needed = version.decode("ascii", "replace"), ".".join(map(str, OLDEST))
-        raise EngineError(f"{server.name} is memcached {told}: stampede needs {needed} or newer (its meta protocol)")
+        words, needed = version.decode("ascii", "replace"), ".".join(map(str, OLDEST))
+        raise EngineError(f"{server.name} is memcached {words}: stampede needs {needed} or newer (its meta protocol)")
 
 
 def trouble(server: MemcachedNode, error: BaseException) -> EngineError:
@@ -158,6 +158,6 @@ def accepted(server: MemcachedNode, replies: list[MetaReply]) -> list[MetaReply]
     limit ("large") or one for which it finds no space ("out of memory"), else EngineError."""
     for reply in replies:
         if reply.text:
-            told = f"{server.name}: {reply.text.decode('utf-8', 'replace')}"
-            raise NoRoom(told) if b"large" in reply.text or b"out of memory" in reply.text else EngineError(told)
+            words = f"{server.name}: {reply.text.decode('utf-8', 'replace')}"
+            raise NoRoom(words) if b"large" in reply.text or b"out of memory" in reply.text else EngineError(words)
     return replies

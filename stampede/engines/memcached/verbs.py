@@ -81,7 +81,7 @@ class MemcachedKeys(MemcachedGenerations):
         return None
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        name, seconds = items.name_of(key), items.standing(ask.lease)
+        name, seconds = items.name_of(key), items.whole_seconds(ask.lease)
         server, line = self._line.servers.of(name), self._line
         look, add = meta.look(name), meta.add(name, *items.leased(token, seconds))
         there = self._looked.pop(name, None)
@@ -131,13 +131,13 @@ class MemcachedKeys(MemcachedGenerations):
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = items.name_of(key)
         self._numbers.pop((name, token), None)
-        seconds = items.standing(rest) if rest > 0 else 0.0
+        seconds = items.whole_seconds(rest) if rest > 0 else 0.0
         return await changed(self._line, name, lambda was: record.abandon(was, token, verdict, seconds, 0.0))
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         name = items.name_of(key)
         self._numbers.pop((name, token), None)  # the item gets another number
-        return await changed(self._line, name, lambda was: record.renew(was, token, items.standing(lease), 0.0))
+        return await changed(self._line, name, lambda was: record.renew(was, token, items.whole_seconds(lease), 0.0))
 
     # -- wait ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class MemcachedKeys(MemcachedGenerations):
         return record.invalidate(items.read(seen), 0.0)[1]
 
 
-class _Aside:
+class _DeferredLine:
     """A line whose commands wait for those of other verbs, and are sent together with them."""
 
     def __init__(self, servers: Servers) -> None:
@@ -224,7 +224,7 @@ class MemcachedBatch(Many):
 
     def __init__(self, keys: MemcachedKeys, line: BlockingLine) -> None:
         self._line, self._keys = line, copy(keys)
-        self._keys._line = _Aside(line.servers)
+        self._keys._line = _DeferredLine(line.servers)
 
     def ask_many(self, asked: Sequence[Asked]) -> list[Any]:
         return together([getattr(self._keys, verb)(*args) for verb, args in asked], self._answered)
@@ -238,12 +238,12 @@ class MemcachedBatch(Many):
             commands = [command for number in group for command in questions[number][1]]
             since = min((since for number in group if (since := questions[number][2]) is not None), default=None)
             try:
-                replies, at = self._line.told(server, commands, since)
+                replies, at = self._line.send(server, commands, since)
             except EngineError as error:
                 answers |= dict.fromkeys(group, error)
                 continue
-            told = iter(replies)
-            answers |= {number: ([next(told) for _ in questions[number][1]], at) for number in group}
+            remaining = iter(replies)
+            answers |= {number: ([next(remaining) for _ in questions[number][1]], at) for number in group}
         return answers
 
 

@@ -29,7 +29,7 @@ class PostgresBlocking(PostgresLine):
         server.hang_detector.waiters = lambda before: self._wires.cut(before)
         self._wires: _Wires = _Wires(server)
 
-    async def sent(self, commands: Sequence[Command]) -> list[Answer]:
+    async def send(self, commands: Sequence[Command]) -> list[Answer]:
         return self._wires.ask(commands, once=is_once(commands))
 
     def close(self) -> None:
@@ -48,10 +48,10 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
 
     def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
-        self._leading = server
+        self._connector = server
 
     def made(self) -> _Wire:
-        return _Wire(self._leading)
+        return _Wire(self._connector)
 
     def cut(self, before: float) -> None:
         """Cut the connections that have waited for the server since before this moment."""

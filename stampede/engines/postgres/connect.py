@@ -30,12 +30,12 @@ LOOK = 0.05  # seconds between two checks whether a wait still makes sense
 
 READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 
-MEET: Command = "SELECT pg_backend_pid(), stampede.version()", ()
-WHO = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
-STAY = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
-UNMADE = InvalidSchemaName, UndefinedFunction
+IDENTIFY: Command = "SELECT pg_backend_pid(), stampede.version()", ()
+BACKEND = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
+NEVER_IDLE = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+MISSING = InvalidSchemaName, UndefinedFunction
 
-UNLOCKED = """SELECT set_config('default_transaction_isolation', 'read committed', false),
+SETTINGS = """SELECT set_config('default_transaction_isolation', 'read committed', false),
     (SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
      WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f})"""
 """Settings of a session: a statement that waits for a row lock sees what was committed meanwhile (read committed), and
@@ -80,7 +80,7 @@ class PostgresConnector:
         self.patience: float | None = timeout
         self.hang_up = HangUp(timeout)
         self.hang_detector = HangDetector()
-        self._unlocked = UNLOCKED.format(max(450 * timeout, 1)), ()  # below half of it: a refused question is repeated
+        self._settings = SETTINGS.format(max(450 * timeout, 1)), ()  # below half of it: a refused question is repeated
         defaults = {"connect_timeout": ceil(timeout), "application_name": "stampede"}
         ours = {"client_encoding": "UTF8"}
         self._conninfo: dict[str, Any] = defaults | dict(conninfo) | ours
@@ -104,16 +104,16 @@ class PostgresConnector:
         made = self._connect(self._conninfo)
         try:
             first = Talk(made, pooled=True)  # it may be: that is not known yet
-            ((pid, version),) = query(first, MEET, self.timeout)
+            ((pid, version),) = query(first, IDENTIFY, self.timeout)
             check_version(version, self.name, self.init)
             self.pooled = pid != made.info.backend_pid  # a pooler invents a pid for each of its clients
             if not self.pooled:  # a pooler would apply the settings to its next client
-                query(first, self._unlocked, self.timeout)
+                query(first, self._settings, self.timeout)
             made._pool = None  # as with connections of a pool: no ResourceWarning if the program ends without `close`
             return Talk(made, pooled=self.pooled)
         except BaseException as error:
             made.close()
-            if isinstance(error, UNMADE):
+            if isinstance(error, MISSING):
                 check_version(None, self.name, self.init)
             raise
 
@@ -144,9 +144,9 @@ class PostgresConnector:
         made = self._connect(self.direct)
         try:
             with self.hang_up.asking(made):
-                (pid, *when) = made.execute(WHO, binary=True).fetchone() or (0,)
+                (pid, *when) = made.execute(BACKEND, binary=True).fetchone() or (0,)
                 if pid == made.info.backend_pid:
-                    made.execute(STAY)
+                    made.execute(NEVER_IDLE)
                     self._check_same(pid, *when)
                     return made
         except BaseException:
@@ -241,21 +241,21 @@ def connect(conninfo: Mapping[str, Any], seconds: float, look: Callable[[], obje
     if any("," in str(conninfo.get(each) or "") for each in ("host", "hostaddr")):
         return Connection.connect(**conninfo, autocommit=True, prepare_threshold=None, cursor_factory=RawCursor)
     end = time.monotonic() + seconds
-    its = PGconn.connect_start(make_conninfo("", **conninfo).encode())
-    while its.status != ConnStatus.BAD:
-        status = its.connect_poll()
+    pg = PGconn.connect_start(make_conninfo("", **conninfo).encode())
+    while pg.status != ConnStatus.BAD:
+        status = pg.connect_poll()
         if status == PollingStatus.OK:
-            its.nonblocking = 1
-            made: Connection[Row] = Connection(its)
+            pg.nonblocking = 1
+            made: Connection[Row] = Connection(pg)
             made.autocommit, made.prepare_threshold, made.cursor_factory = True, None, RawCursor
             return made
         if status == PollingStatus.FAILED:
             break
         poll = select.poll()  # anew each time: libpq may have another socket by now
-        poll.register(its.socket, select.POLLIN if status == PollingStatus.READING else select.POLLOUT)
+        poll.register(pg.socket, select.POLLIN if status == PollingStatus.READING else select.POLLOUT)
         if not until_ready(poll, max(end - time.monotonic(), 0.0), look):
             raise TimeoutError(f"no connection within {seconds:g} s")
-    raise OperationalError(f"connection failed: {its.get_error_message()}")
+    raise OperationalError(f"connection failed: {pg.get_error_message()}")
 
 
 def query(talk: Talk, command: Command, seconds: float) -> list[Row]:

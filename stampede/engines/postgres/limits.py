@@ -25,8 +25,8 @@ class PostgresLimits:
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
         checked(cost, rate.most)
-        its, per, most_ahead = names(name, b"limit"), micros(rate.per), -1 if ahead < 0 else micros(ahead)
-        terms = its.id, its.raw, rate.most, per, per + slack(per), per // WIDTH, cost, most_ahead, was
+        ids, per, most_ahead = names(name, b"limit"), micros(rate.per), -1 if ahead < 0 else micros(ahead)
+        terms = ids.id, ids.raw, rate.most, per, per + slack(per), per // WIDTH, cost, most_ahead, was
         ((delay, moment),) = await self._line.ask((TAKE, terms))
         return Booked(delay / SECOND, moment is not None, moment or 0)
 
@@ -34,8 +34,8 @@ class PostgresLimits:
         await self._line.ask((BACK, (names(name, b"limit").id, cost, at)))
 
     async def penalize(self, name: str, rate: Rate, seconds: float) -> None:
-        its, per = names(name, b"limit"), micros(rate.per)
-        await self._line.ask((REST, (its.id, its.raw, rate.most, per, per + slack(per), micros(seconds))))
+        ids, per = names(name, b"limit"), micros(rate.per)
+        await self._line.ask((REST, (ids.id, ids.raw, rate.most, per, per + slack(per), micros(seconds))))
 
     async def used(self, name: str) -> Usage:
         rows = await self._line.ask((NOW, (names(name, b"limit").id,)))

@@ -38,7 +38,7 @@ class PostgresLine(ABC):
         self._server = server
 
     @abstractmethod
-    async def sent(self, commands: Sequence[Command]) -> list[Answer]:
+    async def send(self, commands: Sequence[Command]) -> list[Answer]:
         """Send the commands and return the answer to each. Raise psycopg's error, or OSError, if no answer comes."""
 
     async def ask(self, command: Command) -> list[Row]:
@@ -52,9 +52,9 @@ class PostgresLine(ABC):
         if not commands:
             return []
         try:
-            rows = _all_rows(await self.sent(commands))
+            rows = _all_rows(await self.send(commands))
             if rows is None:  # repeat all: those that succeeded change nothing the second time
-                rows = _all_rows(await self.sent(commands), last=True)
+                rows = _all_rows(await self.send(commands), last=True)
         except (Error, OSError) as error:
             self._server.check()  # the error may only mean that another thread has closed the engine
             raise trouble(self._server, error) from error
@@ -81,13 +81,13 @@ def trouble(server: PostgresConnector, error: Exception) -> EngineError | TooLar
     if isinstance(error, EngineError):
         return error
     code = getattr(error, "sqlstate", None) or ""
-    said = f"{server.name}: {type(error).__name__}: {str(error).strip()}"
+    message = f"{server.name}: {type(error).__name__}: {str(error).strip()}"
     if code in _TOO_LARGE:
-        return TooLarge(said)
+        return TooLarge(message)
     if code in _UNMADE:
-        return EngineError(f"{said}: {_UNMADE[code].format(server.init)}")
+        return EngineError(f"{message}: {_UNMADE[code].format(server.init)}")
     refuses = "a standby has no unlogged tables" if _is_standbys(error) else _REFUSES.get(code)
-    failure = EngineError(said if refuses is None else f"{said} ({refuses})")
+    failure = EngineError(message if refuses is None else f"{message} ({refuses})")
     failure.partial = failure.refused = refuses is not None or code in _IN_THE_WAY
     return failure
 

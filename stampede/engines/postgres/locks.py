@@ -90,18 +90,18 @@ class PostgresLocks:
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        its = names(name, b"lock")
+        ids = names(name, b"lock")
         if self._news.home_backend is None:
             await self._news.at_home(self._colour)
         home = "" if self._news.mute else self._news.home
         arrival = self._arrivals.get(token) if waits else None
         life = self._news.life
         holder = *this_process(), *life
-        terms = its.id, its.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
+        terms = ids.id, ids.raw, token, float(lease), *holder, waits, home, arrival, *self._history.bounds, float(room)
         (row,) = await self._line.ask((ACQUIRE, terms))
         granted, number, other, rest, place, ahead, called, homes = row
         if homes:
-            self._tell(its.channel, called, homes)
+            self._tell(ids.channel, called, homes)
         if granted:
             self._arrivals.pop(token, None)
             self._sweeper.took()
@@ -128,7 +128,7 @@ class PostgresLocks:
         details = self._history.details(token)
         problem, details = ("", (None, None, None)) if details is None else ("failed", details)
         (row,) = await self._line.ask((RELEASE, (lock_id(name), token, os.urandom(8), problem, *details)))
-        self._history.told(token)
+        self._history.forget(token)
         stood, called, homes = row
         if homes:
             self._tell(names(name, b"lock").channel, called, homes)
@@ -150,10 +150,10 @@ class PostgresLocks:
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         # Not longer than FARTHEST: asking again shows the server that this waiter is still there.
         end = monotonic() + min(timeout, FARTHEST * uniform(0.9, 1.1))
-        its, mine, ahead = names(name, b"lock"), None, 0
+        ids, mine, ahead = names(name, b"lock"), None, 0
         if isinstance(busy, _Queued):
             mine, ahead = busy.mine, busy.ahead
-        with self._news.listen(its.channel, mine or b"") as listener:
+        with self._news.listen(ids.channel, mine or b"") as listener:
             # Without notifications, a waiter far back in the queue looks less often, but often enough for its turn.
             look = LOOK * (1 + min(ahead // 10, 9))
             ready = await self._colour.park(listener.ready, min(timeout, look * uniform(0.9, 1.1)))
@@ -163,7 +163,7 @@ class PostgresLocks:
                 # connection is gone. (A waiter with a place is notified when its turn has come. It need not ask
                 # again only because the lock has passed from one holder to another.)
                 home = self._news.home if hears else ""
-                ((stands, rest, ahead),) = await self._line.ask((STANDING, (its.id, busy.token, mine, home)))
+                ((stands, rest, ahead),) = await self._line.ask((STANDING, (ids.id, busy.token, mine, home)))
                 if not stands:
                     return
                 seconds = look * uniform(0.9, 1.1)
@@ -206,10 +206,14 @@ class History(Records):
 
     def details(self, token: bytes) -> Details | None:
         """Return exception, message and traceback of the lock's problem. None: it had no problem."""
-        its = self._problems.get(token)
-        return None if its is None else (readable(its.exception), readable(its.message), readable(its.traceback))
+        problem = self._problems.get(token)
+        return (
+            None
+            if problem is None
+            else (readable(problem.exception), readable(problem.message), readable(problem.traceback))
+        )
 
-    def told(self, token: bytes) -> None:
+    def forget(self, token: bytes) -> None:
         """Forget the lock's problem: the server has answered its release."""
         self._problems.pop(token, None)
 

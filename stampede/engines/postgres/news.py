@@ -123,14 +123,14 @@ class PostgresNews(Feed):
             super().want(channel)
 
     def listening(self, backend: tuple[int, float]) -> None:
-        """Note that the connection listens: nothing is missed from here on but changes, which come after `kept`."""
+        """Note that the connection listens: nothing is missed from here on but changes, which come after `tracking`."""
         self.void_all()  # a question that is under way may have been sent before this
         self.home_backend = backend
         self.life = backend if self.bound else self.life
         self.listens = next(self._numbers)
         self.stamps.find()
 
-    def kept(self) -> None:
+    def tracking(self) -> None:
         """Note that changes come from here on, too."""
         self.void_all()
         self.reporter = self.listens
@@ -197,9 +197,9 @@ class _Connection:
         self._questions: deque[tuple[bytes, Callable[[list[Any]], object]]] = deque()
         self._answered: Callable[[list[Any]], object] | None = None
         self._results: list[Any] = []
-        self._held: list[Channel] = []  # to be answered once we listen
-        self._keep_at = 0.0  # when to ask for changes
-        self._keeps = False  # the server sends changes
+        self._pending: list[Channel] = []  # to be answered once we listen
+        self._track_at = 0.0  # when to ask for changes
+        self._tracks = False  # the server sends changes
         self._ask(  # with all digits: a start time that was rounded would be another backend's
             b"SET lock_timeout = '%s'; SET extra_float_digits = 1; LISTEN %s; LISTEN %s;"
             b"SELECT pg_backend_pid(), date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"
@@ -213,19 +213,19 @@ class _Connection:
 
     def turn(self) -> None:
         news = self._news
-        if news.tracks and news.home_backend and not news.reporter and time.monotonic() >= self._keep_at:
-            self._keep_at = inf
-            self._ask(b"SELECT stampede.keep('%s', %d, %r)" % (self._home, *news.home_backend), self._kept)
+        if news.tracks and news.home_backend and not news.reporter and time.monotonic() >= self._track_at:
+            self._track_at = inf
+            self._ask(b"SELECT stampede.keep('%s', %d, %r)" % (self._home, *news.home_backend), self._tracking)
 
     def ask(self, some: Sequence[tuple[bool, Channel]]) -> None:
         """Answer that these channels are subscribed, as soon as this connection listens."""
-        self._held += [channel for wanted, channel in some if wanted]
+        self._pending += [channel for wanted, channel in some if wanted]
         self._answer_held()
 
     def ping(self) -> None:
         """Ask for the backend's pid. If a pooler is in between, another backend answers."""
         if self._answered is None:
-            self._ask(b"SELECT pg_backend_pid()", self._same)
+            self._ask(b"SELECT pg_backend_pid()", self._check_backend)
         self._pg.flush()
 
     def read(self) -> None:
@@ -244,7 +244,7 @@ class _Connection:
             self._news.heard(notice.relname, notice.extra)
 
     def close(self) -> None:
-        if self._keeps and self._answered is None:  # otherwise the next `stampede.keep` of any process removes our row
+        if self._tracks and self._answered is None:  # otherwise the next `stampede.keep` of any process removes our row
             with suppress(Exception):
                 self._pg.send_query(b"DELETE FROM stampede.keepers WHERE pid = %d" % self._pid)
                 self._pg.flush()
@@ -271,24 +271,24 @@ class _Connection:
 
     def _answer_held(self) -> None:
         if self._news.listens:
-            held, self._held = self._held, []
-            for channel in held:
+            pending, self._pending = self._pending, []
+            for channel in pending:
                 self._news.answered(channel, True)
 
-    def _same(self, results: list[Any]) -> None:
+    def _check_backend(self, results: list[Any]) -> None:
         self._check(results)
         if int(results[0].get_value(0, 0)) != self._pid:
             raise ConnectionError("another backend answered than the one that listens: there is a pooler in between")
 
-    def _kept(self, results: list[Any]) -> None:
+    def _tracking(self, results: list[Any]) -> None:
         state, why = refusal_of(results)
         if state is None:
-            self._keeps = True
-            self._news.kept()
+            self._tracks = True
+            self._news.tracking()
             return
         _log.debug("the server sends no changes: %s", why)
         passes = state[:2] in _PASSING
-        self._keep_at = time.monotonic() + (TICK if passes else LATER)
+        self._track_at = time.monotonic() + (TICK if passes else LATER)
         if not passes:
             self._news.refused(why)
 

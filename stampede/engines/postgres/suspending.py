@@ -35,32 +35,32 @@ class PostgresSuspending(PostgresLine):
     def __init__(self, server: PostgresConnector) -> None:
         super().__init__(server)
         worker_threads = WorkerThreads(threads=MOST)
-        self._desks = Pipes[_Desk](lambda _: _Desk(server, worker_threads))
+        self._per_loop = Pipes[_Connections](lambda _: _Connections(server, worker_threads))
 
-    async def sent(self, commands: Sequence[Command]) -> list[Answer]:
+    async def send(self, commands: Sequence[Command]) -> list[Answer]:
         asked = [encoded(each) for each in commands]
-        desk = self._desks.to(None)
-        pipe = desk.pipe(asked)
+        connections = self._per_loop.to(None)
+        pipe = connections.pipe(asked)
         question = pipe.ask(asked, len(asked), twice=not is_once(commands))
         try:
             await question.future
         except BaseException:
             question.drop()
-            desk.left.append((pipe, question))
+            connections.left.append((pipe, question))
             raise
         return question.replies
 
     def close(self) -> None:
-        self._desks.close()
+        self._per_loop.close()
 
     def start_again(self) -> None:
-        self._desks.start_again()
+        self._per_loop.start_again()
 
     def close_dead(self) -> None:
-        self._desks.close_dead()
+        self._per_loop.close_dead()
 
 
-class _Desk:
+class _Connections:
     """The connections of one loop."""
 
     def __init__(self, server: PostgresConnector, worker_threads: WorkerThreads) -> None:
@@ -107,9 +107,9 @@ class _Pipe(Pipe):
 
     known = (Error, OSError, StampedeError)
 
-    def __init__(self, desk: _Desk) -> None:
-        super().__init__(desk.server.hang_detector, desk.server.timeout)
-        self._desk = desk
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__(connections.server.hang_detector, connections.server.timeout)
+        self._connections = connections
 
     @property
     def load(self) -> int:
@@ -119,7 +119,7 @@ class _Pipe(Pipe):
         return self.wire is not None and question in self.wire.flying
 
     async def reach(self) -> Wire:
-        talk = await self._desk.worker_threads.run(self._desk.server.connection)
+        talk = await self._connections.worker_threads.run(self._connections.server.connection)
         wire = Wire(self, talk)
         wire.connection_made(_Transport(talk, wire))
         wire.stand()
@@ -127,10 +127,10 @@ class _Pipe(Pipe):
 
     def failed(self, error: Exception) -> None:
         """Move the waiting questions to other connections, if there are any: the server takes no more at present."""
-        others = [each for each in self._desk.pipes if each.wire is not None]
-        self._desk.pipes.remove(self)
+        others = [each for each in self._connections.pipes if each.wire is not None]
+        self._connections.pipes.remove(self)
         if others:
-            self._desk.rests = time.monotonic() + REST
+            self._connections.rests = time.monotonic() + REST
             for question in self._waiting:
                 min(others, key=lambda pipe: pipe.load).take(question)
             self._waiting.clear()

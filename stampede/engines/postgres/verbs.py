@@ -107,78 +107,78 @@ class PostgresKeys:
     def _command(self, asked: Asked) -> Command:
         """Return the command of a verb that changes a key."""
         key, *terms = asked.args
-        its = names(key)
+        ids = names(key)
         match asked.verb, *terms:
             case "claim", token, ask:
                 how = ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
-                return CLAIM, (its.id, its.lock, its.raw, token, *how, here(), *self._news.life)
+                return CLAIM, (ids.id, ids.lock, ids.raw, token, *how, here(), *self._news.life)
             case "fill", token, entry:
-                return FILL, (*row_of(its, entry), its.lock, token)
+                return FILL, (*row_of(ids, entry), ids.lock, token)
             case "set", entry:
-                return SET, (*row_of(its, entry), its.lock)
+                return SET, (*row_of(ids, entry), ids.lock)
             case "replace", seen, entry:
-                return SentOnce((REPLACE, (*row_of(its, entry), its.lock, seen)))
+                return SentOnce((REPLACE, (*row_of(ids, entry), ids.lock, seen)))
             case "renew", token, lease:
-                return RENEW, (its.id, token, float(lease), *self._news.life)
+                return RENEW, (ids.id, token, float(lease), *self._news.life)
             case "abandon", token, *how:
-                return self._abandoned(its, token, *how)
-        return EXPIRE if asked.verb == "expire" else INVALIDATE, (its.id, its.lock)
+                return self._abandoned(ids, token, *how)
+        return EXPIRE if asked.verb == "expire" else INVALIDATE, (ids.id, ids.lock)
 
     def _abandoned(
-        self, its: PostgresNames, token: bytes, verdict: Verdict | None = None, rest: float = 0.0
+        self, ids: PostgresNames, token: bytes, verdict: Verdict | None = None, rest: float = 0.0
     ) -> Command:
         reason = None if verdict is None else verdict_string(verdict)
         why = reason or verdict_string(Verdict("failed"))
-        return ABANDON, (its.id, its.lock, token, reason, VERDICT, float(rest), why)
+        return ABANDON, (ids.id, ids.lock, token, reason, VERDICT, float(rest), why)
 
     # -- claims -------------------------------------------------------------------------------------------------
 
     async def look(self, key: str) -> Found | None:
-        its, news = names(key), self._news
+        ids, news = names(key), self._news
         news.follow()
-        stamp, reporter = news.stamps[its.slot], news.reporter  # before the question is sent: see `PostgresNews`
-        rows = await self._line.ask((SEEN, (its.id,)))
+        stamp, reporter = news.stamps[ids.slot], news.reporter  # before the question is sent: see `PostgresNews`
+        rows = await self._line.ask((SEEN, (ids.id,)))
         entry = fresh_of(rows[0]) if rows else None
-        return None if entry is None else Found(entry, self._ticket(its, stamp, reporter))
+        return None if entry is None else Found(entry, self._ticket(ids, stamp, reporter))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        its, news, asked = names(key), self._news, Asked("claim", (key, token, ask))
+        ids, news, asked = names(key), self._news, Asked("claim", (key, token, ask))
         news.start()
         if news.home_backend is None:
             await news.at_home(self._colour)
         while True:
-            stamp, reporter = news.stamps[its.slot], news.reporter
+            stamp, reporter = news.stamps[ids.slot], news.reporter
             (row,) = await self._line.ask(self._command(asked))
-            whole = row if is_whole(row) else await self._whole(its, row)
+            whole = row if is_whole(row) else await self._whole(ids, row)
             if whole is not None:
-                return self._replied(its, whole, stamp, reporter)
+                return self._replied(ids, whole, stamp, reporter)
 
-    async def _whole(self, its: PostgresNames, row: Row) -> Row | None:
+    async def _whole(self, ids: PostgresNames, row: Row) -> Row | None:
         """Return the row of a claim with its large value, which `claim` left out. If the entry has been replaced since,
         return the row without it, or None if the entry was the answer: then claim again."""
-        values = await self._line.ask((VALUE, (its.id, row[1])))
+        values = await self._line.ask((VALUE, (ids.id, row[1])))
         if values:
             return *row[:8], values[0][0], *row[9:]
         return None if row[0] == 0 else (row[0], None, *row[2:])
 
-    def _ticket(self, its: PostgresNames, stamp: int, reporter: int) -> Ticket | None:
-        return self._news.ticket(its.slot, stamp) if reporter and reporter == self._news.reporter else None
+    def _ticket(self, ids: PostgresNames, stamp: int, reporter: int) -> Ticket | None:
+        return self._news.ticket(ids.slot, stamp) if reporter and reporter == self._news.reporter else None
 
-    def _replied(self, its: PostgresNames, row: Row, stamp: int, reporter: int) -> Reply:
+    def _replied(self, ids: PostgresNames, row: Row, stamp: int, reporter: int) -> Reply:
         if row[13]:
-            self._teller.tell(row[13], its.channel, b"")
-        return reply_of(row, self._ticket(its, stamp, reporter))
+            self._teller.tell(row[13], ids.channel, b"")
+        return reply_of(row, self._ticket(ids, stamp, reporter))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
-        its, news, asked = names(key), self._news, Asked("fill", (key, token, entry))
-        stamp, reporter, ticket = news.stamps[its.slot], news.reporter, None
+        ids, news, asked = names(key), self._news, Asked("fill", (key, token, entry))
+        stamp, reporter, ticket = news.stamps[ids.slot], news.reporter, None
         try:
             done: bool = self._done(asked, await self._line.ask(self._command(asked)))
             if done and reporter and reporter == news.reporter:
-                ticket = news.stored(its.slot, stamp)
+                ticket = news.stored(ids.slot, stamp)
         finally:
             if ticket is None:
-                news.void(its.slot)
+                news.void(ids.slot)
         return ticket or done
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
@@ -196,9 +196,9 @@ class PostgresKeys:
 
     async def _asked_many(self, asked: Sequence[Asked]) -> list[Any]:
         self._news.follow()
-        its = [names(each.args[0]) for each in asked]
-        before = [(self._news.stamps[each.slot], self._news.reporter) for each in its]
-        looks = [name.id for name, each in zip(its, asked, strict=True) if each.verb == "look"]
+        ids = [names(each.args[0]) for each in asked]
+        before = [(self._news.stamps[each.slot], self._news.reporter) for each in ids]
+        looks = [name.id for name, each in zip(ids, asked, strict=True) if each.verb == "look"]
         commands = [self._command(each) for each in asked if each.verb != "look"]
         try:
             seen, *others = await self._line.ask_all([(ALL_SEEN, (looks,)), *commands])
@@ -206,7 +206,7 @@ class PostgresKeys:
             self._void(each for each in asked if each.verb != "look")
         found, rows = {row[0]: fresh_of(row[1:]) for row in seen}, iter(others)
         answers: list[Any] = []
-        for name, each, (stamp, reporter) in zip(its, asked, before, strict=True):
+        for name, each, (stamp, reporter) in zip(ids, asked, before, strict=True):
             if each.verb == "look":
                 entry = found.get(name.id)
                 answers.append(None if entry is None else Found(entry, self._ticket(name, stamp, reporter)))
@@ -219,15 +219,15 @@ class PostgresKeys:
         return answers
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
-        its, end = names(key), time.monotonic() + min(timeout, busy.lease)
-        with self._news.listen(its.channel) as listener:
+        ids, end = names(key), time.monotonic() + min(timeout, busy.lease)
+        with self._news.listen(ids.channel) as listener:
             ready = await self._colour.park(listener.ready, min(timeout, LOOK))
             hears = ready and listener.hears
             home = self._news.home if hears else None
             look = SAFETY if hears and not self._news.bound else LOOK
             # If the lease ended before `await` noted this process, no notification comes. The loop also checks whether
             # the holder still lives.
-            while (await self._line.ask((AWAIT, (its.id, busy.token, home))))[0][0]:
+            while (await self._line.ask((AWAIT, (ids.id, busy.token, home))))[0][0]:
                 left = end - time.monotonic()
                 if left <= 0 or await self._colour.park(listener.bell, min(left, look * uniform(0.9, 1.1))):
                     break

@@ -62,14 +62,14 @@ def key_of(raw: bytes) -> str:
 # -- entries ------------------------------------------------------------------------------------------------------
 
 
-def row_of(its: PostgresNames, entry: Entry[Any]) -> tuple[Any, ...]:
+def row_of(ids: PostgresNames, entry: Entry[Any]) -> tuple[Any, ...]:
     """Return the columns of an entry in the order of its table, without `stored`. Raise TooLarge if it is too long."""
     if len(entry.value) > _LONGEST:
         raise TooLarge(f"{len(entry.value)} bytes are too many for one value in Postgres: at most 512 MiB are stored")
     keep = max(entry.keep, entry.fresh)
     gone = max(keep, entry.fresh + GRACE)
     ends = entry.fresh, keep, gone
-    return its.id, its.raw, entry.id, *ends, entry.cost, entry.margin, entry.ttl, entry.raised, entry.value
+    return ids.id, ids.raw, entry.id, *ends, entry.cost, entry.margin, entry.ttl, entry.raised, entry.value
 
 
 def entry_of(row: Row) -> Entry[Any]:
@@ -129,9 +129,11 @@ def message_of(entry: Entry[Any] | None) -> bytes:
     """Return the message for waiters of a fill: the entry if it is small, otherwise nothing."""
     if entry is None or len(entry.value) > SMALL:
         return b""
-    its = entry
-    head = _ALONG.pack(its.id, its.fresh, max(its.keep, its.fresh), its.cost, its.margin, its.ttl, its.raised)
-    return head + bytes(its.value)
+    small = entry
+    head = _ALONG.pack(
+        small.id, small.fresh, max(small.keep, small.fresh), small.cost, small.margin, small.ttl, small.raised
+    )
+    return head + bytes(small.value)
 
 
 def news_of(message: bytes, token: bytes) -> Entry[Any] | None:

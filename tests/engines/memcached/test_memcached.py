@@ -107,13 +107,13 @@ def test_a_hit_is_one_command_and_a_miss_three(server: MemcachedServer, engine: 
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many commands each round trip of the blocking side had."""
     counts: list[int] = []
-    told = BlockingLine.told
+    send = BlockingLine.send
 
     def counted(self: Any, server: Any, commands: Any, since: float | None) -> Any:
         counts.append(len(commands))
-        return told(self, server, commands, since)
+        return send(self, server, commands, since)
 
-    monkeypatch.setattr(BlockingLine, "told", counted)
+    monkeypatch.setattr(BlockingLine, "send", counted)
     return counts
 
 

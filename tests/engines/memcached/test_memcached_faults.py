@@ -506,13 +506,13 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
     replies = two.many.ask_many([Asked("claim", (key, new_id(), Ask(LONG))) for key in keys])
     assert all(isinstance(reply, Found) for reply in replies)
     sent: list[int] = []
-    told = BlockingLine.told
+    send = BlockingLine.send
 
     def counted(self: Any, server: Any, commands: Any, since: float | None) -> Any:
         sent.append(len(commands))
-        return told(self, server, commands, since)
+        return send(self, server, commands, since)
 
-    monkeypatch.setattr(BlockingLine, "told", counted)
+    monkeypatch.setattr(BlockingLine, "send", counted)
     tokens = [new_id() for _ in keys]
     new = [Asked("claim", (f"new {key}", token, Ask(LONG))) for key, token in zip(keys, tokens, strict=True)]
     assert all(isinstance(reply, Granted) for reply in two.many.ask_many(new))

@@ -247,7 +247,7 @@ def test_what_is_taken_back_comes_behind_it(
 
     async def taken_back(engine: PostgresEngine) -> None:
         claims = engine.suspending.claims
-        while sum(pipe.wire is not None for pipe in engine._all.aline._desks.to(None).pipes) < 2:
+        while sum(pipe.wire is not None for pipe in engine._all.aline._per_loop.to(None).pipes) < 2:
             await asyncio.gather(*[claims.claim("warm", new_id(), ask) for _ in range(8)])
         proxy.at(token, before=dawdle)
         claim = asyncio.create_task(claims.claim("k", token, ask))
