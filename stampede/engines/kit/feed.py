@@ -361,7 +361,7 @@ class Feed(ABC):
             self._deaf_since = now
         elif now - self._deaf_since > DEAF and not self._deaf:
             self._deaf = True
-            self.on_deaf(f"the connection for that fails ({' '.join(str(error).split())}): {MEANS}")
+            self.on_deaf(f"the connection that would report them fails ({' '.join(str(error).split())}): {MEANS}")
         self._failed_at = now
 
     def _attend(self, source: Source, pair: _Pair) -> None:

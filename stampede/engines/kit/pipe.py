@@ -158,7 +158,7 @@ class Pipe(ABC):
         elif not wire.current:
             wire.lose(ConnectionError("this server is not the master any more"))
         elif not wire.flying and wire.speaks():
-            wire.lose(OutOfStep("it sent something unasked, or closed the connection"))
+            wire.lose(OutOfStep("the server sent something unasked, or closed the connection"))
         else:
             self._send(wire)
 
@@ -181,7 +181,7 @@ class Pipe(ABC):
         """Take one reply, and finish its question if it is the last."""
         flying = wire.flying
         if not flying:
-            raise OutOfStep("it sent more replies than there were questions")
+            raise OutOfStep("the server sent more replies than there were questions")
         question = flying[0]
         self.check(question, reply)
         replies = question.replies
@@ -209,7 +209,7 @@ class Pipe(ABC):
                 # this one.
                 wire = await self.reach()
             if wire.dead:
-                raise OutOfStep("it sent something unasked")
+                raise OutOfStep("the server sent something unasked")
             await anext(wire.ended)
             self.wire = wire
         except self.known as error:

@@ -63,7 +63,7 @@ class Sock:
             ended = False
         if ended:
             return ConnectionResetError("the server closed the connection")
-        return OutOfStep("it sent something unasked")
+        return OutOfStep("the server sent something unasked")
 
     def send(self, data: bytes) -> None:
         """Send all of it. (`sendall` has one time-out for all pieces, and so has `send` over TLS.)"""

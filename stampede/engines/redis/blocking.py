@@ -102,7 +102,7 @@ class _Wires(Pool["_Wire", Sequence[Command], tuple[list[Any], int]]):
                     self._scripts.check(command, reply)
                 replies.append(reply)
             if reader.has_data():
-                raise OutOfStep("it sent more replies than there were questions")
+                raise OutOfStep("the server sent more replies than there were questions")
         except BaseException as error:
             self.lost(wire, error)
             raise
