@@ -25,7 +25,7 @@ _ONE = 8319104481669375078  # the advisory lock of a process that creates the sc
 def statements(*, durable: bool = False) -> str:
     """Return all SQL statements, for a migration by hand.
 
-    With `durable`, nothing is lost in a crash, and every change is written to the log.
+    With `durable`, nothing is lost in a crash, and every change is written to the write-ahead log.
     """
     tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql", "limits.sql"))
     return "\n".join([re.sub(r"\bUNLOGGED (?=TABLE)", "", tables) if durable else tables, *functions])
