@@ -1,4 +1,4 @@
-"""From what a person types to what an engine holds: a cache, a key's scope, an entry."""
+"""What a person types, translated to what an engine holds: a cache, a key's scope, an entry."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ NOTHING = "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml"
 
 
 class UnreadableEntry(NamedTuple):
-    """In the place of a value that can't be read here."""
+    """A placeholder for a value that can't be read here."""
 
     why: str
 
 
 class Chosen(NamedTuple):
-    """The cache of the settings that a command is about."""
+    """The configured cache that a command is about."""
 
     name: str
     settings: CacheSettings
@@ -70,27 +70,29 @@ class Chosen(NamedTuple):
 
 
 def addresses(options: Namespace, urls: Callable[[Settings, str | None], list[str]]) -> list[str]:
-    """Return the address that a person has given, or those that the settings have."""
+    """Return the address that was given on the command line, or else those in the settings."""
     if options.where is not None and "://" in options.where:
         return [options.where]
     return list(dict.fromkeys(urls(settings_of(options.settings), options.where)))
 
 
 def chosen(options: Namespace) -> Chosen:
-    """Return the cache of the settings that is meant."""
+    """Return the configured cache that the options name."""
     return the_one(settings_of(options.settings), options.cache)
 
 
 def settings_of(file: Path | None) -> Settings:
-    """Return the settings of a file, else those that a program started here would find. They are in force from now on,
-    but for their observers: those are the program's, and may not be there."""
+    """Return the settings of a file, or else those that a program started here would find, and put them in force.
+
+    Their observers are left out: they belong to the program, and may not be importable here.
+    """
     settings = (load(file) if file else discover(os.environ, Path.cwd())) or Settings(source=NOTHING)
     configure(replace(settings, observers=()))
     return settings
 
 
 def the_one(settings: Settings, name: str | None) -> Chosen:
-    """Return the cache that is meant: the named one, the only one, or `default`."""
+    """Return the named cache; without a name, the only one, or `default`."""
     if name is None and settings.caches and "default" not in settings.caches:
         if len(settings.caches) > 1:
             raise OptionError(f"which cache? --cache takes {', '.join(sorted(settings.caches))}")
@@ -100,37 +102,37 @@ def the_one(settings: Settings, name: str | None) -> Chosen:
 
 
 def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
-    """A cache whose values can be seen from another process than the one that stored them."""
-    # Who asks from here wants to hear of trouble.
+    """Return a cache. OptionError: its values can't be read outside the process that stored them."""
+    # A person at the command line wants to see an engine's errors.
     cache = Cache.of(replace(settings, on_engine_error="raise"), observers=observers)
     if cache.engine.scheme in ("memory", "null") or not cache.engine.shared:
-        raise OptionError(f"{cache.name} lives inside each process: from here there is nothing of it to be seen")
+        raise OptionError(f"{cache.name} lives inside each process: no other process can look into it")
     return cache
 
 
 def url_of_locks(settings: Settings, where: str | None) -> list[str]:
-    """Where a cache has its locks."""
+    """Return the address of a cache's locks, as a list."""
     cache = the_one(settings, where).settings
     return [cache.locks or cache.url]
 
 
 def urls_of_locks(settings: Settings, where: str | None) -> list[str]:
-    """Where the named cache has its locks; else where each cache has them, and where locks are that name none."""
+    """Return where the named cache has its locks; without a name, where all caches and nameless locks have them."""
     if where is not None:
         return url_of_locks(settings, where)
     return [Registry.locks, *(each.locks or each.url for each in settings.caches.values())]
 
 
 def urls_of_limits(settings: Settings, where: str | None) -> list[str]:
-    """Where limits may be: a cache has them on the engine of its values, if that can, or else on that of its locks."""
+    """Return where limits may be: on the engine of a cache's values if it has limits, or else on that of its locks."""
     caches = settings.caches.values() if where is None else [the_one(settings, where).settings]
-    those = [url for each in caches for url in (each.url, each.locks) if url is not None]
-    return [Registry.locks, *those] if where is None else those
+    urls = [url for each in caches for url in (each.url, each.locks) if url is not None]
+    return [Registry.locks, *urls] if where is None else urls
 
 
 @contextmanager
 def engine_at(url: str) -> Iterator[Engine]:
-    """The one behind an address, for as long as it is asked."""
+    """Open the engine behind an address, and close it at the end of the block."""
     engine = open_engine(url)
     try:
         yield engine
@@ -143,18 +145,21 @@ def engine_at(url: str) -> Iterator[Engine]:
 
 class EngineAnswer(NamedTuple, Generic[T]):
     url: str
-    on: str  # the same for people
-    told: T
+    on: str  # the engine's name for people
+    answer: T
 
 
 class Answers(NamedTuple, Generic[T]):
-    """Of those that could tell, and why others couldn't."""
+    """The answers of the engines that have one, and the errors of the others."""
 
-    told: list[EngineAnswer[T]]
+    given: list[EngineAnswer[T]]
     troubles: list[StampedeError]
 
     def end(self, *, refusals: bool = True) -> int:
-        """Say who didn't answer, also of those that never could. 1: one is out of reach, and may know more."""
+        """Print the errors, and return the exit code: 1 if an engine is out of reach, which may know more.
+
+        Without `refusals`, do not print the errors of engines that can't answer such a question at all.
+        """
         unreached = [each for each in self.troubles if not isinstance(each, OptionError)]
         for trouble in self.troubles if refusals else unreached:
             print(f"stampede: {' '.join(str(trouble).split())}", file=sys.stderr)
@@ -162,24 +167,22 @@ class Answers(NamedTuple, Generic[T]):
 
     @property
     def on(self) -> str:
-        return " and ".join(each.on for each in self.told)
+        return " and ".join(each.on for each in self.given)
 
 
 def ask(urls: Sequence[str], question: Callable[[Engine], T]) -> Answers[T]:
-    """Each of them. The trouble of one hides no other's answer; that of one which was asked alone is raised."""
+    """Ask each engine. An error of one does not hide the others' answers; if there is only one, its error is raised."""
     answers = Answers[T]([], [])
     for url in urls:
         try:
             with engine_at(url) as engine:
                 if not engine.shared:
                     called = engine.called
-                    raise OptionError(
-                        f"{called} lives inside each process: from here there is nothing of it to be seen"
-                    )
-                answers.told.append(EngineAnswer(url, engine.called, question(engine)))
+                    raise OptionError(f"{called} lives inside each process: no other process can look into it")
+                answers.given.append(EngineAnswer(url, engine.called, question(engine)))
         except StampedeError as trouble:
             answers.troubles.append(trouble)
-    if not answers.told and len(answers.troubles) == 1:
+    if not answers.given and len(answers.troubles) == 1:
         raise answers.troubles[0]
     return answers
 
@@ -188,33 +191,33 @@ def ask(urls: Sequence[str], question: Callable[[Engine], T]) -> Answers[T]:
 
 
 def find(settings: CacheSettings, key: str, function: str | None) -> Entry[Any] | None:
-    """What is kept under a key: one of the cache's own, or a function's as its `key(...)` tells it."""
-    said: list[str] = []
+    """Return what is stored under a key: one of the cache's own, or a function's as its `key(...)` returns it."""
+    reasons: list[str] = []
 
     def listen(event: events.Event) -> None:
         if isinstance(event, events.BadBytes):
-            said.append(event.why)
+            reasons.append(event.why)
 
     with cache_of(settings, listen) as cache:
         for scope, full in _places(cache, key, function):
             entry = run_blocking(scope.peek(full))
             if entry is None:
-                entry = _unread(scope, full, said.pop() if said else "it is a value of another type")
+                entry = _unread(scope, full, reasons.pop() if reasons else "it is a value of another type")
             if entry is not None:
                 return entry
     return None
 
 
 def _unread(scope: ScopeSide, key: str, why: str) -> Entry[Any] | None:
-    """The entry with all that is known of it but its value."""
+    """Return the entry, with all that is known about it except its value."""
     store = scope.core.engine.blocking.store
     assert store is not None
     (sealed,) = run_blocking(store.get([scope.prefix + key]))
-    return sealed and sealed.holding(UnreadableEntry(f"{why}; --function MODULE:NAME tells its type"))
+    return sealed and sealed.holding(UnreadableEntry(f"{why}; --function MODULE:NAME gives its type"))
 
 
 def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | None:
-    """Who computes it now."""
+    """Return the process that computes the key now; None if no process does."""
     with cache_of(settings) as cache:
         for scope, full in _places(cache, key, function):
             known = run_blocking(status(scope, full)).holder
@@ -224,7 +227,7 @@ def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | 
 
 
 def listed(settings: CacheSettings, prefix: str) -> Iterator[str]:
-    """Yield the cache's own keys that begin with this; then those of the function that it names, as `shop:report`."""
+    """Yield the cache's own keys with this prefix; then those of the function that the prefix names: `shop:report`."""
     with cache_of(settings) as cache:
         yield from cache.keys(prefix)
         name = function_in(f"{prefix}:") or ""
@@ -238,14 +241,14 @@ def listed(settings: CacheSettings, prefix: str) -> Iterator[str]:
 
 
 def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
-    """Gone, wherever a key of this name may be. True: there was a value."""
+    """Invalidate every key of this name, and return whether there was a value."""
     with cache_of(settings) as cache:
         places = list(_places(cache, key, function))
         return sum(run_blocking(scope.invalidate(full)) for scope, full in places) > 0
 
 
 def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[ScopeSide, str]]:
-    """Where a key may be, with its full name there: among the cache's own, or a function's."""
+    """Yield where a key may be, with its full name there: among the cache's own, or among a function's."""
     if function is not None:
         yield _cached(function).scope.scope.side(BLOCKING), key
         return
@@ -256,7 +259,7 @@ def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[Scop
 
 
 def _cached(name: str) -> Cached:
-    """The decorated function of a dotted name. Its module is imported, as its program would do it."""
+    """Return the decorated function of a dotted name. Its module is imported, as its program would do."""
     module, _, path = name.rpartition(":") if ":" in name else name.rpartition(".")
     sys.path.insert(0, "")
     try:
@@ -269,5 +272,5 @@ def _cached(name: str) -> Cached:
         sys.path.remove("")
     cached = function.cached if isinstance(function, Method) else getattr(getattr(function, "key", None), "__self__", 0)
     if not isinstance(cached, Cached):
-        raise OptionError(f"--function {name}: it is no function under @cached")
+        raise OptionError(f"--function {name}: it is not a function under @cached")
     return cached

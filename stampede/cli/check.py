@@ -1,4 +1,4 @@
-"""`stampede check`: the settings as they are read, whether the engines answer, and what this mix can't promise."""
+"""`stampede check`: the settings as they are read, whether the engines answer, and what they can't promise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PINGS = 7
 
 
 class Health(NamedTuple):
-    """What was seen of one cache."""
+    """The state of one cache."""
 
     well: bool
     ping: float | None  # the median of a few, in seconds
@@ -30,7 +30,7 @@ class Health(NamedTuple):
 
 
 def check(options: Namespace) -> int:
-    """Look at every cache of the settings, or at the named one; 1 if an engine can't be used."""
+    """Check every cache of the settings, or the named one. Return 1 if an engine can't be used."""
     settings, name = settings_of(options.settings), options.cache
     names = [name] if name else sorted(settings.caches) or ["default"]
     caches = {name: settings.cache(name) for name in names}
@@ -38,17 +38,17 @@ def check(options: Namespace) -> int:
     notes = [each for each in (missed, wrong) if each]
     if options.json:
         seen = {each: _examine(cache) for each, cache in caches.items()}
-        rows = [{"cache": each, **_described(caches[each]), **its._asdict()} for each, its in seen.items()]
-        said = {"settings": settings.source, "notes": notes, "caches": rows}
-        say(json.dumps(said, indent=2))
-        return 1 if wrong or not all(its.well for its in seen.values()) else 0
+        rows = [{"cache": each, **_described(caches[each]), **health._asdict()} for each, health in seen.items()]
+        report = {"settings": settings.source, "notes": notes, "caches": rows}
+        say(json.dumps(report, indent=2))
+        return 1 if wrong or not all(health.well for health in seen.values()) else 0
     say(f"settings: {settings.source}")
     failed = 1 if wrong else 0
     for each, cache in caches.items():
-        its = _examine(cache)
-        notes += [f"{each}: {note}" for note in its.notes]
-        failed += not its.well
-        ping, local = _latency(its.ping), f"{cache.local.entries} entries" if cache.local else "none"
+        health = _examine(cache)
+        notes += [f"{each}: {note}" for note in health.notes]
+        failed += not health.well
+        ping, local = _latency(health.ping), f"{cache.local.entries} entries" if cache.local else "none"
         say(f"{each}: engine {_engine(cache)}, median ping {ping}, local tier {local}, codec {cache.codec}")
     for note in notes:
         say(note)
@@ -56,7 +56,7 @@ def check(options: Namespace) -> int:
 
 
 def _wrong(settings: Settings) -> str | None:
-    """Why the observers can't be had, if so: the program's first call would raise it."""
+    """Return why the observers can't be used, which the program's first call would raise; None if they can."""
     try:
         Registry(settings, discovers=False).observers  # noqa: B018
     except OptionError as error:
@@ -88,7 +88,7 @@ def _latency(seconds: float | None) -> str:
 
 
 def _notes(cache: Cache) -> Iterator[str]:
-    """Where the promises end with this engine, or this mix."""
+    """Yield what the library can't promise with this engine, or this combination of engine and local tier."""
     engine = cache.engine
     if engine.scheme in ("memory", "null"):
         yield _WITHIN[engine.scheme]
@@ -96,12 +96,12 @@ def _notes(cache: Cache) -> Iterator[str]:
     if "disk" in engine.scheme.split("+"):
         yield "shared by the processes of this machine; other machines do not see this directory"
     if engine.timeless:
-        yield "it tells no time: values get older by the clocks of the machines that store them, which must be right"
+        yield "it has no clock: values age by the clocks of the machines that store them, which must be right"
     if not engine.pushes:
-        yield "waiters are not woken but poll: the last one comes later than with an engine that pushes"
+        yield "waiters are not woken, but poll: they get a value later than with an engine that pushes"
     if cache.settings.local and not engine.coherent:
         believed = cache.settings.local.ttl or 1.0
-        yield f"the local tier gets no news: it may serve for {believed:g} s what another process has changed"
+        yield f"the local tier is not told of changes: for {believed:g} s it may serve what another process has changed"
     if cache.settings.local and (refusal := engine.refusal()):
         yield refusal
     yield from engine.advice()
@@ -109,5 +109,5 @@ def _notes(cache: Cache) -> Iterator[str]:
 
 _WITHIN = {
     "memory": "this process only: every other process computes for itself, and nothing outlives the process",
-    "null": "keeps nothing and locks nothing: for tests",
+    "null": "stores nothing and locks nothing: for tests",
 }

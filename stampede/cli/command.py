@@ -1,4 +1,4 @@
-"""`stampede COMMAND`: arguments, and what an error looks like to a person."""
+"""`stampede COMMAND`: its arguments, its exit codes, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done. 1: no value, an engine out of reach. 2: wrong arguments or settings, or an engine that failed."""
+    """Run a command, and return its exit code.
+
+    0: done. 1: no value, or an engine is out of reach. 2: wrong arguments or settings, or an engine that failed.
+    """
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a value may hold what a terminal can't show
-    logging.getLogger("stampede").addHandler(logging.NullHandler())  # what matters here is printed
+    logging.getLogger("stampede").addHandler(logging.NullHandler())  # errors are printed
     try:
         done = _run(options)
         sys.stdout.flush()
@@ -48,49 +51,53 @@ def _parser() -> argparse.ArgumentParser:
             "get",
             "keys:get",
             (_add_key, _add_json),
-            "a key's value, how long it is fresh and kept, and who computes it now",
+            "a key's value, how long it is fresh and kept, and which process computes it now",
         ),
-        ("keys", "keys:keys", (_add_prefix, _add_json), "the cache's own keys that are kept, or a function's"),
-        ("invalidate", "keys:forget", (_add_key,), "a key's value is gone, also one that is being computed"),
+        ("keys", "keys:keys", (_add_prefix, _add_json), "the stored keys of the cache itself, or of a function"),
+        ("invalidate", "keys:forget", (_add_key,), "remove a key's value, also one that is being computed"),
         ("stats", "stats:stats", (_add_json,), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
-        command.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
+        command.add_argument(
+            "--settings", type=Path, metavar="FILE", help="by default $STAMPEDE_SETTINGS or ./stampede.toml"
+        )
         command.add_argument("--cache", metavar="NAME", help="a cache of the settings")
         for add_more in add:
             add_more(command)
         command.set_defaults(run=run)
-    _add_locks(commands.add_parser("locks", help="who holds which lock since when, and how they were held before"))
-    _add_limits(commands.add_parser("limits", help="what is used of each limit"))
+    _add_locks(commands.add_parser("locks", help="the locks that are held, their holders, and the record of locks"))
+    _add_limits(commands.add_parser("limits", help="how much of each limit is used"))
     _add_postgres(commands.add_parser("postgres", help="the tables of the Postgres engine"))
-    _add_serve(commands.add_parser("serve", help="a broker: locks for a rack, by zmq://"))
+    _add_serve(commands.add_parser("serve", help="run a broker: a server of locks for zmq://"))
     return parser
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("where", metavar="URL|CACHE", nargs="?", help="an engine's address, or a cache of the settings")
-    parser.add_argument("--settings", type=Path, metavar="FILE", help="else $STAMPEDE_SETTINGS or ./stampede.toml")
+    parser.add_argument(
+        "--settings", type=Path, metavar="FILE", help="by default $STAMPEDE_SETTINGS or ./stampede.toml"
+    )
 
 
 def _add_locks(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The locks that are held, where the engine can list them; or, on postgres://, how they were. With nothing "
-        "said, those of all caches of the settings, and of file://, where locks are that name none."
+        "Show the locks that are held, if the engine can list them; on postgres:// also the record of locks. Without "
+        "an argument, show those of all caches of the settings, and of file://, where locks are that name no engine."
     )
     _add_where(parser)
-    parser.add_argument("--break", dest="name", metavar="NAME", help="take it from those who have it")
-    parser.add_argument("--history", action="store_true", help="the record, newest first")
-    parser.add_argument("--failed", action="store_true", help="of what had a problem (with --history)")
-    parser.add_argument("--since", type=_duration, metavar="1h", help="of the last so long (with --history)")
-    parser.add_argument("--most", type=_number(1, 99_999_999), default=100, metavar="N", help="so many at most")
+    parser.add_argument("--break", dest="name", metavar="NAME", help="take this lock from its holders")
+    parser.add_argument("--history", action="store_true", help="show the record of released locks, newest first")
+    parser.add_argument("--failed", action="store_true", help="only locks that had a problem (with --history)")
+    parser.add_argument("--since", type=_duration, metavar="1h", help="only the last hour, say (with --history)")
+    parser.add_argument("--most", type=_number(1, 99_999_999), default=100, metavar="N", help="show at most so many")
     _add_json(parser)
     parser.set_defaults(run="locks:locks")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "What is used of each limit, booked ahead and penalized. With nothing said, those of all caches of the "
-        "settings, and of file://, where limits are that name none."
+        "Show how much of each limit is used, booked ahead and penalized. Without an argument, show those of all "
+        "caches of the settings, and of file://, where limits are that name no engine."
     )
     _add_where(parser)
     _add_json(parser)
@@ -102,58 +109,70 @@ def _add_postgres(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     init = commands.add_parser("init", help="make the tables and functions, or upgrade them")
     init.description = (
-        "Make the tables and functions in the schema `stampede`, or upgrade them; once more does nothing."
+        "Make the tables and functions in the schema `stampede`, or upgrade them. If they are up to date, do nothing."
     )
     _add_where(init)
-    init.add_argument("--sql", action="store_true", help="print what would be run, and connect to nothing")
-    init.add_argument("--durable", action="store_true", help="values outlive a crash, and are on replicas, at a price")
+    init.add_argument("--sql", action="store_true", help="print the SQL, and do not connect")
+    init.add_argument(
+        "--durable", action="store_true", help="values survive a crash, and are on replicas; writes cost more"
+    )
     init.add_argument("--grant", metavar="ROLE", help="give this role the rights that a program needs")
     init.set_defaults(run="postgres:init")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.description = "A broker, a small server of locks that keeps nothing on disk: zmq://HOST. SIGTERM ends it."
+    parser.description = (
+        "Run a broker for zmq://HOST: a small server of locks, which stores none on disk. SIGTERM ends it."
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """examples:
   stampede serve --memory broker.json                  # for this machine: zmq://localhost
-  stampede serve --make-keys /etc/stampede             # once, before it serves others
+  stampede serve --make-keys /etc/stampede             # once, before it serves other machines
   stampede serve --bind 0.0.0.0 --keys /etc/stampede --memory /var/lib/stampede/broker.json"""
-    parser.add_argument("--bind", action="append", default=[], metavar="HOST[:PORT]", help="127.0.0.1:7867; or several")
+    parser.add_argument(
+        "--bind", action="append", default=[], metavar="HOST[:PORT]", help="by default 127.0.0.1:7867; may be repeated"
+    )
     parser.add_argument("--keys", type=Path, metavar="DIR", help="CURVE keys: needed on any address but loopback")
-    parser.add_argument("--make-keys", type=Path, metavar="DIR", help="make new ones there, and do nothing else")
+    parser.add_argument("--make-keys", type=Path, metavar="DIR", help="make new keys there, and do nothing else")
     parser.add_argument("--longest", type=_duration, default=30.0, metavar="30s", help="the longest lease it grants")
     parser.add_argument(
         "--grace", type=_duration, metavar="30s",
-        help="for so long it grants nothing but what clients held when its predecessor ended; else --longest",
+        help="for so long it grants only what clients held when its predecessor ended; by default --longest",
     )  # fmt: skip
-    parser.add_argument("--memory", type=Path, metavar="FILE", help="remembers how long --grace has to be: 0s at first")
+    parser.add_argument(
+        "--memory", type=Path, metavar="FILE", help="remember here how long --grace has to be: 0s for the first start"
+    )
     parser.add_argument(
         "--peer", action="append", default=[], metavar="HOST[:PORT]", help="another broker, with which it shares limits"
     )
     parser.add_argument("--max-clients", type=_number(1, 99_999_999), default=10_000, metavar="N")
     parser.add_argument("--max-locks", type=_number(1, 99_999_999), default=1_000_000, metavar="N")
-    parser.add_argument("--max-queue", type=_number(1, 99_999_999), default=10_000, metavar="N", help="for one lock")
+    parser.add_argument(
+        "--max-queue", type=_number(1, 99_999_999), default=10_000, metavar="N", help="waiters for one lock"
+    )
     parser.add_argument("--max-limits", type=_number(1, 99_999_999), default=10_000, metavar="N")
     parser.set_defaults(run="serve:serve")
 
 
 def _add_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("key", metavar="KEY", help="a cache's own, or a function's as its key(...) returns it")
+    parser.add_argument(
+        "key", metavar="KEY", help="a key of the cache itself, or of a function as its key(...) returns it"
+    )
     parser.add_argument("--function", metavar="MODULE:NAME", help="import this function, which knows the value's type")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def _add_prefix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prefix", metavar="PREFIX", nargs="?", default="", help="what they begin with; or a function: shop:report"
+        "prefix", metavar="PREFIX", nargs="?", default="", help="how the keys begin; or a function, as shop:report"
     )
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Do the command; what it needs is imported now."""
+    """Run the command. Its module is imported only now."""
     module, _, name = options.run.partition(":")
     try:
         found = import_module(f"stampede.cli.{module}")

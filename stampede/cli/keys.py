@@ -19,23 +19,23 @@ __all__ = ["forget", "get", "keys"]
 
 
 def get(options: Namespace) -> int:
-    """Print the value and what is known about it, and who computes it; 1 if there is none."""
+    """Print a key's value, what is known about it, and which process computes it. Return 1 if there is no value."""
     cache, key, function, as_json = chosen(options), options.key, options.function, options.json
-    entry, who = find(cache.settings, key, function), holder(cache.settings, key, function)
+    entry, computing = find(cache.settings, key, function), holder(cache.settings, key, function)
     if as_json:
-        say(_json(key, entry, who))
+        say(_json(key, entry, computing))
     elif entry is None:
-        say(f"nothing is kept under {key!r} in {cache}")
+        say(f"no value is stored under {key!r} in {cache}")
     else:
         say(_shown(entry))
         say(f"  {_facts(entry)}")
-    if who is not None and not as_json:
-        say(f"  computed now by {who}")
+    if computing is not None and not as_json:
+        say(f"  computed now by {computing}")
     return 0 if entry is not None else 1
 
 
 def keys(options: Namespace) -> int:
-    """Print the keys, one a line, or a list of them; 1 if there is none."""
+    """Print the keys, one on each line, or as a JSON list. Return 1 if there is none."""
     cache, prefix, found = chosen(options), options.prefix, False
     if options.json:
         names = list(listed(cache.settings, prefix))
@@ -55,11 +55,11 @@ def keys(options: Namespace) -> int:
 
 
 def forget(options: Namespace) -> int:
-    """Invalidate, and say whether there was a value."""
+    """Invalidate a key, and print whether there was a value."""
     cache, key = chosen(options), options.key
     there = invalidate(cache.settings, key, options.function)
-    nothing = f"nothing was kept under {key!r} in {cache}; a computation under way is not stored"
-    say(f"{key!r} is gone from {cache}" if there else nothing)
+    nothing = f"no value was stored under {key!r} in {cache}; a computation under way will not be stored"
+    say(f"{key!r} was removed from {cache}" if there else nothing)
     return 0
 
 
@@ -82,13 +82,13 @@ def _facts(entry: Entry[Any]) -> str:
 
 def _object(value: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(value):
-        raise TypeError(f"{type(value).__name__} has no form in JSON")
+        raise TypeError(f"JSON has no form for a {type(value).__name__}")
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _json(key: str, entry: Entry[Any] | None, who: Holder | None) -> str:
-    """One object; a duration that has no end is null."""
-    computed = {} if who is None else {"holder": {"host": who.host, "pid": who.pid, "lease": who.lease}}
+def _json(key: str, entry: Entry[Any] | None, lease: Holder | None) -> str:
+    """Return an entry and its lease as one JSON object. A duration without an end is null."""
+    computed = {} if lease is None else {"holder": {"host": lease.host, "pid": lease.pid, "lease": lease.lease}}
     if entry is None:
         return json.dumps({"key": key, "found": False, **computed})
     if isinstance(entry.value, UnreadableEntry):
@@ -102,4 +102,4 @@ def _json(key: str, entry: Entry[Any] | None, who: Holder | None) -> str:
             default=_object,
         )
     except (TypeError, ValueError) as error:
-        raise OptionError(f"the value is no JSON ({error}): leave --json out") from error
+        raise OptionError(f"the value can't be written as JSON ({error}): leave --json out") from error

@@ -1,4 +1,4 @@
-"""`stampede limits`: what is used of each."""
+"""`stampede limits`: how much of each limit is used."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["limits"]
 
 
 def limits(options: Namespace) -> int:
-    """Print the limits of which anything is known; 0 also if there is none."""
+    """Print all known limits. Return 0 also if there is none."""
     urls = addresses(options, urls_of_limits)
     answers = ask(urls, _listed)
-    rows = [(name, on, its.rate, its) for _, on, some in answers.told for name, its in some if its.rate is not None]
+    rows = [(name, on, use.rate, use) for _, on, some in answers.given for name, use in some if use.rate is not None]
     if options.json:
         say(json.dumps([_plain(*each) for each in rows], indent=2))
     elif rows:
         several = len(urls) > 1
         table(
             ["limit", "allowed", "used now", "booked ahead", "penalized for", *(["on"] if several else [])],
-            [(shown(name), *_told(its, rate), *([on] if several else [])) for name, on, rate, its in rows],
+            [(shown(name), *_columns(use, rate), *([on] if several else [])) for name, on, rate, use in rows],
         )
-    elif answers.told:
+    elif answers.given:
         say("no limit is in use" + (f" on {answers.on}" if len(urls) > 1 else ""))
     return answers.end()
 
@@ -41,18 +41,18 @@ def _listed(engine: Engine) -> list[tuple[str, Usage]]:
     return listed
 
 
-def _plain(name: str, on: str, rate: Rate, its: Usage) -> dict[str, Any]:
+def _plain(name: str, on: str, rate: Rate, use: Usage) -> dict[str, Any]:
     return {
         "name": name,
         "max": rate.most,
         "per": rate.per,
-        "used": its.used,
-        "ahead": its.ahead,
-        "penalized": its.penalized,
+        "used": use.used,
+        "ahead": use.ahead,
+        "penalized": use.penalized,
         "on": on,
     }
 
 
-def _told(its: Usage, rate: Rate) -> tuple[str, ...]:
-    allowed, penalty = f"{rate.most} per {rate.per:g} s", long(its.penalized) if its.penalized else "-"
-    return allowed, str(its.used), str(its.ahead), penalty
+def _columns(use: Usage, rate: Rate) -> tuple[str, ...]:
+    allowed, penalty = f"{rate.most} per {rate.per:g} s", long(use.penalized) if use.penalized else "-"
+    return allowed, str(use.used), str(use.ahead), penalty

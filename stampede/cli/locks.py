@@ -1,4 +1,4 @@
-"""`stampede locks`: who holds what since when, and how locks were held before."""
+"""`stampede locks`: the locks that are held, their holders, and the record of locks that were held before."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["locks"]
 
 
 def locks(options: Namespace) -> int:
-    """Print the locks that are held, or their record, or take one away."""
+    """Print the locks that are held, or the record of locks, or take a lock from its holder."""
     if not options.history and (options.failed or options.since is not None):
-        raise OptionError("--failed and --since are of the record: give --history, too")
+        raise OptionError("--failed and --since select from the record: give --history, too")
     if options.name is not None and (options.history or options.json):
         raise OptionError("--break takes a lock from its holder, and shows nothing: leave --history and --json out")
     urls = addresses(options, urls_of_locks)
@@ -36,16 +36,16 @@ def locks(options: Namespace) -> int:
 
 
 def held_now(urls: Sequence[str], *, as_json: bool) -> int:
-    """Print the locks that are held; 0 also if there is none."""
+    """Print the locks that are held. Return 0 also if there is none."""
     answers = ask(urls, _held)
-    held = [(on, each) for _, on, (some, _) in answers.told for each in some]
+    held = [(on, each) for _, on, (some, _) in answers.given for each in some]
     held.sort(key=lambda each: (each[1].since or inf, each[1].name))
     if as_json:
         return _print_json(held) or answers.end()
-    grace = {server: left for each in answers.told for server, left in each.told[1].items()}
+    grace = {server: left for each in answers.given for server, left in each.answer[1].items()}
     for server, left in grace.items():
-        say(f"{server} has just been started, and for another {long(left)} grants nothing but what was held before")
-    if not held and answers.told:
+        say(f"{server} has just been started, and for another {long(left)} grants only what was held before")
+    if not held and answers.given:
         known = "no lock is known to be held" if grace else "no lock is held"
         say(known + (f" on {answers.on}" if len(urls) > 1 else ""))
     if held:
@@ -68,18 +68,18 @@ def _print_held(held: Sequence[tuple[str, Held]], *, several: bool) -> None:
 
 
 def break_lock(urls: Sequence[str], name: str) -> int:
-    """Take it from those who have it; 1 if nobody does. They are told as of any lock that is lost."""
+    """Take a lock from its holders. Return 1 if there is none. They learn of it as of any other lost lock."""
     answers = ask(urls, lambda engine: _inside(engine, name))
-    places = [each for each in answers.told if each.told]
+    places = [each for each in answers.given if each.answer]
     if len(places) > 1:
         both = " and ".join(each.on for each in places)
         raise OptionError(f"the lock {shown(name)} is held on {both}: give the address of the one that you mean")
     taken = sum(_broken(each.url, name) for each in places)
     if taken:
-        say(f"the lock {shown(name)} was taken from {taken} who had it{_at(places, urls)}")
-        say("what runs under it goes on; it hears of the loss at the lock's next renewal, or at its block's end")
+        say(f"the lock {shown(name)} was taken from {taken} holder(s){_at(places, urls)}")
+        say("the code under it goes on, and learns of the loss at the lock's next renewal, or at the end of its block")
     else:
-        say(f"nobody has the lock {shown(name)}{_at(answers.told, urls)}")
+        say(f"no process holds the lock {shown(name)}{_at(answers.given, urls)}")
     answers.end(refusals=not taken)
     return int(not taken)
 
@@ -88,7 +88,7 @@ def _broken(url: str, name: str) -> int:
     with engine_at(url) as whole:
         engine = whole.lock_engine
         if engine.blocking.locks is None or not engine.breaks:
-            raise OptionError(f"nobody can take a lock of {engine.called} from its holder: end that process")
+            raise OptionError(f"a lock of {engine.called} can't be taken from its holder: end that process")
         return sum(run_blocking(engine.blocking.locks.release(name, token)) for token in _inside(engine, name))
 
 
@@ -101,18 +101,18 @@ def _at(places: Sequence[EngineAnswer[Any]], asked: Sequence[str]) -> str:
 
 
 def history(urls: Sequence[str], *, failed: bool, since: float, most: int, as_json: bool) -> int:
-    """Print the record, newest first."""
+    """Print the record of locks, newest first."""
     answers = ask(urls, lambda engine: run_blocking(_reports(engine).released(failed=failed, since=since, most=most)))
     missing = answers.end(refusals=False)
-    if not answers.told and not missing:
+    if not answers.given and not missing:
         raise OptionError("none of these engines keeps a record of its locks: postgres:// does")
-    released = [(on, each) for _, on, some in answers.told for each in some]
+    released = [(on, each) for _, on, some in answers.given for each in some]
     released.sort(key=lambda each: each[1].released, reverse=True)
     del released[most:]
     if as_json:
         return _print_json(released) or missing
     if not released:
-        say("nothing has failed" if failed else "nothing is in the record")
+        say("no lock in the record had a problem" if failed else "no lock is in the record")
         return missing
     table(
         ["lock", "held by", "program", "taken", "for", "problem", "what was said"],
@@ -125,12 +125,12 @@ def history(urls: Sequence[str], *, failed: bool, since: float, most: int, as_js
         ],
     )  # fmt: skip
     if len(released) == most:
-        say(f"the last {most}; --most tells more, and --json all that is known of each")
+        say(f"only the last {most}: --most shows more, and --json all that is known about each")
     return missing
 
 
 def _held(engine: Engine) -> tuple[list[Held], Mapping[str, float]]:
-    """What is held; and of servers that may not know of all yet, for how long."""
+    """Return the locks that are held; and the servers that may not know all locks yet, with how long that lasts."""
     found, grace = run_blocking(holds_of(engine).held()), engine.lock_engine.grace()
     if found is None:
         raise OptionError(f"{engine.called} can't list its locks")

@@ -21,7 +21,7 @@ __all__ = ["init"]
 
 
 def init(options: Namespace) -> int:
-    """Make what is missing, and say what was there; or print what would be run, for who migrates by hand."""
+    """Make what is missing, and print what was there; or print the SQL, for migrations by hand."""
     role = options.grant
     if options.sql:
         say(statements(durable=options.durable).rstrip("\n"))
@@ -32,7 +32,7 @@ def init(options: Namespace) -> int:
     check_url(url)
     if not url.startswith("postgres"):
         raise OptionError(
-            f"{safe_url(url)} is no Postgres: give postgres://user@host/database, or a cache that is on one"
+            f"{safe_url(url)} is not on Postgres: give postgres://user@host/database, or a cache that is on Postgres"
         )
     server = of_url(url, {})
     try:
@@ -59,9 +59,9 @@ def _connection(server: PostgresConnector) -> Connection[Any]:
 
 def _advice(error: Error, role: str | None) -> str:
     if isinstance(error, InsufficientPrivilege):
-        return ": run it as one who may make a schema here, or have what --sql prints run"
+        return ": run it as a role that may create a schema here, or let such a role run what --sql prints"
     if isinstance(error, UndefinedObject) and role is not None:
-        return f": CREATE ROLE it first, or give --grant the name of one that is there, as {role!r} is to be written"
+        return f": CREATE ROLE it first, or give --grant an existing role. Its name has to be spelled exactly: {role!r}"
     if "no password supplied" in str(error):
-        return ": in PGPASSWORD, or ~/.pgpass"
+        return ": set PGPASSWORD, or use ~/.pgpass"
     return ""

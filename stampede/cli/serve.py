@@ -1,4 +1,4 @@
-"""`stampede serve`: a broker, until it is told to stop."""
+"""`stampede serve`: run a broker until a signal stops it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["serve"]
 
 
 def _make(directory: Path) -> int:
-    """New keys, and what is to be done with them."""
+    """Make new keys, and print how to use them."""
     try:
         made = make_keys(directory)
     except OSError as error:
@@ -45,9 +45,9 @@ def serve(options: Namespace) -> int:
         for address in bind:
             say(f"serves zmq://{address}")
         if broker.quiet > 0:
-            say(f"grants nothing for {long(broker.quiet)}, but what clients hold already")
+            say(f"grants for {long(broker.quiet)} only what clients hold already")
             if options.memory is None:
-                say("(a new broker needs no such grace: --memory FILE remembers; --grace 0s is for its first start)")
+                say("(a new broker needs no grace: --memory FILE remembers that; --grace 0s is for the first start)")
         broker.run()
     finally:
         for each, handler in before:
@@ -63,5 +63,5 @@ def _have_descriptors() -> None:
 
 
 def _whole(some: list[str]) -> list[str]:
-    """These addresses, each with a port."""
+    """Return these addresses, each with a port."""
     return [str(address) for each in some for address in addresses_of(f"zmq://{each}", PORT)]

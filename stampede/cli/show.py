@@ -22,7 +22,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def long(seconds: float) -> str:
-    """Return seconds as a person would say them."""
+    """Return a duration for people, such as `5.0 min`."""
     if seconds == inf:
         return "ever"
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
@@ -32,5 +32,5 @@ def long(seconds: float) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text without what would move a terminal's cursor, or change its colours: names are anybody's."""
+    """Return a text that can't move a terminal's cursor or change its colours: a name may come from anywhere."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

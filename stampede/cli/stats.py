@@ -1,4 +1,4 @@
-"""`stampede stats`: what an engine or its servers say of themselves at this moment, whoever stored what they hold."""
+"""`stampede stats`: what an engine or its servers hold now, whichever process stored it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ __all__ = ["stats"]
 
 
 def stats(options: Namespace) -> int:
-    """Print the facts of each server; of `disk://`, of its directory."""
+    """Print the facts about each server, or about the directory of `disk://`."""
     with cache_of(chosen(options).settings) as cache:
         facts = cache.engine.facts()
         if not facts:
             raise OptionError(
-                f"{cache.engine.called} isn't asked for what it holds: its own tools tell; and what one process has of "
-                "it, that process does, by get_cache().stats()"
+                f"{cache.engine.called} can't say what it holds: use its own tools; for one process's counts, call "
+                "get_cache().stats() in that process"
             )
     if options.json:
-        named = {name: {re.sub(r"\W+", "_", what): each for what, each in its.items()} for name, its in facts.items()}
+        named = {
+            name: {re.sub(r"\W+", "_", what): each for what, each in values.items()} for name, values in facts.items()
+        }
         say(json.dumps(named, indent=2))
         return 0
-    for name, its in facts.items():
+    for name, values in facts.items():
         say(name)
-        table(["", "now"], [(what, _text(value)) for what, value in its.items()])
+        table(["", "now"], [(what, _text(value)) for what, value in values.items()])
     return 0
 
 

@@ -1,5 +1,5 @@
 """Adapters for other libraries: each module needs the library that it is named after.
 
-Here is only what translates between that library and ours. Begin with the module of your library, such as `dogpile` or
+A module only translates between that library and ours. Begin with the module of your library, such as `dogpile` or
 `sqlalchemy.py`.
 """

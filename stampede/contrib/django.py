@@ -11,13 +11,15 @@ __all__ = ["url_of"]
 
 
 def url_of(database: Mapping[str, Any]) -> str:
-    """The URL of `DATABASES["default"]`, or of `connections["default"].settings_dict`: `postgres://...`.
+    """Return the URL of `DATABASES["default"]`, or of `connections["default"].settings_dict`: `postgres://...`.
 
-    Of its OPTIONS those are taken that are libpq's, and `assume_role`.
+    It includes those OPTIONS that libpq knows, and `assume_role`.
     """
     engine = str(database.get("ENGINE") or "")
     if not engine.endswith(("postgresql", "postgis", "postgresql_psycopg2")):
-        raise OptionError(f"{engine!r} is no Postgres: give another engine's URL, such as disk:///var/cache/shop")
+        raise OptionError(
+            f"ENGINE is {engine!r}, not Postgres: give another engine's URL, such as disk:///var/cache/shop"
+        )
     from stampede.engines.postgres import address
 
     options = dict(database.get("OPTIONS") or {})
@@ -26,7 +28,7 @@ def url_of(database: Mapping[str, Any]) -> str:
         options["options"] = f"{options.get('options', '')} -c role={escaped}".strip()
     known = address.libpqs()
     given = {name: value for name, value in options.items() if name in known}
-    own = {name: database.get(whose) for name, whose in _NAMES.items()}
+    own = {name: database.get(setting) for name, setting in _NAMES.items()}
     return address.written({name: value for name, value in {**given, **own}.items() if value not in (None, "")})
 
 

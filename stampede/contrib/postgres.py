@@ -1,7 +1,7 @@
-"""Locks that end with a transaction of psycopg's: what it has done is seen by the next holder, or it hasn't been done.
+"""Locks that end with a psycopg transaction: the next holder sees what it has done, or it has done nothing.
 
 with connection.transaction(), Lock("name:bob", on="postgres://...", release_via=on_commit(connection)):
-    ...  # nobody else is here until the transaction's commit
+    ...  # no other holder is here before the transaction's commit
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ Hook = Callable[[Callable[[], object]], Any]
 
 
 def on_commit(connection: Connection[Any] | AsyncConnection[Any]) -> Hook:
-    """For `release_via`: the release is part of the transaction that is open on this connection.
+    """Return a hook for `release_via` that makes the release a part of the transaction open on this connection.
 
-    It happens with the commit. If the lock has been lost by then, the commit fails (SQLSTATE `LOCKS`), and nothing has
-    been done. After a rollback nobody renews the lock, which ends with its lease. Where no transaction is open at the
-    end of the block, it is released there. With `async with`, the connection is an `AsyncConnection`.
-    SQLAlchemy has psycopg's as `session.connection().connection.driver_connection`, Django as `connection.connection`.
+    The commit releases the lock. If the lock has been lost by then, the commit fails (SQLSTATE `LOCKS`), and nothing
+    has been done. After a rollback the lock is not renewed any more, and ends with its lease. If no transaction is open
+    at the end of the block, the lock is released there. With `async with`, the connection is an `AsyncConnection`.
+    In SQLAlchemy, psycopg's connection is `session.connection().connection.driver_connection`, in Django
+    `connection.connection`.
 
         >>> with connection.transaction():
         ...     with Lock("name:bob", on=url, release_via=on_commit(connection)):
@@ -39,7 +40,7 @@ def on_commit(connection: Connection[Any] | AsyncConnection[Any]) -> Hook:
     if isinstance(connection, AsyncConnection):
         return lambda release: _suspending(connection, _checked(release))
     if not isinstance(connection, Connection):
-        raise OptionError(f"{connection!r} is no connection of psycopg's: give the one whose commit is waited for")
+        raise OptionError(f"{connection!r} is not a psycopg connection: give the one whose commit releases the lock")
     return lambda release: _blocking(connection, _checked(release))
 
 
@@ -48,7 +49,7 @@ def _blocking(connection: Connection[Any], release: Release) -> None:
         release()
         return
     with Cursor(connection, row_factory=tuple_row) as cursor:
-        _told(release, cursor.execute(_RELEASE, (lock_id(release.name), release.token)).fetchone())
+        _check(release, cursor.execute(_RELEASE, (lock_id(release.name), release.token)).fetchone())
 
 
 async def _suspending(connection: AsyncConnection[Any], release: Release) -> None:
@@ -57,17 +58,17 @@ async def _suspending(connection: AsyncConnection[Any], release: Release) -> Non
         return
     async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(_RELEASE, (lock_id(release.name), release.token))
-        _told(release, await cursor.fetchone())
+        _check(release, await cursor.fetchone())
 
 
-def _told(release: Release, row: Any) -> None:
+def _check(release: Release, row: Any) -> None:
     if row != (True,):
         raise LockLost(
-            f"the lock {release.name!r} isn't held in this connection's database: it was lost, or is another's"
+            f"the lock {release.name!r} isn't held in this connection's database: it was lost, or is in another one"
         )
 
 
 def _checked(release: Callable[[], object]) -> Release:
     if not isinstance(release, Release):
-        raise OptionError("on_commit is for the release_via of a lock")
+        raise OptionError("on_commit works only as the release_via of a lock")
     return release

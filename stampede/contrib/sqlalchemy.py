@@ -1,11 +1,11 @@
-"""SQLAlchemy's objects in a cache: out of the session that has loaded them, and into the one that wants them.
+"""SQLAlchemy's objects in a cache: detached from the session that loaded them, and merged into the one that needs them.
 
 @cached(ttl=600, ignore=["session"])
 @detached
 def user(session: Session, user_id: int) -> User | None:
     return session.get(User, user_id)
 
-mine = merge(session, user(session, 42))  # if its relationships are to load, or it is to be changed
+mine = merge(session, user(session, 42))  # to load its relationships, or to change it
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 def detached(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, `def` or `async def`, whose objects belong to no session: `@detached` stands below `@cached`.
+    """Detach the objects that a function, `def` or `async def`, returns: put `@detached` below `@cached`.
 
-    What is kept and shared then is what `detach` makes of them.
+    The cache then stores and shares what `detach` makes of the objects.
 
         >>> @cached(ttl=600, ignore=["session"])
         ... @detached
@@ -58,10 +58,10 @@ def detached(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def detach(value: T) -> T:
-    """The same objects, but in no session: what is loaded of them, and of those that they lead to.
+    """Return copies of objects that belong to no session, with what is loaded of them and of related objects.
 
-    Of two that lead to each other, the way back is left unloaded. Lists, tuples, sets and dicts are gone through.
-    The session keeps its own objects as they are.
+    If two objects refer to each other, the reference back is left unloaded. Objects inside lists, tuples, sets and
+    dicts are detached, too. The session's own objects are not changed.
 
         >>> bob = detach(session.get_one(User, 1))
         >>> bob.name, bob in session
@@ -71,7 +71,7 @@ def detach(value: T) -> T:
 
 
 def merge(session: Session, value: T) -> T:
-    """The same objects in this session, where what wasn't loaded loads. Nothing is asked of the database for it.
+    """Return the objects of this session, whose unloaded attributes load when they are read. This runs no query.
 
     With an `AsyncSession`: `await session.run_sync(merge, value)`.
 

@@ -120,7 +120,10 @@ def python(home: Path, program: str) -> str:
         (["get", "k", "--cache", "here"], "stampede: memory:// lives inside each process"),
         (["stats", "--cache", "here"], "stampede: memory:// lives inside each process"),
         (["get", "k", "--function", "shop:nothing"], "stampede: --function shop:nothing: it can't be imported"),
-        (["get", "k", "--function", "shop:Price"], "stampede: --function shop:Price: it is no function under @cached"),
+        (
+            ["get", "k", "--function", "shop:Price"],
+            "stampede: --function shop:Price: it is not a function under @cached",
+        ),
         (["get", "k", "--function", "nowhere"], "stampede: --function nowhere: it can't be imported"),
     ],
 )
@@ -149,7 +152,7 @@ def test_one_of_several_caches_must_be_named(home: Path) -> None:
 def test_the_only_cache_need_not_be_named(home: Path) -> None:
     """The same, where there is no doubt."""
     (home / "stampede.toml").write_text(f'[caches.reports]\nurl = "disk://{home}/cache"\n')
-    assert "nothing is kept" in stampede(home, "get", "k", code=1)
+    assert "no value is stored" in stampede(home, "get", "k", code=1)
 
 
 # -- check ----------------------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def test_a_mix_that_keeps_less_says_so() -> None:
     """A local tier would be believed to hear of changes where it does not."""
     pair = Paired(MemoryEngine(sealed=True), MemoryEngine())
     with Cache(engine=pair, local={"entries": 10, "ttl": 3}) as cache:
-        assert "the local tier gets no news: it may serve for 3 s" in "\n".join(_notes(cache))
+        assert "the local tier is not told of changes: for 3 s it may serve" in "\n".join(_notes(cache))
 
 
 @pytest.mark.parametrize("ages", [True, False])
@@ -210,7 +213,7 @@ def test_a_store_that_knows_no_time_says_so(ages: bool) -> None:
     """Values would be given out after their time where a machine's clock is wrong, and nobody had been told."""
     for engine in (CellEngine(MemoryCell(ages=ages)), Paired(CellEngine(MemoryCell(ages=ages)), MemoryEngine())):
         with Cache(engine=engine) as cache:
-            assert ("it tells no time" in "\n".join(_notes(cache))) is not ages
+            assert ("it has no clock" in "\n".join(_notes(cache))) is not ages
 
 
 # -- get and invalidate ---------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def test_get_of_nothing(home: Path, cache: Cache) -> None:
     """A script could not tell None from nothing."""
     cache.set("k", None)
     assert stampede(home, "get", "k").startswith("None\n")
-    assert "nothing is kept under 'l'" in stampede(home, "get", "l", code=1)
+    assert "no value is stored under 'l'" in stampede(home, "get", "l", code=1)
 
 
 def test_get_json_of_a_dataclass() -> None:
@@ -255,7 +258,7 @@ def test_get_json(home: Path, cache: Cache) -> None:
     assert told["value"] == ["ü", 1] and told["fresh"] is None and told["found"] is True
     for value in ({1, 2}, float("nan")):
         cache.set("k", value)
-        assert "is no JSON" in stampede(home, "get", "k", "--json", code=2)
+        assert "can't be written as JSON" in stampede(home, "get", "k", "--json", code=2)
     assert json.loads(stampede(home, "get", "l", "--json", code=1)) == {"key": "l", "found": False}
 
 
@@ -297,8 +300,8 @@ def test_keys_that_are_none_say_where_they_were_looked_for(home: Path) -> None:
 def test_what_is_looked_at_is_named(home: Path) -> None:
     """A value of another cache would be told as missing, by nobody knows what."""
     place = f"cache 'default' (disk://{home}/cache)"
-    assert stampede(home, "get", "k", code=1) == f"nothing is kept under 'k' in {place}\n"
-    assert f"nothing was kept under 'k' in {place}" in stampede(home, "invalidate", "k")
+    assert stampede(home, "get", "k", code=1) == f"no value is stored under 'k' in {place}\n"
+    assert f"no value was stored under 'k' in {place}" in stampede(home, "invalidate", "k")
 
 
 def test_observers_are_the_programs(home: Path) -> None:
@@ -359,18 +362,18 @@ def test_get_of_what_the_terminal_cannot_show(home: Path, cache: Cache, monkeypa
 def test_invalidate(home: Path, cache: Cache) -> None:
     """The operator's first need in an incident would go unserved."""
     cache.set("k", 1)
-    assert stampede(home, "invalidate", "k").startswith("'k' is gone from cache 'default' ")
+    assert stampede(home, "invalidate", "k").startswith("'k' was removed from cache 'default' ")
     assert cache.get("k") is None
-    assert "nothing was kept under 'k'" in stampede(home, "invalidate", "k")
+    assert "no value was stored under 'k'" in stampede(home, "invalidate", "k")
     key = python(home, "import shop; shop.report(42); print(shop.report.key(42))").strip()
-    assert "is gone" in stampede(home, "invalidate", key)
+    assert "was removed" in stampede(home, "invalidate", key)
     assert stampede(home, "get", key, code=1)
 
 
 def test_invalidate_reaches_a_computation_under_way(home: Path, cache: Cache) -> None:
     """What was computed from the old data would be stored after the operator has said that it must go."""
     with computing(cache, "k"):
-        assert "a computation under way is not stored" in stampede(home, "invalidate", "k")
+        assert "a computation under way will not be stored" in stampede(home, "invalidate", "k")
     assert cache.get("k") is None
 
 

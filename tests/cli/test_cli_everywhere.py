@@ -85,14 +85,14 @@ def test_without_settings_a_lock_is_shown(run: Run, files: Engine, tmp_path: Pat
 def test_a_lock_is_taken_away_where_it_is(run: Run, files: Engine, tmp_path: Path) -> None:
     """Whoever didn't know where would hear that nobody has it; or have another broken than he meant."""
     url = f"disk://{tmp_path}/cache"
-    assert f"nobody has the lock nightly on file:// or {url}" in run("locks", "--break", "nightly", code=1)
+    assert f"no process holds the lock nightly on file:// or {url}" in run("locks", "--break", "nightly", code=1)
     lock = Lock("nightly", on=url)
     assert lock.acquire()
     with Lock("nightly", on=files):
         asks = run("locks", "--break", "nightly", code=2)
         assert f"is held on file:// and {url}: give the address" in asks
         assert Lock("nightly", on=url).locked()
-    assert f"the lock nightly was taken from 1 who had it on {url}" in run("locks", "--break", "nightly")
+    assert f"the lock nightly was taken from 1 holder(s) on {url}" in run("locks", "--break", "nightly")
     assert not Lock("nightly", on=url).locked()
     with pytest.raises(LockLost):
         lock.release()

@@ -403,7 +403,7 @@ def test_a_lost_mutex_is_nobodys_error(url: str, caplog: pytest.LogCaptureFixtur
         return "late"
 
     assert region.get_or_create("k", creator) == "late"
-    assert "longer than its mutex stood" in caplog.text
+    assert "longer than its mutex was held" in caplog.text
     assert region.get("k") is NO_VALUE
 
 

@@ -320,7 +320,7 @@ def test_a_person_takes_it_away(capsys: pytest.CaptureFixture[str], server: Any)
     assert "nightly" in capsys.readouterr().out
     assert [each["name"] for each in _listed(server.url, capsys)] == ["nightly"]
     assert main(["locks", server.url, "--break", "nightly"]) == 0
-    assert "the lock nightly was taken from 1 who had it" in capsys.readouterr().out
+    assert "the lock nightly was taken from 1 holder(s)" in capsys.readouterr().out
     with Lock("nightly", on=server.url, wait=5):
         deadline = time.monotonic() + 10
         while not lock.lost:

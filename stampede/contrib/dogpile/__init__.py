@@ -1,6 +1,6 @@
-"""dogpile.cache: a backend for its regions, and a region over us.
+"""dogpile.cache: a backend for its regions, and a region class that uses our engines.
 
-`region.configure("stampede", arguments={"url": ...})` needs no import of ours: dogpile finds it by its entry point.
+`region.configure("stampede", arguments={"url": ...})` needs no import: dogpile finds the backend by its entry point.
 """
 
 from __future__ import annotations

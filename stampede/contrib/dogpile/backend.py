@@ -39,25 +39,26 @@ _CACHE = ("locks", "local", "namespace", "trust", "signing_key", "compress", "ma
 ARGUMENTS = ("url", "cache", "ttl", "lease", "max_hold", "codec", "strict", *_CACHE)
 
 MEANWHILE = 5.0
-"""Seconds for which this process keeps what it has computed while the engine could not be asked."""
+"""Seconds for which this process stores what it computes while the engine can't be reached."""
 
-MOST_TOLD = 20
-"""Of so many kinds of keys people are told that they can't be kept: each once, and keys may be mangled."""
+MOST_LOGGED = 20
+"""The most kinds of keys of which the log says, once each, that they can't be stored. Mangled keys all differ."""
 
 _REFUSED = b"\x00stampede can't keep this: "
-"""What the serializer gives for a value that it refuses, before the reason."""
+"""What the serializer returns for a value that it refuses, followed by the reason."""
 
 
 class StampedeBackend(BytesBackend):
     """Values and mutexes on one of our engines. `arguments` are:
 
-    - `url` (`memory://` if it isn't given) and `locks`, as of `Cache`; or `cache`, a Cache that is there already;
-    - `ttl`: how long an engine keeps a value, whatever the region's `expiration_time` says (for ever): some times that;
-    - `lease` (10 s): how long a mutex outlives its process; `max_hold` (10 minutes): and how long a creator that hangs;
+    - `url` (default: `memory://`) and `locks`, as of `Cache`; or `cache`, an existing Cache;
+    - `ttl`: how long the engine stores a value (default: for ever), whatever the region's `expiration_time` says. Give
+      it several times that;
+    - `lease` (10 s): how long a mutex outlives its process; `max_hold` (10 minutes): how long a hung creator has it;
     - `namespace` ("dogpile"): regions of one namespace on one engine share their keys, as on any of dogpile's backends;
-    - `codec`: "sealed", or "pickle" with a `signing_key`, or on `memory://` "objects", which are kept as they are.
-      The region's own `serializer` goes before it;
-    - `strict`: a value that can't be kept is an error. Otherwise its caller has it, and the log says so, once;
+    - `codec`: "sealed", or "pickle" with a `signing_key`, or on `memory://` "objects", which stores values unchanged.
+      The region's own `serializer` takes precedence;
+    - `strict`: a value that can't be stored is an error. Otherwise its caller gets it, and the log says so, once;
     - `trust`, `signing_key`, `compress`, `max_bytes`, `local`, `on_engine_error`: as of `Cache`.
 
     >>> from dogpile.cache import make_region
@@ -68,14 +69,14 @@ class StampedeBackend(BytesBackend):
 
     def __init__(self, arguments: BackendArguments) -> None:
         given = dict(arguments)
-        for name in given.keys() - set(ARGUMENTS):  # dogpile's own backends overlook them, and so have to others
-            _log.warning("there is no argument %r for the backend 'stampede': %s", name, nearest(str(name), ARGUMENTS))
+        for name in given.keys() - set(ARGUMENTS):  # as dogpile's own backends do, accept unknown names
+            _log.warning("the backend 'stampede' has no argument %r: %s", name, nearest(str(name), ARGUMENTS))
         self._ttl = seconds("ttl", given.get("ttl"))
         lease, hold = seconds("lease", given.get("lease", 10.0)), seconds("max_hold", given.get("max_hold", 600.0))
         self.max_hold = hold
         self._strict = bool(given.get("strict", False))
-        self._told_of: set[str] = set()  # what the keys begin with that were told to be refused
-        if isinstance(given.get("trust"), str):  # out of an ini file
+        self._logged_kinds: set[str] = set()  # the kinds of keys whose refusal was logged
+        if isinstance(given.get("trust"), str):  # from an ini file
             given["trust"] = [each.strip() for each in given["trust"].split(",")]
         self.cache = given.get("cache") or _opened(given)
         if not isinstance(self.cache, Cache):
@@ -88,43 +89,45 @@ class StampedeBackend(BytesBackend):
             strict=self._strict_engine,
         )
         self._local = bool(settings.local) and engine.shared
-        self._as_kept: dict[str, Any] = {} if settings.policy.early == 0 else {"early": 0.0}  # ends are the region's
-        self._meanwhile: Cache | None = None  # what was computed while the engine could not be asked
+        self._as_kept: dict[str, Any] = (
+            {} if settings.policy.early == 0 else {"early": 0.0}
+        )  # the region decides when a value expires
+        self._meanwhile: Cache | None = None  # what was computed while the engine could not be reached
         self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache)
 
-    # -- values: bytes, as the region has serialized them, but with `codec="objects"` ---------------------------------
+    # -- values: bytes, as the region has serialized them, except with `codec="objects"` ------------------------------
 
     def get(self, key: str) -> BackendFormatted:
         if not self._local:
-            return _told(self.cache.get(key, self._kept_meanwhile(key)))
+            return _as_dogpile(self.cache.get(key, self._kept_meanwhile(key)))
         if self._mutexes.held_here(key):
             return self.get_multi([key])[0]
         try:
-            return _told(self.cache.get_or_compute(key, _nobody, **self._as_kept))
+            return _as_dogpile(self.cache.get_or_compute(key, _left_out, **self._as_kept))
         except LeftOut:
-            return _told(self._kept_meanwhile(key))
+            return _as_dogpile(self._kept_meanwhile(key))
 
     def get_multi(self, keys: Iterable[str]) -> Sequence[BackendFormatted]:
-        """All of them in one round trip."""
+        """Return the values of many keys, in one round trip."""
         wanted = list(keys)
         if not wanted:
             found: dict[str, Any] = {}
         elif self._local and not any(map(self._mutexes.held_here, wanted)):
-            # What is read is to stay in this process, of which `get_many` takes no care. But not where it is read once
-            # more under the mutex: another process may have stored a newer one, and the news be on their way.
+            # Put what is read into the local tier, which `get_many` does not do. But not on the second read, under the
+            # mutex: another process may have stored a newer value, and its notification may still be on the way.
             found = self.cache.get_or_compute_many(wanted, _nothing, **self._as_kept)
         else:
             found = self.cache.get_many(wanted)
-        return [_told(found[key] if key in found else self._kept_meanwhile(key)) for key in wanted]
+        return [_as_dogpile(found[key] if key in found else self._kept_meanwhile(key)) for key in wanted]
 
     def set(self, key: str, value: BackendSetType) -> None:
         self.set_multi({key: value})
 
     def set_multi(self, mapping: Mapping[str, BackendSetType]) -> None:
-        """All of them in one round trip, where the engine can.
+        """Store many values, in one round trip if the engine can.
 
-        A computed value that can't be kept fails nobody's request: its creator has given it. One that is just to be set
-        is an error then.
+        If a computed value can't be stored, no request fails, because its creator has returned it. A value that was not
+        computed here raises the error.
         """
         computed = all(self._mutexes.held_here(key) for key in mapping)
         kept = {key: _plain(value) for key, value in mapping.items() if self._may_keep(key, value, computed)}
@@ -141,12 +144,14 @@ class StampedeBackend(BytesBackend):
         except EngineError as trouble:
             if not computed or self._strict_engine:
                 raise
-            _log.warning("what was computed for %r is kept here only, for %g s: %s", [*kept], MEANWHILE, trouble)
+            _log.warning(
+                "the values computed for %r are stored in this process only, for %g s: %s", [*kept], MEANWHILE, trouble
+            )
             self._keep_meanwhile(kept)
         except CodecError as refusal:  # too large
             self._refuse([*kept], str(refusal), strict=self._strict or not computed)
 
-    # BytesBackend has them apart.
+    # BytesBackend has separate methods for them.
     get_serialized: Any = get
     get_serialized_multi: Any = get_multi
     set_serialized: Any = set
@@ -156,15 +161,15 @@ class StampedeBackend(BytesBackend):
         self.delete_multi([key])
 
     def delete_multi(self, keys: Iterable[str]) -> None:
-        """All of them in one round trip, where the engine can."""
-        self._meanwhile = None  # before, so that it is gone here even if the engine can't be asked
+        """Delete many keys, in one round trip if the engine can."""
+        self._meanwhile = None  # first, so that they are deleted here even if the engine can't be reached
         self.cache.invalidate_many(keys)
 
     def get_mutex(self, key: str) -> Mutex:
-        """A lease on this key, in every process: held while its creator runs, and given up by a process that dies."""
+        """Return a mutex for this key in all processes: a lease, which ends soon after its process has died."""
         return self._mutexes.of(key)
 
-    # -- how ----------------------------------------------------------------------------------------------------------
+    # -- values that are stored here, or refused ----------------------------------------------------------------------
 
     def _may_keep(self, key: str, value: BackendSetType, computed: bool) -> bool:
         mutex = self._mutexes.held_here(key)
@@ -174,7 +179,9 @@ class StampedeBackend(BytesBackend):
             self._refuse([key], why, strict=self._strict or not computed)
             return False
         if mutex is not None and mutex.lost:
-            _log.warning("%r took longer than its mutex stood: its value isn't kept, as there may be a newer one", key)
+            _log.warning(
+                "%r took longer than its mutex was held: its value isn't stored, as there may be a newer one", key
+            )
             return False
         return True
 
@@ -190,20 +197,20 @@ class StampedeBackend(BytesBackend):
         named = ", ".join(map(repr, keys))
         if strict:
             raise CodecError(f"{named}: {why}")
-        kinds = {_function_of(key) for key in keys} - self._told_of
-        if kinds and len(self._told_of) < MOST_TOLD:
-            self._told_of |= kinds
+        kinds = {_function_of(key) for key in keys} - self._logged_kinds
+        if kinds and len(self._logged_kinds) < MOST_LOGGED:
+            self._logged_kinds |= kinds
             where = f"the region on {self.cache.name}"
-            _log.error("%s of %s can't be kept, and is computed each time: %s", named, where, why)
+            _log.error("%s of %s can't be stored, and is computed each time: %s", named, where, why)
 
 
 def _function_of(key: str) -> str:
-    """What stands in a key before the arguments, as dogpile's own key generators make it; or its first word."""
+    """Return the part of a key before the arguments, as dogpile's own key generators make it; or its first word."""
     return key.rpartition("|")[0] or key.partition(":")[0]
 
 
-def _nobody() -> Any:
-    """Whoever computes is the region."""
+def _left_out() -> Any:
+    """Leave a missing key out: only the region computes values."""
     raise LeftOut
 
 
@@ -212,27 +219,27 @@ def _nothing(keys: list[str]) -> dict[str, Any]:
 
 
 def _plain(value: BackendSetType) -> Any:
-    """What the memory engine finds nothing strange in, but for what the user has put there."""
+    """Return a value as bytes or a plain tuple, so that only the user's own payload may be of an unusual type."""
     return value if isinstance(value, bytes) else (value.payload, value.metadata)
 
 
-def _told(value: Any) -> BackendFormatted:
+def _as_dogpile(value: Any) -> BackendFormatted:
     if type(value) is bytes:
         return value
     return CachedValue(*value) if type(value) is tuple else NO_VALUE
 
 
 def _serialization(codec: str, cache: Cache) -> tuple[Serializer | None, Deserializer | None]:
-    """What turns a region's values into bytes, if it has nothing of its own for that."""
+    """Return the serializer and the deserializer of a region that has none of its own."""
     here = not cache.engine.shared
     if codec == "objects" and here:
         return None, None
     if codec == "pickle" and (here or cache.settings.signing_key):
         return _refusing(pickle.dumps), _believing(pickle.loads)
     if codec == "pickle":
-        raise OptionError("codec='pickle' runs what is in the bytes: give a signing_key, or use codec='sealed'")
+        raise OptionError("codec='pickle' can run code from the bytes: give a signing_key, or use codec='sealed'")
     if codec == "objects":
-        raise OptionError(f"codec='objects' keeps values as they are, and {cache.name} has to have bytes: leave it out")
+        raise OptionError(f"codec='objects' stores values unchanged, but {cache.name} needs bytes: leave codec out")
     if codec != "sealed":
         raise OptionError(f"codec is {codec!r}: give 'sealed' or 'pickle' here, or the region a serializer of its own")
     sealed = body_of("sealed", None, cache.trusted, signed=False)
@@ -240,12 +247,12 @@ def _serialization(codec: str, cache: Cache) -> tuple[Serializer | None, Deseria
 
 
 def _refusing(dump: Serializer) -> Serializer:
-    """A region serializes in the middle of a request: what is refused is told to `set`, which knows what to do."""
+    """Return a serializer that does not raise, because regions call it inside a request: `set` handles refusals."""
 
     def serialize(value: Any) -> bytes:
         try:
             return dump(value)
-        except Exception as error:  # also of the value's own code
+        except Exception as error:  # also from the value's own code
             # A region reads no annotations.
             why = str(error).replace(f", or in {ANNOTATION}", " of the region's arguments")
             return _REFUSED + why.encode("utf-8", "replace")
@@ -257,7 +264,7 @@ def _believing(load: Deserializer) -> Deserializer:
     def deserialize(body: bytes) -> Any:
         try:
             return load(body)
-        except Exception as error:  # pickle raises whatever the bytes, or a class, make of it
+        except Exception as error:  # pickle may raise any exception: the bytes or a class decide
             raise CantDeserializeException(str(error)) from error
 
     return deserialize
@@ -269,7 +276,7 @@ _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 
 
 def _opened(given: Mapping[str, Any]) -> Cache:
-    """A cache of its own, on an engine that regions of the same URL share: and so one pool of connections."""
+    """Return a new cache on an engine that regions of the same URL share, and with it one pool of connections."""
     url = given.get("url", "memory://")
     options = {name: given[name] for name in _CACHE if name in given}
     options.setdefault("namespace", "dogpile")

@@ -1,4 +1,4 @@
-"""The mutex of a region's key: a lease on our engine, with its renewals and pushes."""
+"""The mutex of a region's key: a lease on our engine, which is renewed, and wakes waiters when it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("stampede")
 
 
 class Mutexes:
-    """The mutexes of one backend: who holds which, and what stands in for the engine while it is down."""
+    """The mutexes of one backend, by key and thread, and the local locks that are used while the engine is down."""
 
     def __init__(self, make: Callable[[str], Lock], is_down: Callable[[], bool], *, strict: bool) -> None:
         self.make = make
@@ -31,7 +31,7 @@ class Mutexes:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        """What is held is the parent's, whose threads are not here to give it back."""
+        """Forget what is held: the parent's threads hold it, and are not in this child to release it."""
         held, self.held, self._stand_ins = self.held, {}, {}
         for mutex in held.values():
             mutex.takers = []
@@ -40,14 +40,14 @@ class Mutexes:
         return Mutex(key, self)
 
     def held_here(self, key: str) -> Mutex | None:
-        """Return the one under which this thread computes the key."""
+        """Return the mutex under which this thread computes the key; None if it does not."""
         return self.held.get((key, threading.get_ident()))
 
     def stand_in(self, key: str) -> threading.Lock:
         return self._stand_ins.setdefault(key, threading.Lock())
 
     def engine_is_back(self) -> None:
-        """Forget the locks that stood in for it; who has one keeps it."""
+        """Forget the local locks that were used while the engine was down. Their holders keep them."""
         self._stand_ins = {}
 
 
@@ -59,22 +59,22 @@ class Mutex(CacheMutex):
 
     def __init__(self, key: str, mutexes: Mutexes) -> None:
         self.key = key
-        self.takers: list[tuple[int, Any]] = []  # the threads that have it, and by what
+        self.takers: list[tuple[int, Any]] = []  # the threads that hold it, with what they hold
         self._mutexes = mutexes
         self._lock = mutexes.make(key)
 
     @property
     def lost(self) -> bool:
-        """Has the lease of this thread ended, so that another may be computing by now?"""
+        """Whether this thread's lease has ended, so that another process may be computing by now."""
         me = threading.get_ident()
         return any(isinstance(held, Holding) and held.lost for taker, held in self.takers if taker == me)
 
     def acquire(self, wait: bool = True) -> bool:
-        """Take it, when it is free. With `wait` False: if it is free; False says that somebody else has it."""
+        """Acquire the mutex. With `wait` False, return False at once if another thread or process holds it."""
         me, mutexes = threading.get_ident(), self._mutexes
         if wait and mutexes.held_here(self.key):
             raise RecursiveComputation(f"the creator of {self.key!r} asked for its own key")
-        # Who asks a hung engine pays for it: so nobody does, once it is known to be down.
+        # A request to a hung engine costs a time-out: so none is made while the engine is known to be down.
         holding = None if mutexes.is_down() and not mutexes.strict else self._of_engine(wait)
         stand_in = mutexes.stand_in(self.key) if holding is None else None
         if not (holding if stand_in is None else stand_in.acquire(wait)):
@@ -84,7 +84,7 @@ class Mutex(CacheMutex):
         return True
 
     def _of_engine(self, wait: bool) -> Holding | None:
-        """Return what the engine says; None if it can't be asked."""
+        """Return the engine's holding, falsy if it is refused; None if the engine can't be reached."""
         try:
             holding = self._lock.acquire(None if wait else 0)
         except EngineClosed:
@@ -92,13 +92,15 @@ class Mutex(CacheMutex):
         except EngineError as trouble:
             if self._mutexes.strict:
                 raise
-            _log.warning("the mutex of %r is this process's own, as its engine can't be asked: %s", self.key, trouble)
+            _log.warning(
+                "the mutex of %r works in this process only, as its engine can't be reached: %s", self.key, trouble
+            )
             return None
         self._mutexes.engine_is_back()
         return holding
 
     def release(self) -> None:
-        """Give it back, and wake who waits. What had ended by then is no error: its value was not stored."""
+        """Release the mutex, and wake waiters. It is no error if the lease had ended: the value was not stored."""
         me = threading.get_ident()
         taker = next((each for each in reversed(self.takers) if each[0] == me), None)
         if taker is None and not self.takers:
@@ -110,10 +112,10 @@ class Mutex(CacheMutex):
         try:
             held.release()
         except (LockLost, EngineError) as trouble:
-            _log.warning("the mutex of %r ended by itself: %s", self.key, trouble)
+            _log.warning("the mutex of %r had ended before it was released: %s", self.key, trouble)
 
     def locked(self) -> bool:
-        """Does anybody have it? (Asked by taking it for a moment: engines have no other question.)"""
+        """Return whether the mutex is held. Engines can't be asked that, so it is acquired for a moment."""
         if self.takers:
             return True
         try:

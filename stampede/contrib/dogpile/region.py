@@ -1,8 +1,8 @@
-"""dogpile's region, with our engines below and without its convoys: `from stampede.contrib.dogpile import make_region`.
+"""dogpile's region, on our engines and without its convoys: `from stampede.contrib.dogpile import make_region`.
 
-Whatever isn't said here is dogpile's own: key generators and manglers, decorators, proxies, invalidation, metadata.
-So are the names with an underscore that are asked of a region, as of dogpile.cache 1.5: its mutexes, what it makes of a
-value on its way to the backend and back, what it calls a miss, and what it logs.
+All that is not defined here is dogpile's own: key generators and manglers, decorators, proxies, invalidation, metadata.
+Some of it are private names of dogpile.cache 1.5: a region's mutexes, the conversion of values for the backend and
+back, what counts as a miss, and what is logged.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ CreatorArgs = tuple[Any, Mapping[str, Any]]
 
 
 LONGEST = 600.0
-"""Seconds for which a creator is waited for by others of its process, where the backend doesn't say."""
+"""The most seconds for which other threads of a process wait for a creator, if the backend does not say."""
 
 
 class _State(enum.Enum):
-    MISSING = "there is nothing that may be served"
-    STALE = "it may be served while somebody computes"
-    FRESH = "it is good"
+    MISSING = "there is no value that may be served"
+    STALE = "the value may be served while another caller computes"
+    FRESH = "the value is good"
 
 
 class CacheRegion(_CacheRegion):
-    """A region as dogpile's own. What differs:
+    """A region like dogpile's own, with these differences:
 
-    The names of dogpile's backends (`dogpile.cache.redis`, `.memcached`, `.memory` ...) stand for our engines on the
-    same servers, with the same arguments; mutexes are leases in every process, whatever `distributed_lock` says.
-    Of the threads of a process one asks for a missing key, and the others get its value when it is there, all at once.
-    `get_or_create_multi` waits for nobody while it holds a mutex: what others compute is fetched when its own is done.
+    The names of dogpile's backends (`dogpile.cache.redis`, `.memcached`, `.memory` ...) mean our engines on the same
+    servers, with the same arguments. Mutexes are leases in all processes, whatever `distributed_lock` says.
+    One thread of a process asks for a missing key, and the others get its value as soon as it is there, all at once.
+    `get_or_create_multi` never waits while it holds a mutex: it fetches what others compute when its own is done.
 
     >>> from stampede.contrib.dogpile import make_region
     >>> region = make_region().configure("dogpile.cache.memory")
@@ -75,7 +75,7 @@ class CacheRegion(_CacheRegion):
         replace_existing_backend: bool = False,
         region_invalidator: RegionInvalidationStrategy | None = None,
     ) -> SELF:
-        """Name the backend: "stampede", one of dogpile's, which stands for the same store by us, or one of others."""
+        """Choose the backend: "stampede", one of dogpile's, which means our engine on the same store, or any other."""
         config, prefix = _config_argument_dict or {}, _config_prefix or ""
         given = {key.removeprefix(prefix): config[key] for key in config if key.startswith(prefix)}
         ours, given = translated(backend, given or arguments or {})
@@ -102,10 +102,10 @@ class CacheRegion(_CacheRegion):
         should_cache_fn: Callable[[Any], bool] | None = None,
         creator_args: CreatorArgs | None = None,
     ) -> Any:
-        """The key's value; `creator` computes it if it is missing or has expired, in one caller of all that ask.
+        """Return the key's value. If it is missing or has expired, `creator` computes it, for one of all callers.
 
-        Of a value that has expired, or was invalidated softly, that caller computes a new one while all others are
-        served the old.
+        If a value has expired, or was invalidated softly, one caller computes a new one while all others are served the
+        old one.
         """
         wanted = _Wanted(self, key, self._lifetime(expiration_time))
         while True:
@@ -114,7 +114,7 @@ class CacheRegion(_CacheRegion):
                 return value.payload
             if state is _State.STALE:
                 if not wanted.mutex.acquire(False):
-                    return value.payload  # somebody computes
+                    return value.payload  # another caller computes
                 return self._renewed(wanted, value, _bound(creator, creator_args), should_cache_fn)
             flight = self._flights.lead(wanted.mangled)
             if flight is None:
@@ -129,7 +129,7 @@ class CacheRegion(_CacheRegion):
     def _renewed(
         self, wanted: _Wanted, value: CachedValue, create: Creator, should_cache_fn: Callable[[Any], bool] | None
     ) -> Any:
-        """Under the mutex, where there is something to be served meanwhile."""
+        """Compute a new value under the mutex, while the old one may be served."""
         if self.async_creation_runner is None:
             return self._created(wanted, create, should_cache_fn)
         try:
@@ -141,7 +141,7 @@ class CacheRegion(_CacheRegion):
 
     def _created(self, wanted: _Wanted, create: Creator, should_cache_fn: Callable[[Any], bool] | None) -> Any:
         try:
-            value, state = wanted.look()  # again: while we waited for the mutex somebody has created it
+            value, state = wanted.look()  # again: another caller may have created it meanwhile
             if state is _State.FRESH:
                 return value.payload
             with self._log_time([wanted.key]):
@@ -161,8 +161,10 @@ class CacheRegion(_CacheRegion):
         expiration_time: float | None = None,
         should_cache_fn: Callable[[Any], bool] | None = None,
     ) -> Sequence[Any]:
-        """The values in the order of the keys. `creator` is called with the keys to be computed, in their own order,
-        and gives as many values; and once more for each that somebody else was computing, and didn't.
+        """Return the values in the order of the keys.
+
+        `creator` is called with the keys that are to be computed, in sorted order, and returns as many values. It is
+        called again for each key that another caller was computing, and did not store.
         """
         keys, lifetime = list(keys), self._lifetime(expiration_time)
 
@@ -177,16 +179,16 @@ class CacheRegion(_CacheRegion):
             for each, state in states.items():
                 if state is not _State.FRESH and each.take(self._flights):
                     mine.append(each)
-            # Again: between the look and the mutex somebody may have created them.
+            # Again: another caller may have created them between the look and the mutex.
             for each, state in self._looked(mine, payloads).items():
                 if state is _State.FRESH:
                     mine.remove(each)
-                    each.let_go()
+                    each.release()
             if mine:
                 payloads |= self._created_multi(mine, creator, is_kept)
         finally:
             for each in mine:
-                each.let_go()
+                each.release()
         for key in wanted.keys() - payloads.keys():  # others compute them
             payloads[key] = self.get_or_create(
                 key, lambda key=key: next(iter(creator(key)), NO_VALUE), expiration_time, is_kept
@@ -194,7 +196,7 @@ class CacheRegion(_CacheRegion):
         return [payloads[key] for key in keys]
 
     def _looked(self, wanted: Sequence[_Wanted], payloads: dict[str, Any]) -> dict[_Wanted, _State]:
-        """The states of all, by one question; what may be served goes to `payloads`."""
+        """Return the states of all keys, with one request. Put the values that may be served into `payloads`."""
         states: dict[_Wanted, _State] = {}
         if wanted:
             found = self._get_multi_from_backend([each.mangled for each in wanted])
@@ -218,7 +220,7 @@ class CacheRegion(_CacheRegion):
         return dict.fromkeys(keys, NO_VALUE) | created
 
     def _lifetime(self, expiration_time: float | None) -> float | None:
-        """Seconds for which a value is fresh; None: for ever, which -1 says where the region says otherwise."""
+        """Return how many seconds a value is fresh; None means for ever, as does -1, whatever the region's setting."""
         if expiration_time is None:
             expiration_time = self.expiration_time
         lifetime = None if expiration_time == -1 else expiration_time
@@ -261,7 +263,7 @@ class _Wanted:
         return _State.FRESH
 
     def take(self, flights: _Flights) -> bool:
-        """Be the one who computes it, if nobody does. Nothing is waited for."""
+        """Take the key, to compute it. Return False if another caller computes it. Never wait."""
         flight = flights.lead(self.mangled)
         if flight is None:
             return False
@@ -273,7 +275,7 @@ class _Wanted:
                 flight.end()
         return self._flight is not None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         flight, self._flight = self._flight, None
         if flight is not None:
             try:
@@ -283,7 +285,7 @@ class _Wanted:
 
 
 class _Flight:
-    """One caller of this process who asks for a missing key; the others wait for its end."""
+    """One caller of this process that asks for a missing key; the others wait until it has ended."""
 
     def __init__(self, key: str, flights: dict[str, _Flight]) -> None:
         self.leader = threading.get_ident()
@@ -306,12 +308,12 @@ class _Flights:
         self._flights = {}  # their leaders are the parent's threads
 
     def lead(self, key: str) -> _Flight | None:
-        """Return the flight that this thread leads now; None: another one leads it."""
+        """Return the flight that this thread leads from now on; None if another thread leads it."""
         mine = _Flight(key, self._flights)
         return mine if self._flights.setdefault(key, mine) is mine else None
 
     def follow(self, key: str, longest: float) -> None:
-        """Wait until who leads it has ended. One that hangs is waited for no longer than that."""
+        """Wait until the flight's leader has ended. If it hangs, wait no longer than `longest` seconds."""
         flight = self._flights.get(key)
         if flight is None:
             return
@@ -334,7 +336,7 @@ def _bound(creator: Creator, creator_args: CreatorArgs | None) -> Creator:
 
 
 def make_region(*args: Any, **options: Any) -> CacheRegion:
-    """A region, as by dogpile's own `make_region`, on our engines.
+    """Return a region on our engines, with the arguments of dogpile's own `make_region`.
 
     >>> from stampede.contrib.dogpile import make_region
     >>> region = make_region().configure("stampede", expiration_time=60, arguments={"url": "memory://"})

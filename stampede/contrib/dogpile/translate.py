@@ -1,4 +1,4 @@
-"""The backends that dogpile brings along, as our engines on the same stores."""
+"""Translation of dogpile's own backends into our engines on the same stores."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["translated"]
 
 Arguments = dict[str, Any]
 
-# They say how a mutex is asked for again and again, which ours isn't; or whether there is one in every process.
+# They say how a mutex is polled, or whether it holds in all processes: ours is not polled, and always does.
 _MOOT = ("distributed_lock", "lock_sleep", "lock_blocking", "thread_local_lock", "lock_prefix", "dead_retry")
 
 
 def translated(backend: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
-    """The backend's name and arguments with us; as they are where it is none of dogpile's."""
+    """Return our name and arguments for a backend; unchanged if it is not one of dogpile's."""
     if backend.endswith(("_sentinel", "_cluster")) and backend.startswith("dogpile.cache."):
         raise OptionError(f"{backend!r} can't be translated: configure the backend 'stampede' with a url, or a client")
     arguments = dict(given)
@@ -72,7 +72,7 @@ _CONNECTION = (
 
 
 def _connection(arguments: Arguments) -> Arguments:
-    """What is said of connections to Redis, taken out of the arguments; and what goes with them."""
+    """Take the options of connections to Redis out of the arguments, and return them. Set `ttl` along with it."""
     _expiry(arguments, "redis_expiration_time", "valkey_expiration_time")
     said = {name: arguments.pop(name) for name in _CONNECTION if name in arguments}
     return {**(arguments.pop("connection_kwargs", None) or {}), **{k: v for k, v in said.items() if v is not None}}
@@ -83,7 +83,7 @@ def _memcached(arguments: Arguments) -> Arguments:
         if arguments.pop(name, None) is not None:
             raise OptionError(f"{name} can't be translated: configure the backend 'stampede' with a memcached:// url")
     for name in ("min_compress_len", "serde", "default_noreply", "binary", "behaviors"):
-        arguments.pop(name, None)  # of their clients, and how those talk
+        arguments.pop(name, None)  # options of their clients, and of the protocol
     servers = arguments.pop("url")
     servers = [servers] if isinstance(servers, (str, tuple)) else servers
     hosts = [each if isinstance(each, str) else f"{each[0]}:{each[1]}" for each in servers]
@@ -92,7 +92,7 @@ def _memcached(arguments: Arguments) -> Arguments:
 
 
 def _expiry(arguments: Arguments, *names: str) -> None:
-    """How long the store keeps values: 0 is for ever there."""
+    """Set `ttl` from the arguments that say how long the store keeps values, where 0 means for ever."""
     for name in names:
         ttl = arguments.pop(name, None)
         if ttl:

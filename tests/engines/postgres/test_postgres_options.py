@@ -359,7 +359,7 @@ def test_djangos_settings_lead_to_its_database(database: dict[str, Any], options
 
 def test_another_database_of_djangos_is_told() -> None:
     """It would be taken for a Postgres at the machine's default address."""
-    with pytest.raises(OptionError, match=r"sqlite3.*no Postgres.*disk://"):
+    with pytest.raises(OptionError, match=r"sqlite3.*not Postgres.*disk://"):
         url_of({"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"})
 
 
