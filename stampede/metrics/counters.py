@@ -1,4 +1,4 @@
-"""Counts of what happened in this process, by scope."""
+"""Counters of the events in this process, by scope."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ __all__ = ["Counters", "Stats"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What happened in this process since the cache was made. `hits` come from the local tier, all else from events."""
+    """The counts of one cache or function in this process, since the cache was made."""
 
-    hits: int = 0  # from the local tier
-    found: int = 0  # from the engine
-    waits: int = 0  # were given what somebody else computed
+    hits: int = 0  # values from the local tier
+    found: int = 0  # values from the engine
+    waits: int = 0  # values that another caller computed meanwhile
     waited_seconds: float = 0.0
-    served: Mapping[str, int] = field(default_factory=dict)  # by why: computing, failed, resting, full, outage
-    computed: Mapping[str, int] = field(default_factory=dict)  # by why: missing, early, stale, refresh, alone
+    served: Mapping[str, int] = field(default_factory=dict)  # by reason: computing, failed, resting, full, outage
+    computed: Mapping[str, int] = field(default_factory=dict)  # by reason: missing, early, stale, refresh, alone
     failed: int = 0  # computations that raised
-    cost_total: float = 0.0  # seconds spent on computations, the failed ones too
+    cost_total: float = 0.0  # seconds spent on computations, including those that failed
     cost_max: float = 0.0
     lease_lost: int = 0
-    unkept: int = 0
-    bad_bytes: int = 0
+    unkept: int = 0  # values that could not be stored
+    bad_bytes: int = 0  # entries that the codec refused to read
     invalidated: int = 0  # calls of invalidate, expire, set, invalidate_all, clear
-    engine_downs: int = 0  # of the cache's engine, also in what a function tells
-    untold: int = 0  # servers that don't tell of changes as they should
-    waited_within: Mapping[float, int] = field(default_factory=dict)  # waits, by the end of their bucket in seconds
-    cost_within: Mapping[float, int] = field(default_factory=dict)  # computations, likewise
-    engine_down_seconds: float = 0.0  # for which the engine was down, its present outage included
+    engine_downs: int = 0  # outages of the cache's engine, also in the counts of a function
+    untold: int = 0  # servers that do not announce changes as they should
+    waited_within: Mapping[float, int] = field(default_factory=dict)  # waits, by the upper end of the bucket in seconds
+    cost_within: Mapping[float, int] = field(default_factory=dict)  # computations, by the upper end of the bucket
+    engine_down_seconds: float = 0.0  # for which the engine was down, including the current outage
     saved_seconds: float = 0.0  # the known costs of the values that hits and waits did not compute
 
     @property
     def computations(self) -> int:
-        """Computations that this process ended, whatever for, the failed ones too."""
+        """The number of computations that ended in this process, including those that failed."""
         return sum(self.computed.values()) + self.failed
 
     @property
     def ratio(self) -> float:
-        """The part of all answers that was there already, 0 to 1; what was waited for was not. 0 before any call."""
+        """The part of all answers that were there already, from 0 to 1. Waits do not count. 0 before the first call."""
         there = self.hits + self.found + sum(self.served.values())
         return there / answers if (answers := there + self.waits + self.computations) else 0.0
 
 
-_Tally: TypeAlias = "defaultdict[Any, Any]"  # a field's name, or (name, why), to its count so far
+_Tally: TypeAlias = "defaultdict[Any, Any]"  # counts, by a field's name, or by (name, reason)
 
 
 class Counters:
-    """An observer that counts: `counters.of("shop.report")`, `counters.total()`. Metrics name its cache by `label`."""
+    """An observer that counts: `counters.of("shop.report")`, `counters.total()`. `label` names its cache in metrics."""
 
     def __init__(self, label: str | None = None) -> None:
         self._label = label
-        self.all_are_heard = False  # there are observers besides the log
+        self.all_are_heard = False  # True if there are observers besides the log, so that every event is needed
         self._tallies: dict[str, _Tally] = {}
 
     def __call__(self, event: events.Event) -> None:
@@ -71,14 +71,17 @@ class Counters:
     def note(
         self, emit: Callable[[events.Event], object], kind: type[events.Event], scope: str, key: str, *what: Any
     ) -> None:
-        """Tell all observers, of which this is one. An event of which no other wants to hear is counted, not made."""
+        """Report what happened to all observers, including this one.
+
+        An event that no other observer needs is only counted, and not made.
+        """
         if self.all_are_heard or kind not in DAILY or log.isEnabledFor(DEBUG):
             emit(kind(scope, key, *what))
         else:
             self.count(kind, scope, *what)
 
     def count(self, kind: type[events.Event], scope: str, *what: Any) -> None:
-        """The same of an event that hasn't been made."""
+        """Count what happened, without an event object. `what` are the fields after `key`."""
         add = _ADD.get(kind)
         if add is None:
             return
@@ -96,17 +99,17 @@ class Counters:
                 listener(metric, what[number], (self._label, scope))
 
     def of(self, scope: str) -> Stats:
-        """The counts of one scope; of one that nothing happened in, zeros."""
+        """Return the counts of one scope. All are 0 if nothing happened there."""
         with process_lock.lock:
             return _stats([self._tallies.get(scope, defaultdict(int))])
 
     def total(self) -> Stats:
-        """The counts of all scopes together."""
+        """Return the counts of all scopes together."""
         with process_lock.lock:
             return _stats(self._tallies.values())
 
     def scopes(self) -> list[str]:
-        """Where anything happened."""
+        """Return the scopes in which something happened."""
         with process_lock.lock:
             return sorted(self._tallies)
 
@@ -161,14 +164,14 @@ _ADD: dict[type[events.Event], str | Callable[..., None]] = {
     events.EngineUp: _up,
     events.Untold: "untold",
 }
-"""What each adds: one to the field of that name, or what is worked out."""
+"""How each event is counted: 1 is added to the field of that name, or the function is called."""
 
 _SECONDS: dict[type[events.Event], tuple[Metric, int]] = {
     events.Waited: (WAIT, 0),
     events.Computed: (COST, 1),
     events.Failed: (COST, 1),
 }
-"""Histograms, and which field of the event is the duration."""
+"""The histogram of an event, and the position of the duration in its fields after `key`."""
 
 
 def _stats(tallies: Iterable[_Tally]) -> Stats:

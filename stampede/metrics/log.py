@@ -1,4 +1,4 @@
-"""Events as log lines: who computed what, and why. Never a value."""
+"""Events as log lines. They contain keys and reasons, but never a value."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ log = logging.getLogger("stampede")
 
 
 DAILY = frozenset({events.Found, events.Waited, events.Served, events.Computed, events.Invalidated})
-"""The daily work, of which nobody reads where the logger leaves DEBUG out."""
+"""Events of the daily work. They are logged at DEBUG only."""
 
 
 def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named: bool = False) -> None:
-    """An observer that logs to the logger `stampede`: what needs an operator at WARNING, the daily work at DEBUG.
+    """Log an event to the logger `stampede`: at WARNING what needs an operator, at DEBUG the daily work.
 
-    Lines hold keys, as operators need them, and messages of errors. Where those hold what logs must not,
-    `functools.partial(log_events, keys=False)` tells the function and the error's type only. `cache` is the cache of
-    the event, and each line names it if it is `named`.
+    This is an observer. Lines contain keys and the messages of errors. If these are secret, use
+    `functools.partial(log_events, keys=False)`: lines then contain only the function and the error's type. `cache` is
+    the name of the event's cache. With `named`, each line contains it.
     """
     level = _level(event)
     floods = level > DEBUG and isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept))
@@ -45,10 +45,10 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
 def _level(event: events.Event) -> int:
     match event:
         case events.Unkept(why=why):
-            return DEBUG if why.startswith(("cache_if", "ttl")) else ERROR  # or else as the user wants it
+            return DEBUG if why.startswith(("cache_if", "ttl")) else ERROR  # with these options the user wants it
         case events.LeaseLost(invalidated=True):
             return DEBUG  # as it should be
-        case events.Failed(error=RecursionError()):  # of all calls that are under way, at once
+        case events.Failed(error=RecursionError()):  # raised in all calls that are under way, at once
             return WARNING if _has_room(LINE) else DEBUG
         case events.Failed() | events.LeaseLost() | events.BadBytes():
             return WARNING
@@ -59,7 +59,7 @@ def _level(event: events.Event) -> int:
 
 
 def _is_due(event: events.Event, cache: str) -> bool:
-    """What goes wrong for one function many times in a second is one line in ten; all others are written at DEBUG."""
+    """Return whether an event may be logged at its level. The next ones of its kind come too soon, and go to DEBUG."""
     kind = cache, event.scope, type(event.error if isinstance(event, events.Failed) else event).__qualname__
     now = monotonic()
     with process_lock.lock:
@@ -75,7 +75,10 @@ def _pause(event: events.Event) -> float:
 
 
 def _has_room(frames: int) -> bool:
-    """Whether the stack has. At its end a line would be lost half-way, and is not told: a level further up can."""
+    """Return whether the stack has room for so many frames.
+
+    At the end of the stack a line would be lost half-way. So it is not written there, but by a call further up.
+    """
     try:
         return frames == 0 or _has_room(frames - 1)
     except RecursionError:
@@ -83,17 +86,17 @@ def _has_room(frames: int) -> bool:
 
 
 LINE = 100
-"""Frames that handlers of a log line are given."""
+"""Frames that the handlers of a log line may need."""
 
 
 FLOOD = 10.0
 """Seconds between two lines of one kind about one function of one cache."""
 
 LASTING = 600.0
-"""Seconds between two lines about a function's values that can't be kept: that lasts until its code is changed."""
+"""Seconds between two lines about values of a function that can't be stored, because only new code changes that."""
 
 MOST = 10_000
-"""Caches, functions and kinds of which that is known, at most."""
+"""The most entries of `_due`, by cache, function and kind."""
 
 _due: dict[tuple[str, str, str], float] = {}  # when the next line may be written
 
@@ -103,9 +106,9 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
         case events.Found():
             return "found %s", what
         case events.Waited():
-            return "waited %.3f s for %s, which somebody else computed", event.seconds, what
+            return "waited %.3f s for %s, which another caller computed", event.seconds, what
         case events.Served():
-            return "served %s as it was: %s", what, event.why
+            return "served %s as it was stored: %s", what, event.why
         case events.Computed():
             text = "computed %s in %.3f s: %s" if event.stored else "computed %s in %.3f s: %s; not stored"
             return text, what, event.cost, event.why
@@ -114,15 +117,15 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
         case events.LeaseLost(max_hold=float(longest)):
             return _HELD, what, longest
         case events.LeaseLost(invalidated=True):
-            return "the value of %s is its caller's only: the key was invalidated or set meanwhile", what
+            return "the value of %s was only returned, not stored: the key was invalidated or set meanwhile", what
         case events.LeaseLost():
-            text = "the value of %s is its caller's only: the key was invalidated or set meanwhile, or its lease ended"
+            text = "the value of %s was only returned, not stored: the key was invalidated or set, or its lease ended"
             return text, what
         case events.Unkept():
-            text = "%s can't be kept, which is an error here (strict): %s"
-            return text if event.strict else "%s is served, and is not kept: %s", what, event.why
+            text = "%s can't be stored, which is an error because of strict: %s"
+            return text if event.strict else "%s was returned, but not stored: %s", what, event.why
         case events.BadBytes():
-            return "what the engine holds for %s is not believed, and computed anew: %s", what, event.why
+            return "the stored entry of %s was refused, and its value is computed again: %s", what, event.why
         case events.Invalidated():
             return "%s: %s", event.verb, what
         case events.EngineDown():
@@ -131,21 +134,21 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
         case events.EngineUp():
             return "%s is back after %.1f s", event.engine, event.seconds
         case events.Untold():
-            return "%s does not tell this process of changes: %s", event.engine, event.how
+            return "%s does not announce changes to this process: %s", event.engine, event.how
         case _:
             return "%s: %s", type(event).__name__, what
 
 
 _HELD = (
-    "computing %s took longer than max_hold, which is %g s here: the value is its caller's only, and the next one "
-    "computes it again. Give @cached(max_hold=...) more than it takes"
+    "computing %s took longer than max_hold, which is %g s here: the value was only returned, not stored, and the next "
+    "caller computes it again. Set @cached(max_hold=...) to more than it takes"
 )
 
 
 def _state(error: BaseException) -> str:
     if not isinstance(error, EngineError) or not error.partial:
         return "is down"
-    return "takes nothing new" if error.refused else "is down in part"
+    return "refuses new values" if error.refused else "is down in part"
 
 
 def _error(error: BaseException, message: bool) -> str:

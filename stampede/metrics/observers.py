@@ -1,4 +1,4 @@
-"""All observers as one, which can't break a call."""
+"""One observer that calls all others, and protects calls from their errors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class _Inside(threading.local):
 
 
 class Collector:
-    """An observer that needs no events: it reads the statistics of all caches when it is asked for metrics."""
+    """An observer that needs no events: it reads the statistics of all caches when metrics are collected."""
 
     def __call__(self, event: Event) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
 
 class Observers:
-    """Tells each observer of each event, in the thread and at the moment it happens: a slow one hands over to a queue.
+    """The observers of one cache. Each is called for each event, in the thread and at the moment it happens.
 
-    What an observer raises is logged, once for each observer, and goes no further. An observer whose own calls
-    cause events hears nothing of those.
+    So a slow observer should use a queue. An exception of an observer is logged, once for each observer, and does not
+    reach the caller. If an observer's own calls cause events, it does not get these.
     """
 
     __slots__ = ("_inside", "_observers", "_told")
@@ -42,7 +42,7 @@ class Observers:
             if not callable(observer):
                 raise OptionError(f"observers holds {observer!r}: give functions of an event")
             if iscoroutinefunction(observer) or iscoroutinefunction(type(observer).__call__):
-                raise OptionError(f"observers holds {observer!r}: give a plain function, nobody would await this one")
+                raise OptionError(f"observers holds {observer!r}: give a plain function, as it would not be awaited")
 
     def __iter__(self) -> Iterator[Observer]:
         return iter(self._observers)
@@ -51,7 +51,7 @@ class Observers:
         return len(self._observers)
 
     def emit(self, event: Event) -> None:
-        """Tell everybody."""
+        """Call all observers with an event."""
         inside = self._inside.numbers
         for number, observer in enumerate(self._observers):
             if number in inside:
@@ -67,4 +67,4 @@ class Observers:
     def _complain(self, number: int, error: Exception) -> None:
         if number not in self._told:
             self._told.add(number)
-            log.error("observer %r raised; this is said once", self._observers[number], exc_info=error)
+            log.error("observer %r raised; later errors of it are not logged", self._observers[number], exc_info=error)

@@ -1,4 +1,4 @@
-"""OpenTelemetry: the extra `opentelemetry`."""
+"""Metrics for OpenTelemetry. This needs the extra `opentelemetry`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["OpenTelemetryObserver"]
 
 
 class OpenTelemetryObserver(Collector):
-    """Makes instruments for all caches, locks and limits of this process, of a meter of the global provider.
+    """Instruments for all caches, locks and limits of this process, made with a meter of the global provider.
 
-    Counters and gauges are observable: they read the statistics when metrics are exported, so that a hit costs nothing
-    more. Histograms record waits and costs from now on, when they happen.
+    Counters and gauges are observable: they read the statistics when metrics are exported, so that a hit costs no more.
+    Histograms record waits and costs when they happen, from now on.
     """
 
     def __init__(self, meter: Meter | None = None) -> None:
@@ -33,7 +33,7 @@ class OpenTelemetryObserver(Collector):
             ) from exc
         self._observation = Observation
         self._values: dict[Cell, float] = {}
-        self._read: set[Metric] = set(METRICS)  # metrics that have been told of these values
+        self._read: set[Metric] = set(METRICS)  # metrics that have used the values of this reading
         self._histograms: dict[Metric, Any] = {}
         with _making:
             if meter in _meters:  # settings may be read twice
@@ -45,7 +45,10 @@ class OpenTelemetryObserver(Collector):
         listeners.append(self._record)
 
     def _make(self, meter: Meter, metric: Metric) -> None:
-        """An exporter to Prometheus appends the unit and `total`, and so gives each metric its name there."""
+        """Make the instrument of a metric.
+
+        An exporter to Prometheus appends the unit and `total`, which gives each metric the name that it has there.
+        """
         seconds = metric.family.endswith("_seconds")
         name, unit = f"stampede.{metric.family.removesuffix('_seconds')}", "s" if seconds else ""
         if metric.kind == "histogram":
@@ -59,7 +62,7 @@ class OpenTelemetryObserver(Collector):
             meter.create_observable_gauge(name, [partial(self._observe, metric)], unit, metric.help)
 
     def _observe(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:
-        if metric in self._read:  # a new collection: one reading for all of its metrics
+        if metric in self._read:  # a new collection has begun: read once for all metrics
             self._values, self._read = reading(), set()
         self._read.add(metric)
         return [

@@ -1,4 +1,4 @@
-"""Prometheus: the extra `prometheus`."""
+"""Metrics for Prometheus. This needs the extra `prometheus`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["PrometheusObserver"]
 
 PERIOD = 5.0
-"""Seconds between two moments at which a process writes its metrics for others (multiprocess mode)."""
+"""Seconds after which a process writes its metrics again (multiprocess mode)."""
 
 
 class PrometheusObserver(Collector):
-    """Registers a collector of all caches, locks and limits of this process, with prometheus_client's default registry.
+    """A collector of all caches, locks and limits of this process, in prometheus_client's default registry or another.
 
-    It reads the statistics when Prometheus scrapes, so that a hit costs nothing more. With `$PROMETHEUS_MULTIPROC_DIR`
-    it also writes the metrics of this process to that directory, every five seconds and at the end of the process.
+    It reads the statistics when Prometheus scrapes, so that a hit costs no more. With `$PROMETHEUS_MULTIPROC_DIR` it
+    also writes the metrics of this process to that directory, every five seconds and at the end of the process.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, namespace: str = "stampede") -> None:
@@ -47,7 +47,7 @@ class PrometheusObserver(Collector):
         registry = REGISTRY if registry is None else registry
         with _registering:
             namespaces = _registered.setdefault(registry, set())
-            if namespace in namespaces:  # settings may be read twice, and a registry takes a metric's name once
+            if namespace in namespaces:  # settings may be read twice, but a registry refuses a name the second time
                 return
             registry.register(self)
             namespaces.add(namespace)
@@ -55,11 +55,11 @@ class PrometheusObserver(Collector):
             _files.append(_Files(namespace))
 
     def describe(self) -> Iterator[MetricFamily]:
-        """The metrics without their values, of which a registry asks for the names."""
+        """Return the metrics without values. A registry reads their names."""
         return self._families({})
 
     def collect(self) -> Iterator[MetricFamily]:
-        """The metrics with their values, as a registry asks for them at each scrape."""
+        """Return the metrics with their values. A registry calls this at each scrape."""
         return self._families(reading())
 
     def _families(self, values: dict[Cell, float]) -> Iterator[MetricFamily]:
@@ -92,11 +92,11 @@ def _le(bound: float) -> str:
     return "+Inf" if bound == inf else str(bound)
 
 
-# -- multiprocess mode: a scrape reads the files of all processes, and asks no collector ---------------------------
+# -- multiprocess mode: a scrape reads the files of all processes, and calls no collector --------------------------
 
 
 class _Files:
-    """The files of this process, which a thread keeps up to date."""
+    """The files of this process, which a thread updates."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -113,14 +113,14 @@ class _Files:
         begun("stampede-metrics", self._write_for_ever)
 
     def _pause(self) -> None:
-        """A fork while the thread is inside prometheus_client would leave that locked in the child, for ever."""
+        """Stop writing during a fork. Otherwise locks of prometheus_client might stay locked in the child for ever."""
         self._lock.acquire()
 
     def _go_on(self) -> None:
         self._lock.release()
 
     def _begin_in_child(self) -> None:
-        self._written = reading()  # what the parent counted is for the parent to write
+        self._written = reading()  # the parent writes what was counted before the fork
         self._begin()
 
     def _write_for_ever(self) -> None:
@@ -129,7 +129,7 @@ class _Files:
             self.write()
 
     def write(self) -> None:
-        """Bring the files up to date."""
+        """Write the current values to the files."""
         with self._lock:
             for cell, value in reading().items():
                 kept = self._values.get(cell) or self._values.setdefault(cell, self._value(*cell))
@@ -140,7 +140,7 @@ class _Files:
                 self._written[cell] = value
 
     def _value(self, metric: Metric, labels: tuple[str, ...], bound: float | None) -> Any:
-        """A value in a file. The public classes have none that takes the count of a bucket."""
+        """Return a value in a file. The public classes of prometheus_client can't set the count of a bucket."""
         from prometheus_client import values
 
         make: Any = values.ValueClass

@@ -1,8 +1,8 @@
-"""Every metric, said once, for Prometheus and for OpenTelemetry; and the reading of them all.
+"""The definition of every metric, for Prometheus and OpenTelemetry, and the reading of their values.
 
-What a cache counts is read from its statistics when a collector asks, so that a hit does nothing for it. Waits and
-costs are counted in buckets when they happen. No label is a key, or the name of a lock or of a limit: those have no
-bound.
+The counts of a cache are read from its statistics when metrics are collected, so that a hit does no extra work. Waits
+and costs are counted in buckets when they happen. No label is a key, or the name of a lock or a limit, because the
+number of those is not bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric, by its name in Prometheus without the namespace, which also tells its kind."""
+    """One metric. `name` is its name in Prometheus without the namespace; its end determines the kind."""
 
     name: str
     help: str
@@ -39,7 +39,7 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """The name without the end that Prometheus demands of a counter's."""
+        """The name without `_total`, which Prometheus requires at the end of a counter's name."""
         return self.name.removesuffix("_total")
 
 
@@ -75,7 +75,10 @@ ORIGIN = _metric("origin_wait_seconds", "Durations of waits for a place at an or
 PLACES = _metric("origin_places_used", "Places at an origin that computations of this process have.", "origin")
 
 Cell: TypeAlias = tuple[Metric, tuple[str, ...], float | None]
-"""One value of a metric, by its labels. Of a histogram, None is the sum, and each bound a bucket, not cumulated."""
+"""The address of one value: a metric, its labels, and for a histogram the upper end of a bucket, or None for the sum.
+
+Buckets are not cumulative.
+"""
 
 
 def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[float | None, float]]]:
@@ -99,7 +102,7 @@ def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[
             yield COST, name, {None: stats.cost_total, **stats.cost_within}
         for metric, counts in ((COMPUTATIONS, stats.computed), (STALE, stats.served)):
             yield from ((metric, (*name, why), count) for why, count in counts.items())
-        if not function:  # the cache's own keys, of which there always are statistics, and what belongs to no function
+        if not function:  # the cache's own keys, which always have statistics, and all that belongs to no function
             engine = (cache.label, cache.name)
             yield UP, engine, 0.0 if cache.down else 1.0
             yield OUTAGES, engine, stats.engine_downs
@@ -107,22 +110,22 @@ def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[
             yield UNTOLD, engine, stats.untold
 
 
-# -- counted where it happens -------------------------------------------------------------------------------------
+# -- metrics that belong to no cache, counted when something happens ----------------------------------------------
 
 _counted: defaultdict[Cell, float] = defaultdict(float)
 
 listeners: list[Callable[[Metric, float, tuple[str, ...]], object]] = []
-"""Called with each observation: OpenTelemetry has no histogram that could be read from outside."""
+"""Functions that are called with each duration, because OpenTelemetry has no histogram that reads its values."""
 
 
 def add(metric: Metric, *labels: str, amount: float = 1.0) -> None:
-    """Count something that belongs to no cache."""
+    """Add to a counter that belongs to no cache."""
     with process_lock.lock:
         _counted[metric, labels, None] += amount
 
 
 class Histogram:
-    """Durations that belong to no cache. Two threads count without a lock, as hits do: no call comes in between."""
+    """Durations that belong to no cache. As for hits, no lock is needed: a count makes no call between its steps."""
 
     __slots__ = ("_counts", "_sum", "labels", "metric")
 
@@ -146,29 +149,32 @@ _histograms: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
 
 
 def histogram(metric: Metric, *labels: str) -> Histogram:
-    """The histogram with these labels."""
+    """Return the histogram with these labels."""
     found = _histograms.get((metric, labels))
     return found if found is not None else _histograms.setdefault((metric, labels), Histogram(metric, labels))
 
 
 gauges: list[Callable[[], Iterable[tuple[Metric, str]]]] = []
-"""Each gives, when it is asked, gauges and their label, once for each thing that there is of them now."""
+"""Functions that count things at the moment: each yields a gauge and its label once for each thing."""
 
 
-# -- and read -----------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 _caches: WeakSet[Any] = WeakSet()
-_last: dict[ReferenceType[Any], dict[Cell, float]] = {}  # what was read of each cache last
+_last: dict[ReferenceType[Any], dict[Cell, float]] = {}  # the values that were last read of each cache
 
 
 def watch(cache: Any) -> None:
-    """Let the metrics of this cache be read for as long as it lives."""
+    """Include the metrics of this cache in `reading`, for as long as the cache lives."""
     with process_lock.lock:
         _caches.add(cache)
 
 
 def reading() -> dict[Cell, float]:
-    """All metrics of this process. No counter falls: what was read of a cache is remembered when that is gone."""
+    """Return the values of all metrics of this process.
+
+    No counter ever falls: the last values of a cache remain when the cache is gone.
+    """
     with process_lock.lock:
         caches = list(_caches)
     for cache in caches:  # outside the lock, as a local tier may be large
@@ -190,6 +196,6 @@ def reading() -> dict[Cell, float]:
     for metric, label in (one for gauge in gauges for one in gauge()):
         whole[metric, (label,), None] = whole.get((metric, (label,), None), 0.0) + 1.0
     for metric, labels, bound in list(whole):
-        if metric.kind == "histogram" and bound is None:  # a quantile is told from all buckets, also from empty ones
+        if metric.kind == "histogram" and bound is None:  # quantiles need all buckets, including empty ones
             whole |= {(metric, labels, each): whole.get((metric, labels, each), 0.0) for each in BOUNDS}
     return whole

@@ -1,5 +1,8 @@
-"""The boundary between blocking and suspending code. The algorithm is written once, as coroutines: `BLOCKING` gives
-them means that never suspend, so that one `send` runs them to their end; `SUSPENDING` gives them asyncio's."""
+"""The boundary between blocking and suspending code.
+
+The algorithm is written once, as coroutines. `BLOCKING` gives them operations that never suspend, so that one `send`
+runs them to their end. `SUSPENDING` gives them the operations of asyncio.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ T = TypeVar("T")
 
 
 def running_loop() -> Loop | None:
-    """Return the event loop that runs in this thread, if one does."""
+    """Return the event loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -48,7 +51,7 @@ def running_loop() -> Loop | None:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine whose ports never suspend."""
+    """Run a coroutine that never suspends, and return its result."""
     try:
         if threading.Lock is not greenlets.known:
             greenlets.adapt()
@@ -58,7 +61,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     except Stopped as stopped:
         own = stopped.end
     except BaseException:
-        del coroutine  # or it would not be destroyed while somebody keeps the traceback
+        del coroutine  # otherwise it would live as long as the traceback
         raise
     else:
         coroutine.close()
@@ -66,12 +69,15 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         raise own
     finally:
-        del own  # it would refer to itself through this frame
+        del own  # avoid a reference cycle through this frame
 
 
 class Stopped(RuntimeError):
-    """A function's StopIteration on its way through coroutines, none of which lets one pass. In this very form it comes
-    out of those that somebody awaits, as Python has it; `run_blocking` and `ended` give the function's own."""
+    """A function's StopIteration on its way through coroutines, which can't raise StopIteration.
+
+    A caller that awaits such a coroutine gets this error, as Python itself would raise it. `run_blocking` and `ended`
+    turn it back into the StopIteration.
+    """
 
     def __init__(self, end: StopIteration) -> None:
         super().__init__("coroutine raised StopIteration")
@@ -79,8 +85,11 @@ class Stopped(RuntimeError):
 
 
 async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
-    """Return what it gave, or what it raised. An error is caught here, in a frame that refers to nothing: through a
-    frame with the caller or its flight it would refer to itself, until the collector came."""
+    """Await `work`, and return (its result, None) or (None, its error).
+
+    The error is caught in this frame because the frame refers to nothing else. A frame with the caller or its flight
+    would make a reference cycle, which lives until the garbage collector runs.
+    """
     try:
         return await work, None
     except GeneratorExit:
@@ -90,7 +99,7 @@ async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
 
 
 def called(function: Callable[[], T]) -> T:
-    """Its value, inside a coroutine."""
+    """Call a function inside a coroutine, and return its value. A StopIteration becomes `Stopped`."""
     try:
         return function()
     except StopIteration as end:
@@ -98,30 +107,32 @@ def called(function: Callable[[], T]) -> T:
 
 
 class Bell:
-    """Rings once, for listeners of both colours, in any thread. Ringing takes no lock: a finalizer or a signal handler
-    may ring or listen in the middle of it."""
+    """A one-time signal for listeners of both colours, in any thread.
+
+    Ringing takes no lock, because a finalizer or a signal handler may ring or listen in the middle of it.
+    """
 
     __slots__ = ("_listeners", "rung")
 
     def __init__(self) -> None:
         self.rung = False
-        self._listeners: list[Callable[[], object]] | None = None  # until there are any, which most bells never see
+        self._listeners: list[Callable[[], object]] | None = None  # most bells never have a listener, and make no list
 
     def ring(self) -> None:
-        """Call every listener. A bell that is rung twice calls a listener twice, until that forgets it."""
+        """Call every listener. If the bell rings twice, a listener that was not forgotten is called twice."""
         self.rung = True
         if self._listeners:
             for listener in self._listeners[:]:
                 listener()
 
     def listen(self, listener: Callable[[], object]) -> bool:
-        """Have `listener` called at the ring. False: it has rung already, and `listener` needn't wait."""
+        """Have `listener` called when the bell rings. Return False if it has rung already, so that there is no wait."""
         if self._listeners is None:
             with process_lock.lock:
                 if self._listeners is None:
                     self._listeners = []
         self._listeners.append(listener)
-        if not self.rung:  # asked behind the line above: a ring from now on finds the listener
+        if not self.rung:  # checked after the line above, so that no ring is missed: a later one finds the listener
             return True
         self.forget(listener)
         return False
@@ -131,23 +142,23 @@ class Bell:
             if self._listeners:
                 self._listeners.remove(listener)
         except ValueError:
-            pass  # it was forgotten before
+            pass  # forgotten before
 
 
 def lasting(value: T) -> T:
-    """The value, if it can be had more than once; a CodecError says what to return instead."""
-    if type(value) in _LASTING:  # the others are asked for their abstract classes, which takes a microsecond
+    """Return the value if it can be used more than once. Otherwise raise a CodecError that says what to return."""
+    if type(value) in _LASTING:  # for other types the checks of abstract classes take a microsecond
         return value
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
-            value.close()  # it will never be awaited, and needn't warn of that
+            value.close()  # so that it does not warn that it was never awaited
         raise CodecError(
             f"the value is an awaitable ({type(value).__name__}), which can be awaited once: "
             "make the function an async def, and return what it awaited"
         )
     if isinstance(value, (Iterator, AsyncIterator)):
         raise CodecError(
-            f"the value is an iterator ({type(value).__name__}), which can be had only once: return a list or a tuple"
+            f"the value is an iterator ({type(value).__name__}), which can be read only once: return a list or a tuple"
         )
     return value
 
@@ -156,47 +167,47 @@ _LASTING = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dic
 
 
 class Callers(Protocol):
-    """The callers of one computation, as the colour that runs it sees them."""
+    """The callers of one computation, as the colour that runs it uses them."""
 
     cancel: Callable[[], object] | None
 
     def leave(self) -> bool:
-        """One caller less. True: it was the last, and the computation was cancelled."""
+        """Remove one caller. Return True if it was the last one, and the computation was cancelled."""
 
     def led_by(self, work: Coroutine[Any, Any, Any]) -> None:
-        """The computation goes on without its caller."""
+        """Take note that `work` leads the computation from now on, and not its caller, which may leave."""
 
     def over(self) -> None:
-        """The computation's task has ended: perhaps it was cancelled before its first step."""
+        """Take note that the computation's task has ended. It may have been cancelled before its first step."""
 
 
 class Colour(Protocol):
-    """How one colour calls, waits and finishes what must be finished."""
+    """The operations of one colour: calling functions, waiting, and finishing what must be finished."""
 
     suspending: bool
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """The function's value; an awaitable is awaited, or refused."""
+        """Call a function and return its value. An awaitable is awaited; in blocking code it raises CodecError."""
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
-        """Wait for the bell. False: the time ran out."""
+        """Wait for the bell. Return False after `timeout` seconds; None is for ever."""
 
     async def shielded(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end, also when the caller is cancelled meanwhile (which it learns afterwards)."""
+        """Run a coroutine to its end, even if the caller is cancelled meanwhile. Raise the cancellation afterwards."""
 
     async def aside(self, work: Coroutine[Any, Any, T], crowd: Callers) -> T:
-        """Run a computation; a caller that is cancelled leaves it to the rest of the crowd, if there is one."""
+        """Run a computation. If its caller is cancelled, it continues for the other callers in the crowd, if any."""
 
 
 class _Blocking:
     suspending = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        try:  # as `called` does it: a function that calls itself has a frame less for each of its calls
+        try:  # a copy of `called`, so that a recursive function uses one frame less for each call
             value = function()
         except StopIteration as end:
             raise Stopped(end) from end
-        return value if type(value) in _LASTING else lasting(value)  # a call less, mostly
+        return value if type(value) in _LASTING else lasting(value)  # usually saves a call
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         gate = threading.Lock()
@@ -206,7 +217,7 @@ class _Blocking:
             try:
                 gate.release()
             except RuntimeError:
-                pass  # it is rung again
+                pass  # the bell rang twice
 
         if not bell.listen(let_through):
             return True
@@ -234,8 +245,8 @@ class _Suspending:
         heard: asyncio.Future[bool] = loop.create_future()
 
         forever = timeout is None or timeout == inf
-        # Who waits for a time is kept by the loop's timer, and goes with a loop that is closed: a bell may hang for
-        # long. Who waits for ever may be kept by nobody else.
+        # With a timeout, the loop's timer keeps the future alive, and the bell refers to it weakly: a closed loop is
+        # freed even if the bell lives on. Without a timeout, only the bell can keep the future alive.
         listener = partial(_rung, (lambda: heard) if forever else ref(heard))
         if not bell.listen(listener):
             return True
@@ -254,7 +265,7 @@ class _Suspending:
         loop = asyncio.get_running_loop()
         crowd.led_by(work)
         task = hold_task(_task_of(work))
-        if not task.done():  # as an eager one may be
+        if not task.done():  # an eager task may be done already
             crowd.cancel = lambda: soon(loop, task.cancel)
         try:
             await asyncio.wait([task])
@@ -278,8 +289,8 @@ def _rung(refer: Callable[[], asyncio.Future[bool] | None]) -> None:
     if heard is None:
         return
     loop = heard.get_loop()
-    # A thousand waiters of the leader's own loop need no thousand wake-ups. But what runs there in no task may be a
-    # signal's handler, while the loop sleeps: it doesn't look for what has come.
+    # A thousand waiters in the leader's own loop do not need a thousand wake-ups. But code that runs there outside a
+    # task may be a signal handler while the loop sleeps. Then only `call_soon_threadsafe` wakes the loop.
     if running_loop() is loop and asyncio.current_task(loop) is not None:
         _settle(heard, True)
     else:
@@ -292,7 +303,7 @@ class _Prompt(_Suspending):
 
 
 def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task, or the error of a loop that makes none: then the work is closed, and nobody need."""
+    """Return a task for a coroutine. If the loop can't make one, close the coroutine, and raise the loop's error."""
     try:
         return asyncio.get_running_loop().create_task(work)
     except BaseException:
@@ -301,15 +312,15 @@ def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def soon(loop: Loop, action: Callable[..., object], *args: Any) -> None:
-    """From whichever thread."""
+    """Call `action` in an event loop, from any thread. Do nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(action, *args)
     except RuntimeError:
-        pass  # the loop was closed: nobody waits there any more
+        pass  # the loop was closed: no task waits there any more
 
 
 async def _to_the_end(work: asyncio.Future[T]) -> T:
-    """Await `work` whatever happens; a cancellation that came meanwhile is raised when it has ended."""
+    """Await `work` to its end. If the caller is cancelled meanwhile, raise the cancellation afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -318,19 +329,19 @@ async def _to_the_end(work: asyncio.Future[T]) -> T:
             cancelled = exc
     if cancelled is not None:
         if not work.cancelled():
-            work.exception()  # seen: the cancellation goes first
+            work.exception()  # mark it as retrieved: the cancellation is more important
         try:
             raise cancelled
         finally:
-            del cancelled  # it would refer to itself through this frame
+            del cancelled  # avoid a reference cycle through this frame
     try:
         return work.result()
     finally:
-        del work  # it has its error, which refers to this frame
+        del work  # its error refers to this frame
 
 
 def hold_task(task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Keep a task from being collected before its end: loops refer to theirs weakly."""
+    """Refer to a task until its end, because loops refer to their tasks only weakly. Return the task."""
     loop = task.get_loop()
     held = _held.get(loop)
     if held is None:
@@ -347,8 +358,10 @@ def after_commit(
     suspending: bool,
     expected: type[Exception] | tuple[type[Exception], ...],
 ) -> asyncio.Task[None] | None:
-    """Do work that was postponed to a database's commit. It is too late to fail then: `complain` is told of an expected
-    error. In a running event loop the work is a task, so that a server that hangs does not stop the loop.
+    """Do work that was postponed until a database's commit. With `suspending`, return its task if a loop is running.
+
+    After a commit it is too late to fail. So an expected error is passed to `complain`. In an event loop the work is a
+    task, so that a server that hangs does not block the loop.
     """
 
     async def tried(colour: Colour) -> None:
@@ -365,14 +378,15 @@ def after_commit(
     return task
 
 
-_held: PerLoop[set[asyncio.Task[Any]]] = PerLoop()  # by their loops: what is left in a closed one goes with it
+_held: PerLoop[set[asyncio.Task[Any]]] = PerLoop()  # tasks by loop: those of a closed loop are freed with it
 
 BLOCKING: Colour = _Blocking()
 SUSPENDING: Colour = _Suspending()
 PROMPT: Colour = _Prompt()
-"""Suspending, before an engine that never is: nobody can be cancelled while it is asked, so that needs no task."""
+"""The suspending colour for an engine that never suspends. No caller can be cancelled while it asks such an engine, so
+shielding needs no task."""
 
 
 async def settled(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """What each returned or raised, all started at once."""
+    """Start all awaitables at once. Return what each returned or raised."""
     return await asyncio.gather(*work, return_exceptions=True)

@@ -1,9 +1,7 @@
-"""What a function or class was defined with: its signature, annotations and slots.
+"""Signatures, annotations and slots of functions and classes, also while names in annotations are not defined yet.
 
-Names in annotations need not be defined yet.
-
-Since Python 3.14 annotations are evaluated when they are read, and a name that is missing then is a NameError: that of
-a class inside of which a method is decorated, or one that is imported under TYPE_CHECKING. Here it is a ForwardRef.
+Since Python 3.14 annotations are evaluated when they are read. A name that is missing then raises NameError: the name
+of a class whose method is being decorated, or one that is imported under TYPE_CHECKING. Here it becomes a ForwardRef.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ else:
 
 @lru_cache(1024)
 def slots_of(kind: type) -> frozenset[str]:
-    """Return the attributes that have a place of their own in each instance."""
+    """Return the names of the attributes that are defined in `__slots__`, by the class or its bases."""
     return frozenset(
         name for base in kind.__mro__ for name, each in vars(base).items() if isinstance(each, MemberDescriptorType)
     )

@@ -1,4 +1,4 @@
-"""What belongs to an event loop, and goes with it."""
+"""Objects that belong to an event loop, and are freed with it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _numbers = itertools.count()
 
 
 def _things(loop: Any) -> dict[int, Any]:
-    """Return what a loop keeps for us, as one attribute, by number. Never by way of its `__dict__`: CPython makes a
-    loop that was asked for that slower by a fifth, to its end."""
+    """Return the objects that a loop stores for us, by number. They are in one attribute of the loop.
+
+    Never use the loop's `__dict__`: after that, CPython makes this loop slower by a fifth until its end.
+    """
     try:
         things: dict[int, Any] = loop._stampede
     except AttributeError:
@@ -28,8 +30,10 @@ def _things(loop: Any) -> dict[int, Any]:
 
 
 class PerLoop(Generic[T]):
-    """One thing for each event loop, kept by the loop itself. A connection refers to its loop, so that in a dictionary,
-    even one with weak keys, it would keep the loop for ever."""
+    """One object for each event loop, stored in the loop itself.
+
+    A connection refers to its loop. So a dictionary, even one with weak keys, would keep the loop alive for ever.
+    """
 
     def __init__(self) -> None:
         self._number = next(_numbers)
@@ -44,11 +48,11 @@ class PerLoop(Generic[T]):
     def put(self, loop: Loop, thing: T) -> T:
         number, loops = next(_numbers), self._loops
         loops[number] = weakref.ref(loop, lambda _: loops.pop(number, None))
-        _things(loop)[self._number] = thing  # last: nobody would close what is known by its loop alone
+        _things(loop)[self._number] = thing  # last, because `take_all` must find every stored object
         return thing
 
     def take_all(self, *, closed: bool = False) -> list[tuple[Loop, T]]:
-        """Whatever there is, and it is there no more; or only what belongs to loops that are closed."""
+        """Remove and return all loops with their objects, or, with `closed`, only those of closed loops."""
         taken = []
         for number, refer in list(self._loops.items()):
             loop = refer()
@@ -61,6 +65,9 @@ class PerLoop(Generic[T]):
 
 
 def nobodys(begin: Callable[..., T], *args: Any) -> T:
-    """What it gives. What it begins in a loop is for all callers, so that it has no copy of this one's context: for as
-    long as a connection lasts, that would keep whatever it refers to, as a request."""
+    """Call `begin` in an empty context, and return its value. Use it to start work that serves all callers.
+
+    A timer or task would keep a copy of its caller's context, and all that it refers to, such as a request, for as long
+    as a connection lasts.
+    """
     return Context().run(begin, *args)

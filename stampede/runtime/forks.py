@@ -1,4 +1,4 @@
-"""What is done around a fork: one hook of the interpreter's for all, so that nobody's failure stops the others'."""
+"""Hooks around a fork. The interpreter knows one of them, which calls all others, so that no failure stops the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Hook = Callable[[], object]
 
 
 class _Moment:
-    """What is to be done at one moment of a fork. A method counts for as long as its object lives."""
+    """The hooks for one moment of a fork. A method is called only while its object lives."""
 
     def __init__(self) -> None:
         self._count = itertools.count()
@@ -28,12 +28,12 @@ class _Moment:
         if bound is None:
             self._hooks[number] = lambda: hook
         else:
-            # No WeakMethod: its own callback fails when the interpreter ends, and says so.
+            # Not WeakMethod: its callback fails at the end of the interpreter, and prints that.
             owner, function = weakref.ref(bound, lambda _: self._hooks.pop(number, None)), cast("Any", hook).__func__
             self._hooks[number] = lambda: None if (it := owner()) is None else function.__get__(it)
 
     def hooks(self) -> list[Hook]:
-        """In the order in which they came."""
+        """Return the hooks in the order in which they were added."""
         found = [refer() for refer in list(self._hooks.values())]
         return [hook for hook in found if hook is not None]
 
@@ -41,21 +41,24 @@ class _Moment:
 _before, _parent, _child = _Moment(), _Moment(), _Moment()
 
 on_fork, in_parent, in_child = _before.add, _parent.add, _child.add
-"""Have a function or a method called before each fork; behind it in the parent; in the child."""
+"""Have a function or method called before each fork (`on_fork`), after it in the parent, or after it in the child."""
 
 
 def each(hooks: Iterable[Hook]) -> None:
-    """Call them all, whichever of them fail."""
+    """Call all hooks. The failure of one is logged, and does not stop the others."""
     for hook in hooks:
         try:
             hook()
         except BaseException:
-            _log.exception("around a fork, %s failed", getattr(hook, "__qualname__", hook))
+            _log.exception("%s failed before or after a fork", getattr(hook, "__qualname__", hook))
 
 
 def closing(owner: object, close: Hook) -> Callable[[], object]:
-    """What closes an engine, once: if nobody calls it, the collector does, or the interpreter's end. Never in a forked
-    child: what is open there is the parent's. `close` must not refer to the owner."""
+    """Return a function that calls `close` once. It also runs when the owner is collected, or the interpreter ends.
+
+    It never runs in a forked child, where open files and connections are the parent's. `close` must not refer to the
+    owner.
+    """
     return weakref.finalize(owner, _in_this_process, os.getpid(), close)
 
 
@@ -65,7 +68,7 @@ def _in_this_process(pid: int, close: Hook) -> None:
 
 
 def as_in_child() -> None:
-    """Begin again with locks, threads and connections that are this process's own."""
+    """Call the hooks for a forked child, which replace locks, threads and connections by new ones."""
     each(_child.hooks())
 
 

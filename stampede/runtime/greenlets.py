@@ -1,4 +1,4 @@
-"""Greenlets: several callers in one thread, of which each runs until it lets another on."""
+"""Greenlets: several callers in one thread, each of which runs until it lets another one run."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ __all__ = ["adapt", "cooperative", "here"]
 
 
 def here() -> weakref.ref[Any] | None:
-    """The greenlet that runs; None for what runs in no greenlet but its thread's own. Two such are compared by `==`."""
+    """Return a weak reference to the current greenlet, or None outside of greenlets. Compare two of them by `==`."""
     module = sys.modules.get("greenlet")
     if module is None:
         return None
     getcurrent = getattr(module, "getcurrent", None)
     if getcurrent is None:
-        return None  # it is just being imported
+        return None  # the module is being imported
     current = getcurrent()
     return None if current.parent is None else weakref.ref(current)
 
 
 def cooperative() -> bool:
-    """Return whether a greenlet that waits for a lock lets the others of its thread run: after gevent's patch."""
+    """Return whether gevent has patched `threading`: then a greenlet that waits for a lock lets the others run."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and monkey.is_module_patched("threading")
 
 
 known: Any = None
-"""`threading.Lock`, as `adapt` saw it last. A patch replaces it."""
+"""`threading.Lock` at the last call of `adapt`. A monkey patch replaces it."""
 
 _cooperative = cooperative()
 
 
 def adapt() -> None:
-    """Take notice of a monkey patch: at the first use, and when `threading.Lock` is not `known`.
+    """Adapt to a monkey patch. Call this at the first use, and whenever `threading.Lock` is not `known`.
 
-    What was made before gevent's patch excludes no greenlet from another, and gunicorn's `--preload` patches in each
-    child only. So what a forked child makes anew is made anew here, too.
+    Locks that were made before gevent's patch do not exclude one greenlet from another, and with gunicorn's `--preload`
+    only the children are patched. So everything that a forked child replaces is replaced here, too. Raise
+    UnsupportedPatch if eventlet has patched the program.
     """
     global known, _cooperative
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise UnsupportedPatch(
-            "the program is patched by eventlet.monkey_patch(), which removes what this library waits with: "
+            "the program is patched by eventlet.monkey_patch(), which removes the locks that this library needs: "
             "use gevent (gunicorn -k gevent, celery -P gevent) or threads"
         )
     known, before, _cooperative = threading.Lock, _cooperative, cooperative()

@@ -1,4 +1,4 @@
-"""What `help()` and notebooks show: options by name and type, not `**options`; whose twin a verb is."""
+"""Signatures and docstrings for `help()` and notebooks: options by name and type, and the awaitable verbs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def showing(options: type) -> Callable[[F], F]:
-    """Let a function that takes these options, a TypedDict, as keywords show each of them: by name and type."""
+    """Return a decorator that shows each option of a TypedDict in the signature, instead of `**options`."""
 
     def shown(function: F) -> F:
         signature = signature_of(function)
@@ -34,20 +34,20 @@ def showing(options: type) -> Callable[[F], F]:
 
 
 def with_twins(kind: C) -> C:
-    """The class, whose awaitable verbs tell of which they are twins."""
+    """Give each awaitable verb of a class, such as `arelease`, a docstring that names its blocking twin."""
     for name, verb in vars(kind).items():
         if name[:1] == "a" and hasattr(kind, name[1:]) and not verb.__doc__:
-            verb.__doc__ = f"`{name[1:]}`, awaited."
+            verb.__doc__ = f"Like `{name[1:]}`, but awaited."
     return kind
 
 
 def is_async(function: Any, decorator: str) -> bool:
-    """Is a coroutine function decorated so, or one that is called plainly? OptionError: it is neither."""
+    """Return whether a decorated function is a coroutine function. Raise OptionError if it can't be decorated."""
     if not callable(function) or isinstance(function, (type, staticmethod, classmethod)):
         raise OptionError(
-            f"{decorator} stands on {function!r}: put it on a function, below @staticmethod or @classmethod"
+            f"{decorator} is applied to {function!r}: put it on a function, below @staticmethod or @classmethod"
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         name = getattr(function, "__qualname__", function)
-        raise OptionError(f"{decorator} stands on {name}, which is a generator function: say `with` inside of it")
+        raise OptionError(f"{decorator} is applied to {name}, which is a generator function: use `with` inside it")
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))

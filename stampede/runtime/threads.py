@@ -1,5 +1,8 @@
-"""The library's own threads: daemons, started when they are needed, which receive no signals. A program that blocks a
-signal in its main thread, as Celery's workers do with SIGTERM, relies on no other thread to take it."""
+"""The library's own threads: daemons that are started when they are needed, and receive no signals.
+
+A program that blocks a signal in its main thread, as Celery's workers do with SIGTERM, relies on all other threads to
+block it, too.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,28 @@ REST = 30.0
 
 
 def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Thread | None:
-    """Return a thread that does the work, or None if there is none to be had: where the system has no more, while the
-    interpreter ends, and in an isolated subinterpreter, which refuses daemons."""
+    """Start a thread that does the work, and return it, or None if no thread can be started.
+
+    That happens if the system has no more threads, while the interpreter ends, and in an isolated subinterpreter, which
+    refuses daemons.
+    """
     try:
         thread = threading.Thread(target=work, name=name, args=args, daemon=True)
         with signals_blocked():
             thread.start()
     except RecursionError:
-        raise  # the caller has no stack left, which says nothing of threads
+        raise  # a RuntimeError that concerns the caller's stack, and not threads
     except RuntimeError:
         return None
     return thread
 
 
 def on_stack(size: int, work: Callable[[], T]) -> T:
-    """Call this in a thread of its own with a stack of so many bytes, and wait for it. RuntimeError: there is none. It
-    is a real thread under gevent's patch, too, as greenlets have the stack of theirs."""
+    """Call `work` in a thread of its own with a stack of `size` bytes, and return its value.
+
+    Raise RuntimeError if no thread can be started. It is a real thread even under gevent's patch, because greenlets use
+    the stack of their thread.
+    """
     monkey = sys.modules.get("gevent.monkey")
     made = getattr(monkey, "get_original", lambda module, name: getattr(sys.modules[module], name))
     start, lock = made("_thread", "start_new_thread"), made("_thread", "allocate_lock")
@@ -57,7 +66,7 @@ def on_stack(size: int, work: Callable[[], T]) -> T:
         finally:
             done.release()
 
-    with process_lock.lock, signals_blocked():  # the size is of all threads that start meanwhile
+    with process_lock.lock, signals_blocked():  # the size applies to all threads that start meanwhile
         before = threading.stack_size((size | 0xFFFF) + 1)  # whole pages
         try:
             start(call, ())
@@ -72,12 +81,14 @@ def on_stack(size: int, work: Callable[[], T]) -> T:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block all signals in this thread, so that the threads which it starts in the block never receive any. Under
-    gevent's monkey patch this does nothing: a "thread" started there is a greenlet of this very thread."""
+    """Block all signals in this thread, so that threads which are started in the block never receive any.
+
+    Under gevent's monkey patch this does nothing: a "thread" started there is a greenlet of this thread.
+    """
     if not _MASKS or cooperative():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # asked first: the next line may already raise
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # read first, because a signal handler may raise below
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         yield
@@ -86,8 +97,10 @@ def signals_blocked() -> Iterator[None]:
 
 
 def with_signals_of_caller(work: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that runs `work` with the signal mask of the thread which calls this: a child process that
-    users' functions start in our threads would inherit a mask with SIGTERM blocked."""
+    """Return a function that runs `work` with the signal mask of the thread that calls this.
+
+    Otherwise a child process that a user's function starts in our threads would inherit a mask with SIGTERM blocked.
+    """
     if not _MASKS:
         return work
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -103,7 +116,7 @@ def with_signals_of_caller(work: Callable[..., T]) -> Callable[..., T]:
 
 
 class ThreadPool:
-    """At most `limit` threads; what none of them can begin at once waits for them, in its order."""
+    """A pool of at most `limit` threads. Jobs that can't begin at once wait in the order of arrival."""
 
     def __init__(self, limit: float, name: str) -> None:
         self._limit, self._name = limit, name
@@ -113,14 +126,14 @@ class ThreadPool:
         forks.in_child(self._start_again)
 
     def _start_again(self) -> None:
-        self._parents.append(self._jobs)  # in a forked child: not to be begun here, nor to be ended, by dropping them
+        self._parents.append(self._jobs)  # in a forked child, where these jobs must neither run nor be finalized
         self._jobs = deque()
         self._threads = self._idle = 0
         self._lock = threading.RLock()  # reentrant, for finalizers and signals
         self._changed = threading.Condition(self._lock)
 
     def do(self, job: Callable[[], object]) -> None:
-        """Have it done. It deals with its own errors."""
+        """Run a job in one of the threads. The job has to handle its own errors."""
         with self._lock:
             self._jobs.append(job)
             if self._idle >= len(self._jobs):
@@ -131,13 +144,13 @@ class ThreadPool:
         try:
             thread = begun(self._name, self._work)
         except RecursionError:
-            self.take_back(job)  # it is its caller's again
+            self.take_back(job)  # the caller gets the error, and keeps the job
             raise
         if thread is None:
-            self._work(once=True)  # the caller does what is left to do
+            self._work(once=True)  # without threads, the caller runs the waiting jobs
 
     def take_back(self, job: Callable[[], object]) -> bool:
-        """Whether nobody has begun it; then nobody will."""
+        """Remove a job that waits. Return False if it has begun."""
         with suppress(ValueError):
             self._jobs.remove(job)
             return True
@@ -147,7 +160,7 @@ class ThreadPool:
         changed, lock, there = self._changed, self._lock, 1
         with lock:
             if not once and self._threads >= self._limit:
-                return  # several have begun one
+                return  # several callers have started a thread at the same time
             self._threads += there
         try:
             while True:
@@ -156,7 +169,7 @@ class ThreadPool:
                     while not self._jobs:
                         if once or (not changed.wait(REST) and not self._jobs):
                             self._idle -= 1
-                            self._threads, there = self._threads - 1, 0  # at once: who comes now begins another
+                            self._threads, there = self._threads - 1, 0  # at once, so that a new job starts a thread
                             return
                     self._idle -= 1
                     job = self._jobs.popleft()

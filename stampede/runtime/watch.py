@@ -1,5 +1,7 @@
-"""Looks at things when they are due: flights that are followed, leases to be renewed, servers that hang. One daemon
-thread of the process, started with the first of them."""
+"""One daemon thread that looks at things when they are due: followed flights, leases to renew, servers that hang.
+
+It is started with the first of them.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,22 @@ __all__ = ["Watch", "Watched", "watch"]
 _log = logging.getLogger("stampede")
 
 LONGEST = 3600.0
-"""Seconds between two looks at what is due: a clock can't be waited for much longer."""
+"""The longest sleep in seconds, because the time-outs of the operating system have a maximum."""
 
 
-_FOREVER = threading.Lock()  # as it was before any patch
+_FOREVER = threading.Lock()  # made before any monkey patch, so that it blocks a real thread
 _FOREVER.acquire()
 
 
 class Watched(Protocol):
-    """What is looked after. Only weakly referred to: with its last caller it goes."""
+    """An object that is looked at when it is due. The watch refers to it weakly."""
 
     def look(self, now: float) -> float | None:
-        """Do what is due. When to look again; None: never."""
+        """Do what is due. Return the moment of the next look, or None for never."""
 
 
 class Watch:
-    """Looks at each thing when it is due."""
+    """A thread that calls `look` of each object when it is due."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,26 +46,26 @@ class Watch:
         forks.in_child(self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may add in the middle of this
+        self._lock = threading.RLock()  # re-entrant, because a finalizer may call `add` while it is held
         self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, weakref.ref[Watched]]] = []
         self._alarm = -inf  # when the thread looks again
-        self._served = False  # a thread is at it, and says so itself
+        self._served = False  # a thread is running; the thread itself sets this
 
     def add(self, watched: Watched, moment: float) -> bool:
-        """Look at it then. False: there is no thread to be had, so who relies on it must look himself."""
+        """Have `watched.look` called at this moment. Return False if no thread can be started that would call it."""
         due = moment, next(self._count), weakref.ref(watched)
         with self._lock:
             heapq.heappush(self._due, due)
             if moment < self._alarm:
                 self._changed.notify()
             served = self._served
-        # Outside the lock: a thread that is begun is waited for.
+        # Outside the lock, because `start` waits for the thread.
         if served or begun(self._name, self._run) is not None:
             return True
         with self._lock:
             if due in self._due:
-                self._due.remove(due)  # or what nobody will ever look at piles up
+                self._due.remove(due)  # otherwise the list would grow without a thread that empties it
                 heapq.heapify(self._due)
         return False
 
@@ -71,29 +73,32 @@ class Watch:
         lock = self._lock
         with lock:
             if self._served:
-                return  # two have begun one
+                return  # two callers have started a thread at the same time
             self._served = True
         try:
             while True:
                 watched = self._next(lock)
                 if watched is None:
-                    if greenlets.cooperative():  # `threading` would not find a thread that ends now, and complain
+                    if greenlets.cooperative():  # `threading` does not know this thread any more, and would complain
                         _FOREVER.acquire()
                     return
                 try:
                     again = watched.look(time.monotonic())
-                except Exception:  # our own bug: the others are looked after
-                    _log.exception("%s could not look after what was due", self._name)
+                except Exception:  # a bug of ours, which must not stop the other looks
+                    _log.exception("%s failed to do what was due, and tries again in a second", self._name)
                     again = time.monotonic() + 1.0
                 if again is not None:
                     self.add(watched, again)
                 del watched
         finally:
             if self._lock is lock:
-                self._served = False  # the next flight begins another thread
+                self._served = False  # the next `add` starts another thread
 
     def _next(self, lock: threading.RLock) -> Watched | None:
-        """What is due. None: gevent's patch came late, and `_reset` has left this thread behind."""
+        """Wait for the next object that is due, and return it.
+
+        None means that this thread has to end: gevent's patch came late, and `_reset` has replaced everything.
+        """
         with lock:
             while self._lock is lock:
                 self._alarm = self._due[0][0] if self._due else inf
@@ -103,7 +108,7 @@ class Watch:
                     continue
                 watched = heapq.heappop(self._due)[2]()
                 if watched is not None:
-                    self._alarm = -inf  # we look at all that is due before we sleep again
+                    self._alarm = -inf  # everything that is due is looked at before the next sleep
                     return watched
         return None
 

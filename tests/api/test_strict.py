@@ -112,4 +112,4 @@ def test_the_log_says_what_strict_does(tmp_path: Path, colour: str, caplog: pyte
     with caplog.at_level(logging.ERROR, "stampede"), pytest.raises(CodecError):
         run(f())
     (said,) = [each.getMessage() for each in caplog.records]
-    assert "can't be kept, which is an error here (strict)" in said and "served" not in said
+    assert "can't be stored, which is an error because of strict" in said and "served" not in said

@@ -192,7 +192,7 @@ def test_what_an_engine_can_t_is_said(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is a generator function"):
         Bulkhead("b", on="memory://")(functools.partial(lambda: (yield)))
     for no_function in (None, 5, Lock, staticmethod(len), property(len)):
-        with pytest.raises(OptionError, match=r"stands on .* below @staticmethod"):
+        with pytest.raises(OptionError, match=r"is applied to .* below @staticmethod"):
             Bulkhead("b", on="memory://")(no_function)  # type: ignore[type-var]
 
 

@@ -237,18 +237,18 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "DEBUG", "computed 'g(1)' in 2.000 s: missing"),
         ("stampede", "WARNING", "computing 'f(2)' failed after 0.250 s (missing): ValueError: no such customer"
          " (more like this in the next 10 s are not written)"),
-        ("stampede", "DEBUG", "waited 0.125 s for 'f(1)', which somebody else computed"),
-        ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which somebody else computed"),
-        ("stampede", "DEBUG", "served 'f(1)' as it was: computing"),
-        ("stampede", "WARNING", "the value of 'f(1)' is its caller's only: "
-         "the key was invalidated or set meanwhile, or its lease ended"
+        ("stampede", "DEBUG", "waited 0.125 s for 'f(1)', which another caller computed"),
+        ("stampede", "DEBUG", "waited 0.250 s for 'f(1)', which another caller computed"),
+        ("stampede", "DEBUG", "served 'f(1)' as it was stored: computing"),
+        ("stampede", "WARNING", "the value of 'f(1)' was only returned, not stored: "
+         "the key was invalidated or set, or its lease ended"
          " (more like this in the next 10 s are not written)"),
-        ("stampede", "ERROR", "'f(1)' is served, and is not kept: 12 MB is more than max_bytes"
+        ("stampede", "ERROR", "'f(1)' was returned, but not stored: 12 MB is more than max_bytes"
          " (more like this in the next 600 s are not written)"),
-        ("stampede", "WARNING", "what the engine holds for 'f(1)' is not believed, and computed anew: truncated"
+        ("stampede", "WARNING", "the stored entry of 'f(1)' was refused, and its value is computed again: truncated"
          " (more like this in the next 10 s are not written)"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
-        ("stampede", "WARNING", "redis://x does not tell this process of changes: ERR syntax error"),
+        ("stampede", "WARNING", "redis://x does not announce changes to this process: ERR syntax error"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
         ("stampede", "WARNING", "disk:///x is back after 3.0 s"),
     ]  # fmt: skip

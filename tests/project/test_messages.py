@@ -66,9 +66,9 @@ def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServ
             assert other.get_or_compute("k", lambda: 2) == 2
         else:
             assert asyncio.run(other.aget_or_compute("k", lambda: 2)) == 2
-    assert [record.getMessage() for record in caplog.records if "not believed" in record.getMessage()] == [
-        "what the engine holds for 'k' is not believed, and computed anew: the seal is broken: the bytes were changed, "
-        "or are of another key or signing_key "
+    assert [record.getMessage() for record in caplog.records if "was refused" in record.getMessage()] == [
+        "the stored entry of 'k' was refused, and its value is computed again: "
+        "the seal is broken: the bytes were changed, or are of another key or signing_key "
         "(more like this in the next 10 s are not written)"
     ]
     assert other.stats().bad_bytes == 1
@@ -146,7 +146,7 @@ def test_a_value_that_was_invalidated_meanwhile_is_told_as_that(url: str, here: 
         (cache if here else Cache(url)).invalidate("k")
         changed.set()
         caller.join()
-    (told,) = [record for record in caplog.records if "is its caller's only" in record.getMessage()]
+    (told,) = [record for record in caplog.records if "only returned, not stored" in record.getMessage()]
     assert told.levelno == logging.DEBUG
     assert told.getMessage().endswith("the key was invalidated or set meanwhile")
 
@@ -160,7 +160,7 @@ def test_what_is_down_and_what_becomes_of_calls(caplog: Any) -> None:
             log_events(events.EngineDown("", "", "redis://x", error))
         log_events(events.EngineDown("", "", "redis://x", down, strict=True))
     assert [record.getMessage() for record in caplog.records] == [
-        "redis://x takes nothing new, calls go on without it: EngineError: OOM",
+        "redis://x refuses new values, calls go on without it: EngineError: OOM",
         "redis://x is down in part, calls go on without it: EngineError: slot 5",
         "redis://x is down, calls go on without it: EngineError: refused",
         "redis://x is down, and calls raise it: EngineError: refused",
