@@ -277,11 +277,11 @@ def test_values_are_not_shown(cell: SqlCell) -> None:
 @pytest.mark.parametrize(
     "url, told",
     [
-        ("sql://localhost/db", "behind `sql\\+`"),
-        ("sql+nonsense://localhost/db", "behind `sql\\+`"),
-        ("sql+mysql", "give a URL"),
-        ("sql+sqlite://", "in the memory of one connection"),
-        ("sql+sqlite:///:memory:", "in the memory of one connection"),
+        ("sql://localhost/db", "give `sql\\+` and a URL"),
+        ("sql+nonsense://localhost/db", "give `sql\\+` and a URL"),
+        ("sql+mysql", "give one such as"),
+        ("sql+sqlite://", "belongs to one connection"),
+        ("sql+sqlite:///:memory:", "belongs to one connection"),
         ("sql+sqlite+aiosqlite:///x.db", "of a driver that blocks"),
         ("sql+sqlite:///x.db?create=perhaps", "create"),
         ("sql+sqlite:///x.db?timeout=soon", "timeout"),

@@ -83,7 +83,7 @@ def test_sqlalchemys_url_of_odd_names_is_read() -> None:
         ("postgres://h/d?max_conections=3", "did you mean 'max_connections'"),
         ("postgres://h/d?xyzzy=1", "there are .*application_name.*target_session_attrs"),
         ("postgres://h/d?timeout=soon", "timeout is 'soon'"),
-        ("postgres://h/d?timeout=0", "more than 0"),
+        ("postgres://h/d?timeout=0", "greater than 0"),
         ("postgres://h/d?bound=perhaps", "true or false"),
         ("postgres://h:99999/d", "can't be read"),
         ("postgres://h/d?user=%00", "NUL"),
@@ -298,8 +298,8 @@ def test_a_pools_own_options_are_those_of_the_connections(server: PostgresServer
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"conninfo": lambda: "host=h"}, "asks a function where to connect to.*or a URL"),
-        ({"kwargs": lambda: {"host": "h"}}, "asks a function where to connect to.*or a URL"),
+        ({"conninfo": lambda: "host=h"}, "calls a function to learn its address.*or a URL"),
+        ({"kwargs": lambda: {"host": "h"}}, "calls a function to learn its address.*or a URL"),
         ({"conninfo": "host=h passwor=hunter2"}, "can't be read"),
         ({"conninfo": "postgres://u:hunter2%zz@h"}, "can't be read"),
         ({"kwargs": {"sslmod": "require", "password": "hunter2"}}, "did you mean 'sslmode'"),
