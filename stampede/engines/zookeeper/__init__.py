@@ -1,8 +1,10 @@
-"""The ZooKeeper engine: locks by a recipe of our own over ephemeral sequential nodes, and a store of small values.
+"""The ZooKeeper engine: locks, made of ephemeral sequential nodes, and a store of small values.
 
-session.py   sessions of kazoo's, of which a lost one is never used again;  line.py   what is said and heard on its line
-queue.py     what a lock's queue of nodes says;  lock_steps.py   the steps of a lock, and Locks in both colours
-cell.py      values
+session.py      sessions of kazoo; a lost one is never used again
+line.py         the connection of a session: its signs of life, and its end if the server is silent
+queue.py        the meaning of the nodes in a lock's queue
+lock_steps.py   the steps of a lock, and `Locks` in both colours
+cell.py         values
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ OPTIONS: dict[str, Kind] = {"tls": flag, "ca": text, "cert": text, "key": text, 
 PORT = 2181
 
 THREADS = 16
-"""Questions of event loops that are under way at once."""
+"""Requests of event loops that are under way at once."""
 
 
 class ZooKeeperEngine(CellEngine):
-    """One ensemble, by any of its servers. `root` is the node below which all others are.
+    """An ensemble, by one or more of its servers. All nodes are below the node `root`.
 
-    Each waiter has a place in the lock's queue, and watches the one before it.
+    Each waiter for a lock has a place in the lock's queue, and watches the place before its own.
     """
 
     fair = True
@@ -46,7 +48,7 @@ class ZooKeeperEngine(CellEngine):
         super().__init__(ZooKeeperCell(sessions, root), "zookeeper")
         locks = ZooKeeperLocks(steps, here, BLOCKING)
         alocks = ZooKeeperLocks(steps, WorkerThreads(THREADS).run, SUSPENDING)
-        # A node of a lock ends with its session, which is this process's: it can't be handed over.
+        # No handover: the node of a lock ends with its session, which belongs to this process.
         self.blocking = replace(self.blocking, locks=locks, holds=locks, handover=None)
         self.suspending = replace(self.suspending, locks=alocks, holds=alocks, handover=None)
 
@@ -65,22 +67,22 @@ def _parsed(url: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
     login, servers = parts.netloc.rpartition("@")[0], ",".join(map(str, addresses_of(url, PORT)))
     root = f"/{unquote(parts.path).strip('/') or 'stampede'}"
     if any(part in ("", ".", "..", "zookeeper") for part in root[1:].split("/")[:1]) or "//" in root:
-        raise OptionError(f"{safe_url(url)!r}: {root!r} is no node: write a path such as /stampede")
+        raise OptionError(f"{safe_url(url)!r}: {root!r} can't be a node: write a path such as /stampede")
     if "key" in found and "cert" not in found:
-        raise OptionError(f"{safe_url(url)}: key= is that of a certificate: give cert=, too")
+        raise OptionError(f"{safe_url(url)}: key= is the key of a certificate: give cert=, too")
     files = {theirs: found[ours] for ours, theirs in _FILES.items() if ours in found}
     tls = files | {"use_ssl": True} if found.get("tls", bool(files)) else {}
-    its = {"timeout": found.get("timeout", 1.0), "least": found.get("session", 0.0)}
-    return servers, root, its | {"login": unquote(login), "tls": tls}
+    terms = {"timeout": found.get("timeout", 1.0), "least": found.get("session", 0.0)}
+    return servers, root, terms | {"login": unquote(login), "tls": tls}
 
 
 _FILES = {"ca": "ca", "cert": "certfile", "key": "keyfile"}
 
 
 def from_url(url: str, **options: Any) -> ZooKeeperEngine:
-    """`zookeeper://user:password@h1:2181,h2:2181,h3:2181/root?timeout=3`."""
-    servers, root, its = _parsed(url, **options)
-    return ZooKeeperEngine(Sessions(servers, **its), root)
+    """Open `zookeeper://user:password@h1:2181,h2:2181,h3:2181/root?timeout=3`."""
+    servers, root, terms = _parsed(url, **options)
+    return ZooKeeperEngine(Sessions(servers, **terms), root)
 
 
 check_url = _parsed

@@ -1,4 +1,4 @@
-"""Small values: nodes that are written while they have the version that was seen."""
+"""Small values: nodes that are written if they still have the version that was read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from stampede.engines.zookeeper.session import Sessions, ZooKeeperSession
 __all__ = ["ZooKeeperCell"]
 
 MOST = 1_040_000
-"""Bytes of a value; servers refuse packets of 1 MiB."""
+"""The largest value in bytes: servers refuse packets of 1 MiB."""
 
 LIVE = 10.0
-"""Seconds for which the session of values lives without a sign of life."""
+"""The lease, in seconds, by which the session for values is chosen, as for a lock."""
 
 GRAVE = 3600.0
-"""Seconds for which what is over or removed leaves its version to the next one of its name."""
+"""Seconds for which an expired or removed value keeps its node: the next value of the name continues its versions."""
 
 SWEEP = 64
-"""Swaps between two looks at what is over."""
+"""The mean number of swaps between two sweeps, and the most nodes that one sweep reads."""
 
 _HEAD = Struct(">?d")
 _DRAWERS = 256
@@ -36,7 +36,7 @@ _NOTHING = Seen(None)
 
 
 class ZooKeeperCell(WatchingCell):
-    """Nodes of one ensemble, spread over drawers. What is over is removed by those who write others."""
+    """The nodes of one ensemble, spread over drawers (parent nodes). Writers remove expired nodes now and then."""
 
     tells = True
     longest = MOST
@@ -48,7 +48,7 @@ class ZooKeeperCell(WatchingCell):
     def read(self, names: Sequence[str]) -> list[Seen]:
         session = self._sessions.of(LIVE)
         if names:
-            # a server may be behind the others: it has what they had when it answers this
+            # Our server may lag behind the others: after this it has everything that they had.
             session.client.sync_async(self._root)
         asked = [session.client.get_async(self._path(name)) for name in names]
         return [self._seen(session, each) for each in asked]
@@ -64,21 +64,21 @@ class ZooKeeperCell(WatchingCell):
             if version is None:
                 stat = self._created(session, path, body)
             else:
-                stat = session.told(session.client.set_async(path, body, version[1]))
+                stat = session.reply(session.client.set_async(path, body, version[1]))
         except (NodeExistsError, NoNodeError, BadVersionError):
             return Faster(self.read([name])[0])
         return None if data is None else (stat.czxid, stat.version)
 
     def _created(self, session: ZooKeeperSession, path: str, body: bytes) -> Any:
         try:
-            return session.told(session.client.create_async(path, body, include_data=True))[1]
+            return session.reply(session.client.create_async(path, body, include_data=True))[1]
         except NoNodeError:
             session.make(path.rpartition("/")[0])
-            return session.told(session.client.create_async(path, body, include_data=True))[1]
+            return session.reply(session.client.create_async(path, body, include_data=True))[1]
 
     def _seen(self, session: ZooKeeperSession, question: Any) -> Seen:
         try:
-            data, stat = session.told(question)
+            data, stat = session.reply(question)
         except NoNodeError:
             return _NOTHING
         version = (stat.czxid, stat.version)
@@ -86,20 +86,20 @@ class ZooKeeperCell(WatchingCell):
         return Seen(data[_HEAD.size :] if there else None, version)
 
     def _sweep(self, session: ZooKeeperSession) -> None:
-        """A few of one drawer, in nobody's time: no answer is waited for but of what is there."""
+        """Remove some expired nodes of one drawer, without waiting for the replies to the removals."""
         drawer = f"{self._root}/{randrange(_DRAWERS):02x}"
         try:
-            names = session.told(session.client.get_children_async(drawer))
+            names = session.reply(session.client.get_children_async(drawer))
             for name in sample(names, min(len(names), SWEEP)):
-                data, stat = session.told(session.client.get_async(f"{drawer}/{name}"))
+                data, stat = session.reply(session.client.get_async(f"{drawer}/{name}"))
                 ttl = _HEAD.unpack_from(data)[1] if len(data) >= _HEAD.size else inf
                 if stat.mtime / 1000 + ttl + GRAVE < time.time():
                     session.client.delete_async(f"{drawer}/{name}", stat.version)
         except NoNodeError:
             return
 
-    def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
-        return self._sessions.of(LIVE).always(self._path(name), told)
+    def watch(self, name: str, notify: Callable[[], object]) -> Callable[[], object]:
+        return self._sessions.of(LIVE).watch_always(self._path(name), notify)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{crc32(name.encode()) % _DRAWERS:02x}/n{quote(name, safe='')}"

@@ -1,12 +1,13 @@
-"""The line to a server: signs of life on it, and an end to it if nothing is heard.
+"""The connection to a server: send signs of life on it, and end it if the server is silent.
 
-kazoo is silent for a third of a session, which is too long (see `Session.vouch`), and a line on which it asks more
-often than that is never given up, though nothing comes back. So it is told to read for seconds only, after half of
-which it sends a ping; and how long there may be no answer is said here.
+kazoo is silent for a third of the session's time-out, which is too long (see `ZooKeeperSession.ensure_outlasts`). And
+it never gives up a connection on which it sends requests more often than that, even if no reply comes. So this module
+limits kazoo's read time-out to seconds, after half of which kazoo sends a ping, and decides itself how long a server
+may be silent.
 
-kazoo's private names stand here and nowhere else (2.11): `_connect` alone knows which time-out the server grants, and
-all that is said and heard goes through `_submit` and `_read_header`, what a session begins with through `_invoke`;
-`ping_outstanding` would end a line by the time that it reads for; `_pending` has the numbers of what was asked.
+Only this module uses private names of kazoo (2.11). `_connect` alone knows which session time-out the server grants.
+All requests and replies go through `_submit` and `_read_header`, and the first request of a session through `_invoke`.
+`ping_outstanding` would end a connection by the read time-out. `_pending` contains the numbers of unanswered requests.
 """
 
 from __future__ import annotations
@@ -23,89 +24,93 @@ from kazoo.protocol.connection import WATCH_XID
 __all__ = ["MARGIN", "RELAY", "TAKEN_ON", "ZooKeeperLine"]
 
 SIGN = 1.0
-"""Seconds after which a line on which nothing was said has another sign of life; kazoo's dice take some of it."""
+"""Seconds without a request after which a ping is sent. kazoo shortens the pause at random."""
 
 RELAY = 1.0
-"""Seconds after which a server's leader has heard of a sign of life: it asks for them each half tick, and ticks are of
-two seconds as servers come. Clients aren't told how long they are."""
+"""Seconds after which the leader knows of a sign of life that another server has received. It asks the servers each
+half tick. A tick is two seconds by default, and clients are not told its length."""
 
 MARGIN = RELAY + 2 * SIGN
-"""Seconds by which a session outlasts the leases of its locks. A server that dies takes with it what it was told since
-the leader asked: a lock may have been taken just then, and the sign of life before may be as old as they get."""
+"""Seconds by which a session's time-out exceeds the leases of its locks. If a server dies, the leader never learns of
+the signs of life since it last asked. A lock may have been taken just then, while the sign before is already old."""
 
 TAKEN_ON = 1.0
-"""Seconds that a server has at least to take us on, however many there are to be tried."""
+"""The seconds that each server has at least to accept a connection, however many servers are tried."""
 
 GRAIN, KEPT = 0.1, 32
-"""Signs of life are remembered that lie so many seconds apart, and so many of them."""
+"""The least seconds between two remembered signs of life, and how many are remembered."""
 
 
 class ZooKeeperLine:
-    """What a client of kazoo's says to its server, in order, and hears from it. All but `known` in kazoo's thread."""
+    """The requests that a kazoo client sends to its server, and the replies, in their order.
+
+    All methods but `last_sign` run in kazoo's thread.
+    """
 
     def __init__(self, client: KazooClient, timeout: float) -> None:
-        self.seconds = 0.0  # after which the server ends the session, if it hears nothing
+        self.seconds = 0.0  # the session's time-out, as the server grants it
         self.granted = threading.Event()
         self._timeout = timeout
-        self._begun = self._heard = 0.0
+        self._begun = self._received = 0.0
         self._where: tuple[Any, ...] = ()
-        self._silent: tuple[Any, ...] = ()  # the server that was given up last
-        self._said: deque[float] = deque()  # what has no answer yet
-        self._answered: tuple[tuple[float, float], ...] = ()  # when it was said, and its answer came
+        self._silent: tuple[Any, ...] = ()  # the server that was left because it was silent
+        self._sent: deque[float] = deque()  # when each request was sent that has no reply yet
+        self._signs: tuple[tuple[float, float], ...] = ()  # when a request was sent, and when its reply came
         self._each = max(timeout / len(client.hosts), TAKEN_ON)
         self._connection, self._pending = client._connection, client._pending
         connection = self._connection
         self._connect, self._submit, self._read = connection._connect, connection._submit, connection._read_header
-        connection._connect, connection._submit, connection._read_header = self._connected, self._say, self._hear
+        connection._connect, connection._submit, connection._read_header = self._on_connect, self._send, self._receive
         self._invoke, connection._invoke = connection._invoke, self._begin
-        self._reach, client.handler.create_connection = client.handler.create_connection, self._reached
+        self._reach, client.handler.create_connection = client.handler.create_connection, self._create_connection
 
-    def known(self, moment: float) -> float:
-        """When the newest sign of life was given that the server had heard by then. A server that takes a session over
-        asks the leader, who hears of that at once."""
-        return next((said for said, answered in reversed(self._answered) if answered <= moment), self._begun)
+    def last_sign(self, moment: float) -> float:
+        """Return when the latest sign of life was sent to which a reply had come by `moment`. The start of a connection
+        is one, too: a server that takes a session over asks the leader, which so knows of it at once."""
+        return next((sent for sent, answered in reversed(self._signs) if answered <= moment), self._begun)
 
-    def _connected(self, *where: Any) -> Any:
-        self._said.clear()
+    def _on_connect(self, *where: Any) -> Any:
+        self._sent.clear()
         silent, self._silent = self._silent, ()
-        if where == silent:  # kazoo tries them all, and then again: any other first
-            raise ConnectionDropped("nothing was heard from it")
+        if where == silent:  # skip it once: kazoo tries all servers in turn, so the others come first
+            raise ConnectionDropped("this server was silent")
         begun = time.monotonic()
         reads, connects = self._connect(*where)
-        self._said.clear()
-        self._where, self._begun, self._answered = where, begun, ()
-        self.seconds = reads * 1.5 / 1000  # what it reads for, in milliseconds, is two thirds of it
+        self._sent.clear()
+        self._where, self._begun, self._signs = where, begun, ()
+        self.seconds = reads * 1.5 / 1000  # kazoo's read time-out in milliseconds is two thirds of the session's
         self.granted.set()
         return min(reads, 2000 * SIGN), connects
 
-    def _reached(self, *args: Any, timeout: float, **its: Any) -> Any:
-        """kazoo tries one server for a whole session: one that is switched off would keep us from all others."""
-        return self._reach(*args, timeout=min(timeout, self._each), **its)
+    def _create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
+        """Limit the time for one server: kazoo would try one that is switched off for the session's whole time-out."""
+        return self._reach(*args, timeout=min(timeout, self._each), **options)
 
-    def _begin(self, timeout: float, *args: Any, **its: Any) -> Any:
-        return self._invoke(min(timeout, self._each), *args, **its)
+    def _begin(self, timeout: float, *args: Any, **options: Any) -> Any:
+        return self._invoke(min(timeout, self._each), *args, **options)
 
-    def _say(self, *args: Any) -> None:
+    def _send(self, *args: Any) -> None:
         now = time.monotonic()
-        if self._said and now - max(self._said[0], self._heard) > self._patience():
+        if self._sent and now - max(self._sent[0], self._received) > self._patience():
             self._silent = self._where
-            raise ConnectionDropped("nothing was heard")  # what was to be said is said to the next one
-        self._said.append(now)
+            raise ConnectionDropped("this server is silent")  # kazoo sends this request to the next server
+        self._sent.append(now)
         self._submit(*args)
         self._connection.ping_outstanding.clear()
 
     def _patience(self) -> float:
-        """A third of the longest lease, so that there is time for a renewal elsewhere."""
+        """Return how long the server may be silent: a third of the longest lease at most, to leave time for a renewal
+        by another server."""
         return max(SIGN, min(self._timeout, (self.seconds - MARGIN) / 3))
 
-    def _hear(self, timeout: float) -> Any:
+    def _receive(self, timeout: float) -> Any:
         answer = self._read(timeout)
         xid, pending = answer[0].xid, self._pending
         if xid >= 0 and pending and pending[0][2] != xid:  # kazoo's thread would end, and with it the session's locks
-            raise ConnectionDropped(f"a reply of number {xid} came in place of {pending[0][2]}")
-        self._heard = now = time.monotonic()
-        if xid != WATCH_XID and self._said:
-            said, those = self._said.popleft(), self._answered
-            if not those or now - those[-1][1] >= GRAIN:
-                self._answered = (*those[1 - KEPT :], (said, now))
+            raise ConnectionDropped(f"reply {xid} came instead of reply {pending[0][2]}")
+        self._received = now = time.monotonic()
+        if xid != WATCH_XID and self._sent:
+            sent, signs = self._sent.popleft(), self._signs
+            if not signs or now - signs[-1][1] >= GRAIN:
+                self._signs = (*signs[1 - KEPT :], (sent, now))
         return answer

@@ -1,4 +1,4 @@
-"""What stands in the names of a lock's nodes, so that one list of them says who is inside, and who waits."""
+"""The names of a lock's nodes. They contain everything about a place, so that one list shows holders and waiters."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from stampede.model.room import admitted
 __all__ = ["QueuedNode", "beginning", "inside", "places", "quoted", "unquoted"]
 
 _DIGITS = 10
-"""Of the number that the server appends."""
+"""The digits of the number that the server appends to the name of a sequential node."""
 
 
 class QueuedNode(NamedTuple):
-    """A token that has the lock, or waits for it."""
+    """A place in a lock's queue: a token that has the lock or waits for it."""
 
     number: int
     node: str
     token: bytes
     room: float
-    lease: float  # seconds that were asked for
+    lease: float  # the seconds of the lease that was asked for
 
 
 def beginning(token: bytes, room: float, lease: float) -> str:
-    """Of the name of a node. The token is in it, so that one whose creation had no answer is found again."""
+    """Return the beginning of a node's name. It contains the token, by which a node is found whose creation got no
+    reply."""
     return f"{token.hex()}_{room:.15g}_{lease:.3f}_"
 
 
 def places(nodes: Iterable[str]) -> list[QueuedNode]:
-    """In the order of their creation. What others have made there may be anything: it is a holder like any other."""
+    """Return the places of a queue, in the order of their creation. A node that another program has made counts as the
+    place of an exclusive lock."""
     return sorted(map(_place, nodes))
 
 
@@ -45,12 +47,12 @@ def _place(node: str) -> QueuedNode:
 
 
 def inside(queue: Sequence[QueuedNode]) -> int:
-    """Return how many of a queue have the lock: the first ones."""
+    """Return how many places of a queue have the lock: they are the first ones."""
     return admitted(each.room for each in queue)
 
 
 def quoted(name: str) -> str:
-    """A name of anybody's as that of one node."""
+    """Return the name of a lock in a form that is valid as the name of one node."""
     return "n" + quote(name, safe="", errors="surrogatepass")
 
 
