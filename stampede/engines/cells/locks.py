@@ -29,30 +29,32 @@ class CellLocks:
     async def acquire(
         self, name: str, token: bytes, lease: float, *, waits: bool = False, room: float = 1
     ) -> Granted | Busy:
-        def decide(there: Record, now: float) -> Change[Granted | Busy]:
-            after, answer, fallen = record.claim(there, token, Ask(lease), now, fence=self._next(there), holder=here())
+        def decide(stored: Record, now: float) -> Change[Granted | Busy]:
+            after, answer, fallen = record.claim(
+                stored, token, Ask(lease), now, fence=self._next(stored), holder=here()
+            )
             assert isinstance(answer, (Granted, Busy))
             return after, answer, fallen
 
         cell_name = name_of(name, b"l").decode()
-        answer, version, there = await self._records.change(cell_name, decide)
+        answer, version, stored = await self._records.change(cell_name, decide)
         if isinstance(answer, Granted):
-            self._records.owned.put((cell_name, token), Written(version, there), self._records.clock())
+            self._records.owned.put((cell_name, token), Written(version, stored), self._records.clock())
             if self._grows:
                 answer.fence = version
         return answer
 
-    def _next(self, there: Record) -> int:
-        return 0 if self._grows else max(there.lease.fence + 1 if there.lease else 0, time.time_ns() // 1_000_000)
+    def _next(self, stored: Record) -> int:
+        return 0 if self._grows else max(stored.lease.fence + 1 if stored.lease else 0, time.time_ns() // 1_000_000)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         return await self._records.renew(name_of(name, b"l").decode(), token, lease)
 
     async def release(self, name: str, token: bytes) -> bool:
-        def decide(there: Record, now: float) -> Change[bool]:
-            after, released, fallen = record.abandon(there, token, None, 0.0, now)
-            if released and there.lease is not None:
-                after = Record(lease=Lease(b"", now, there.lease.fence))  # not an empty record: see `FREE`
+        def decide(stored: Record, now: float) -> Change[bool]:
+            after, released, fallen = record.abandon(stored, token, None, 0.0, now)
+            if released and stored.lease is not None:
+                after = Record(lease=Lease(b"", now, stored.lease.fence))  # not an empty record: see `FREE`
             return after, released, fallen
 
         cell_name = name_of(name, b"l").decode()
@@ -61,8 +63,8 @@ class CellLocks:
     hand_over = renew
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        _, there, now = await self._records.look(name_of(name, b"l").decode())
-        lease = there.lease
+        _, stored, now = await self._records.look(name_of(name, b"l").decode())
+        lease = stored.lease
         return [] if lease is None or not lease.token or lease.end <= now else [(lease.token, lease.end - now)]
 
     async def held(self, prefix: str = "") -> None:

@@ -204,11 +204,11 @@ class CellRecords:
         is out of date, the swap is refused, and the record is read."""
 
         for tried in range(TRIES):
-            version, there = known or (await self.look(name))[:2]
+            version, stored = known or (await self.look(name))[:2]
             now = self.clock()
-            after, answer, _ = decide(there, now)
-            if after is there:
-                return answer, version, there
+            after, answer, _ = decide(stored, now)
+            if after is stored:
+                return answer, version, stored
             swapped = await self.swap(name, version, *self._written(after, now))
             if not isinstance(swapped, Faster):
                 return answer, swapped, after
@@ -216,26 +216,28 @@ class CellRecords:
             await self.pause(tried)
         raise EngineError(f"{self.open.scheme}: other processes change this key too often: try again")
 
-    def _written(self, there: Record, now: float) -> tuple[bytes | None, float]:
+    def _written(self, stored: Record, now: float) -> tuple[bytes | None, float]:
         """Return the body of a record and its ttl. The body is None if nothing in the record is valid any more."""
-        left = there.end - now
-        if there.lease is not None and not there.lease.token:
+        left = stored.end - now
+        if stored.lease is not None and not stored.lease.token:
             left = FREE if self.open.cell.grows else REMEMBERED
-        return (wire.body_of(there, now, self._longest) if left > 0 else None), left
+        return (wire.body_of(stored, now, self._longest) if left > 0 else None), left
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         """Extend a lease: with one swap if this process knows what it has written last. False: the lease is lost."""
         known = self.owned.get((name, token))
         try:
-            stands, version, there = await self.change(name, lambda it, now: record.renew(it, token, lease, now), known)
+            renewed, version, stored = await self.change(
+                name, lambda old, now: record.renew(old, token, lease, now), known
+            )
         except BaseException:
             self.owned.pop((name, token), None)  # the swap may have been done, so the version may be another one
             raise
-        if not stands:
+        if not renewed:
             self.owned.pop((name, token), None)
         elif known is not None and self.owned.get((name, token)) is known:  # else it was filled meanwhile
-            self.owned.put((name, token), Written(version, there), self.clock())
-        return stands
+            self.owned.put((name, token), Written(version, stored), self.clock())
+        return renewed
 
     async def swap(self, name: str, version: Version, body: bytes | None, ttl: float) -> Version | Faster:
         """Write a body, or remove the name if `body` is None. Return the new version, or Faster."""
@@ -278,11 +280,11 @@ class CellRecords:
                     bell = waiter.fresh_bell()  # before the read: a change during the read must ring it
                     if end is not None or waited:
                         sent = time.monotonic()
-                        _, there, now = await self.look(name)
+                        _, stored, now = await self.look(name)
                         last, took = took, time.monotonic() - sent
-                        lease = there.lease
+                        lease = stored.lease
                         if lease is None or not record.standing(lease, busy.token, now):
-                            return there, waited, now
+                            return stored, waited, now
                         left = lease.end - now
                     rest = SAFETY * uniform(0.9, 1.1) if end is not None else pause(waited, cost, random(), longest)
                     rest = max(rest, min(took, last))  # if two reads were slow, pause as long as they took
@@ -319,8 +321,8 @@ class _Waiter:
 
 def _read(known: KnownAge) -> Written:
     # Foreign bytes are a record that can't be read, not NOTHING: removing them takes a write.
-    there = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.latest)
-    return Written(known.version, there)
+    stored = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.latest)
+    return Written(known.version, stored)
 
 
 _FOREIGN = memoryview(b"")  # the body of bytes that another program has written

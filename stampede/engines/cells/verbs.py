@@ -38,47 +38,47 @@ class CellKeys:
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         name = _named(key)
-        news = self._tells and not (ask.force or ask.seen or ask.awaited or ask.since)
-        reply, version, there = await self._records.change(
+        blind = self._tells and not (ask.force or ask.seen or ask.awaited or ask.since)
+        reply, version, stored = await self._records.change(
             name,
-            lambda it, now: record.claim(it, token, ask, now, holder=here()),
-            UNSEEN if news else None,
+            lambda old, now: record.claim(old, token, ask, now, holder=here()),
+            UNSEEN if blind else None,
         )
-        if there.kept is not None:
-            self._costs.learn(name, there.kept.entry)
+        if stored.kept is not None:
+            self._costs.learn(name, stored.kept.entry)
         if isinstance(reply, Granted):
-            self._owned.put((name, token), Written(version, there), self._records.clock())
+            self._owned.put((name, token), Written(version, stored), self._records.clock())
             if self._grows:
                 reply.fence = version
         return reply
 
     async def look(self, key: str) -> Found | None:
         name = _named(key)
-        _, there, now = await self._records.look(name)
-        if there.kept is None:
+        _, stored, now = await self._records.look(name)
+        if stored.kept is None:
             return None
-        self._costs.learn(name, there.kept.entry)
-        return record.hit(there.kept, Ask(0.0), now)
+        self._costs.learn(name, stored.kept.entry)
+        return record.hit(stored.kept, Ask(0.0), now)
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))
         name = _named(key)
         self._costs.learn(name, entry)
         known = self._owned.pop((name, token), None)
-        return await self._records.answer(name, lambda it, now: record.fill(it, token, entry, now), known)
+        return await self._records.answer(name, lambda old, now: record.fill(old, token, entry, now), known)
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
         name = _named(key)
         known = self._owned.pop((name, token), None)
-        return await self._records.answer(name, lambda it, now: record.abandon(it, token, verdict, rest, now), known)
+        return await self._records.answer(name, lambda old, now: record.abandon(old, token, verdict, rest, now), known)
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return await self._records.renew(_named(key), token, lease)
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         name = _named(key)
-        there, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0), OFTEN)
-        kept = there.kept
+        stored, waited, now = await self._records.wait(name, busy, timeout, self._costs.get(name, 0.0), OFTEN)
+        kept = stored.kept
         if kept is None or (busy.entry is not None and busy.entry.id == kept.entry.id):
             return None
         self._costs.learn(name, kept.entry)
@@ -91,19 +91,19 @@ class CellKeys:
         return [record.served(each.kept, now) for each in found]
 
     async def show(self, key: str) -> Shown:
-        _, there, now = await self._records.look(_named(key))
-        entry, lease = record.served(there.kept, now), there.lease
+        _, stored, now = await self._records.look(_named(key))
+        entry, lease = record.served(stored.kept, now), stored.lease
         if lease is None or lease.end <= now:
             return Shown(entry, b"")
         return Shown(entry, lease.token, lease.end - now, lease.holder)
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         self._records.fits(len(entry.value))
-        await self._records.answer(_named(key), lambda it, now: record.set(it, entry, now))
+        await self._records.answer(_named(key), lambda old, now: record.set(old, entry, now))
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         self._records.fits(len(entry.value))
-        return await self._records.answer(_named(key), lambda it, now: record.replace(it, seen, entry, now))
+        return await self._records.answer(_named(key), lambda old, now: record.replace(old, seen, entry, now))
 
     async def expire(self, key: str) -> bool:
         return await self._records.answer(_named(key), record.expire)

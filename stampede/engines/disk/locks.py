@@ -50,7 +50,7 @@ class DiskLocks(Port):
         transaction. `limit` is the room of this caller."""
         now, state = clock(), self._room(name)
         first = state.inside[0] if state.inside and not state.queue else None
-        if first is None or limit != 1 or first.room != 1 or first.token == token or not self._stands(first, now):
+        if first is None or limit != 1 or first.room != 1 or first.token == token or not self._is_valid(first, now):
             return None
         return Busy(first.token, first.end - now)
 
@@ -95,7 +95,7 @@ class DiskLocks(Port):
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
         now, state = clock(), await self.read(self._room, name)
-        return [(each.token, each.end - now) for each in state.inside if self._stands(each, now)]
+        return [(each.token, each.end - now) for each in state.inside if self._is_valid(each, now)]
 
     async def held(self, prefix: str = "") -> list[Held]:
         return await self.read(self._held, prefix)
@@ -112,7 +112,7 @@ class DiskLocks(Port):
                 values = number, raw, room.dump(after), after.end
                 write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", values)
         for each in [*map(_number, wakeups.called), *([number] if wakeups.left else [])]:
-            self.rows.tell(write.opened, each, _bell(each))
+            self.rows.wake(write.opened, each, _bell(each))
         return answer
 
     def _awaited(self, name: str, busy: Busy) -> Awaited:
@@ -130,7 +130,7 @@ class DiskLocks(Port):
         now, host, found = clock(), parts_of(here())[0], []
         for name, (number, state) in locks.items():
             if lock_number(name)[0] == number and name.startswith(prefix):
-                for each in [each for each in state.inside if self._stands(each, now)]:
+                for each in [each for each in state.inside if self._is_valid(each, now)]:
                     pid, left, waiting = pid_here(each.holder), each.end - now, len(state.queue)
                     found.append(Held(name, host, pid, None, each.fence, None, None, left, True, waiting))
         return found
@@ -144,7 +144,7 @@ class DiskLocks(Port):
         except sqlite3.DatabaseError as error:
             raise self.rows.database.trouble(error, opened) from error
 
-    def _stands(self, each: Inside, now: float) -> bool:
+    def _is_valid(self, each: Inside, now: float) -> bool:
         return each.end > now and self._lives(each)
 
     def _lives(self, each: Inside) -> bool:

@@ -150,7 +150,7 @@ class Rows:
             if after is not was:
                 self._become(write, number, raw, was, after, now)
         if was.lease is not None and (after.lease is None or after.lease.token != was.lease.token):
-            self.tell(write.opened, number, bell_of(number))
+            self.wake(write.opened, number, bell_of(number))
         return answer
 
     def _found(self, opened: Opened, number: int, entry: Entry[Any], stamp: int) -> Found:
@@ -163,15 +163,15 @@ class Rows:
     def _decide(self, was: Record, token: bytes, ask: Ask, now: float) -> Change[Reply]:
         """Decide a claim. A lease whose holder is dead does not count."""
         lease = was.lease
-        if lease is not None and lease.token != token and not self._stands(lease, now):
+        if lease is not None and lease.token != token and not self._is_valid(lease, now):
             was = Record(was.kept, None, was.past)
         return record.claim(was, token, ask, now, holder=process())
 
-    def _stands(self, lease: Lease, now: float) -> bool:
+    def _is_valid(self, lease: Lease, now: float) -> bool:
         """Return whether a lease is valid: it has not ended, and its holder lives."""
         return lease.end > now and not dead(lease.holder)
 
-    def tell(self, opened: Opened, number: int, bell: int) -> None:
+    def wake(self, opened: Opened, number: int, bell: int) -> None:
         """Wake the waiters for this number in all processes; call it after the commit. Mostly there are none."""
         if opened.stamps.expected(number):
             self.wake_files.ring(bell)
@@ -185,7 +185,7 @@ class Rows:
         now = clock()
         row = self.database.row(self.database.opened(now), _LEASE, (key_number(key)[0],))
         lease = _lease_of(row) if row is not None else None
-        if lease is None or lease.token != busy.token or not self._stands(lease, now):
+        if lease is None or lease.token != busy.token or not self._is_valid(lease, now):
             return None
         return min(lease.end - now, SAFETY), {lease.holder}
 
@@ -215,7 +215,7 @@ class Rows:
         with self.database.reading() as (_, connection):
             now, was = clock(), _record(connection, _STATE, number, raw)
         entry, lease = record.served(was.kept, now), was.lease
-        if lease is None or not self._stands(lease, now):
+        if lease is None or not self._is_valid(lease, now):
             return Shown(entry, b"")
         pid = pid_here(lease.holder) if isinstance(lease.holder, str) else None
         host = here().rpartition(":")[0]  # the directory is on this machine, but the holder may be in another container
