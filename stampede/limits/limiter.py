@@ -81,8 +81,8 @@ class Limiter:
         if not 0.001 <= self._rate.per <= YEAR:
             raise OptionError(f"per is {per!r}: give a number of seconds between a thousandth and a year")
         self._wait = seconds("wait", wait)
-        self._alone = NamedLimits(monotonic) if when_down == "allow" else None
-        self._late = slack(micros(self._rate.per)) / SECOND
+        self._local = NamedLimits(monotonic) if when_down == "allow" else None
+        self._slack = slack(micros(self._rate.per)) / SECOND
         self._moved = Bell()
         self._find = None if isinstance(engine, Engine) else engine  # settings may name another engine later
         self._use(engine if isinstance(engine, Engine) else engine())
@@ -204,12 +204,12 @@ class Limiter:
         """Wait for the start. Return None when it is made, or the seconds until it if that is more than `patience`."""
         (colour, limits), began = side, monotonic()
         end = began + patience
-        mine: dict[Limits, int] = {}  # the port where the start is booked, and its moment
+        bookings: dict[Limits, int] = {}  # the port where the start is booked, and its moment
         try:
             while True:
                 sent, moved = monotonic(), self._moved
-                ahead = max(end - sent, self._late if mine else 0.0)
-                answer = await colour.shielded(self._asked(limits, cost, ahead, mine))
+                ahead = max(end - sent, self._slack if bookings else 0.0)
+                answer = await colour.shielded(self._take(limits, cost, ahead, bookings))
                 if answer.booked and not answer.delay:
                     self._starts.observe(monotonic() - began)
                     return None
@@ -225,27 +225,27 @@ class Limiter:
         except GeneratorExit:  # the caller's loop was closed: nothing can be awaited any more
             raise
         except BaseException:
-            if mine:
-                await colour.shielded(self._given_back(cost, mine))
+            if bookings:
+                await colour.shielded(self._give_back(cost, bookings))
             raise
 
-    async def _asked(self, limits: Limits, cost: int, ahead: float, mine: dict[Limits, int]) -> Booked:
-        """Ask, and replace the booking in `mine` by that of the answer. Callers shield this from cancellation."""
+    async def _take(self, limits: Limits, cost: int, ahead: float, bookings: dict[Limits, int]) -> Booked:
+        """Ask, and replace the booking in `bookings` by that of the answer. Callers shield this from cancellation."""
         try:
-            answer = await self._answer(partial(limits.take, self.name, self._rate, cost, ahead, mine.get(limits, 0)))
+            answer = await self._ask(partial(limits.take, self.name, self._rate, cost, ahead, bookings.get(limits, 0)))
         except EngineClosed:
             raise
         except EngineError:
-            if self._alone is None:
+            if self._local is None:
                 raise
-            limits = self._alone
-            answer = await limits.take(self.name, self._rate, cost, ahead, mine.get(limits, 0))
-        mine.clear()
+            limits = self._local
+            answer = await limits.take(self.name, self._rate, cost, ahead, bookings.get(limits, 0))
+        bookings.clear()
         if answer.booked:
-            mine[limits] = answer.at
+            bookings[limits] = answer.at
         return answer
 
-    async def _answer(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
         """Ask the engine. While it hangs, one caller a second waits for its time-out. Others get an error at once."""
         breaker, sent = self._breaker, monotonic()
         if not breaker.allow(sent):
@@ -261,10 +261,10 @@ class Limiter:
         breaker.succeeded(monotonic())
         return answer
 
-    async def _given_back(self, cost: int, mine: dict[Limits, int]) -> None:
+    async def _give_back(self, cost: int, bookings: dict[Limits, int]) -> None:
         with suppress(EngineError):
-            for limits, at in mine.items():
-                if limits is self._alone or not self._breaker.open:  # while the engine is down, it counts as a start
+            for limits, at in bookings.items():
+                if limits is self._local or not self._breaker.open:  # while the engine is down, it counts as a start
                     await limits.give_back(self.name, self._rate, cost, at)
         self._ring()
 
@@ -274,17 +274,17 @@ class Limiter:
         bell.ring()
 
     async def _ready_in(self, side: LimitsSide, cost: int) -> float:
-        return (await self._answer(partial(side.limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
+        return (await self._ask(partial(side.limits.take, self.name, self._rate, checked(cost, self), -1.0))).delay
 
     async def _penalize(self, side: LimitsSide, forbidden: Seconds) -> None:
         length = seconds("seconds", forbidden)
         if length == inf:
             raise OptionError(f"seconds is {forbidden!r}: give a finite number, because a penalty can't be cancelled")
-        await self._answer(partial(side.limits.penalize, self.name, self._rate, length))
+        await self._ask(partial(side.limits.penalize, self.name, self._rate, length))
         self._ring()
 
     async def _used(self, side: LimitsSide) -> Usage:
-        return await self._answer(partial(side.limits.used, self.name))
+        return await self._ask(partial(side.limits.used, self.name))
 
 
 YEAR = 366 * 24 * 3600.0

@@ -70,11 +70,11 @@ class OriginGate:
         self._settings = settings
         most = settings.concurrency
         self.adaptive = Adaptive(most, settings.at_least) if settings.adaptive and most is not None else None
-        self._fleet, self._here = _Caps(name, settings, engine), _Caps(name, settings, MemoryEngine())
+        self._fleet, self._local = _Caps(name, settings, engine), _Caps(name, settings, MemoryEngine())
         self._down_until = 0.0  # the engine did not answer, and is not asked before this moment
         self._entering: dict[object, float] = {}  # callers that wait for a place, and since when
         self._inside: set[_Place] = set()  # the places that this process has
-        self._left = 0.0  # when one of them last ended
+        self._last_end = 0.0  # when one of them last ended
         self._watched = self._warned = False
 
     @property
@@ -112,16 +112,16 @@ class OriginGate:
         else:
             self._down_until = _clock() + DOWN
         room = self.room
-        return room, await self._here.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
+        return room, await self._local.enter(colour, room, max(end - _clock(), 0.0), lease, longest)
 
     def left(self, place: _Place) -> None:
         """Take note that a computation of this process has ended."""
         self._inside.discard(place)
-        self._left = _clock()
+        self._last_end = _clock()
 
     def look(self, now: float) -> float | None:
         """Warn, once, if callers may wait for a computation that waits for them. Return when to look again."""
-        since = max(min(list(self._entering.values()), default=inf), self._left)
+        since = max(min(list(self._entering.values()), default=inf), self._last_end)
         if since == inf or self._warned:
             self._watched = False
             return None
@@ -140,7 +140,7 @@ class OriginGate:
         return now + STALLED
 
     def close(self) -> None:
-        self._here.engine.close()
+        self._local.engine.close()
 
 
 class _Caps:

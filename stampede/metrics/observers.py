@@ -32,11 +32,11 @@ class Observers:
     reach the caller. If an observer's own calls cause events, it does not get these.
     """
 
-    __slots__ = ("_inside", "_observers", "_told")
+    __slots__ = ("_inside", "_observers", "_reported")
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(each for each in observers if not isinstance(each, Collector))
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._inside = _Inside()
         for observer in self._observers:
             if not callable(observer):
@@ -65,6 +65,6 @@ class Observers:
                 inside.discard(number)
 
     def _complain(self, number: int, error: Exception) -> None:
-        if number not in self._told:
-            self._told.add(number)
+        if number not in self._reported:
+            self._reported.add(number)
             log.error("observer %r raised; later errors of it are not logged", self._observers[number], exc_info=error)

@@ -132,11 +132,11 @@ class _Files:
         """Write the current values to the files."""
         with self._lock:
             for cell, value in reading().items():
-                kept = self._values.get(cell) or self._values.setdefault(cell, self._value(*cell))
+                in_file = self._values.get(cell) or self._values.setdefault(cell, self._value(*cell))
                 if cell[0].kind == "gauge":
-                    kept.set(value)
+                    in_file.set(value)
                 elif value != self._written.get(cell):
-                    kept.inc(value - self._written.get(cell, 0.0))
+                    in_file.inc(value - self._written.get(cell, 0.0))
                 self._written[cell] = value
 
     def _value(self, metric: Metric, labels: tuple[str, ...], bound: float | None) -> Any:

@@ -150,9 +150,9 @@ def admitted(rooms: Iterable[float]) -> int:
     return count
 
 
-def find(those: Iterable[Inside], token: bytes) -> Inside | None:
+def find(holders: Iterable[Inside], token: bytes) -> Inside | None:
     """Return the holder with this token."""
-    for each in those:
+    for each in holders:
         if each.token == token:
             return each
     return None

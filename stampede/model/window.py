@@ -100,13 +100,13 @@ def take(
     earliest = today.rest if today.rest > today.seen else earliest
     at = _first_free(others, most, span, cost, earliest, today.seen if due else LONGEST)
     # Later starts may have widened the pair of this booking. Once given back, there would be no room for it.
-    kept = today.seen < was <= at and today.rest <= was and others is not today
-    at = was if kept else at
+    unchanged = today.seen < was <= at and today.rest <= was and others is not today
+    at = was if unchanged else at
     delay = max(at - today.seen, 0)
     if delay > ahead:
         # A step of the clock is stored. Otherwise each refused caller would see it again, and time would never advance.
         return others if was or window.seen - now > SECOND else window, delay, None
-    booked = today.booked if kept else _with(others, at, cost, per // WIDTH, span)
+    booked = today.booked if unchanged else _with(others, at, cost, per // WIDTH, span)
     if booked is None:
         return window, delay, None
     return today._replace(most=most, per=per, booked=booked), delay, at

@@ -242,17 +242,17 @@ class _Suspending:
 
     async def park(self, bell: Bell, timeout: float | None) -> bool:
         loop = asyncio.get_running_loop()
-        heard: asyncio.Future[bool] = loop.create_future()
+        future: asyncio.Future[bool] = loop.create_future()
 
         forever = timeout is None or timeout == inf
         # With a timeout, the loop's timer keeps the future alive, and the bell refers to it weakly: a closed loop is
         # freed even if the bell lives on. Without a timeout, only the bell can keep the future alive.
-        listener = partial(_rung, (lambda: heard) if forever else ref(heard))
+        listener = partial(_rung, (lambda: future) if forever else ref(future))
         if not bell.listen(listener):
             return True
-        timer = None if forever else loop.call_later(max(timeout or 0.0, 0.0), _settle, heard, False)
+        timer = None if forever else loop.call_later(max(timeout or 0.0, 0.0), _settle, future, False)
         try:
-            return await heard
+            return await future
         finally:
             bell.forget(listener)
             if timer is not None:
@@ -279,22 +279,22 @@ class _Suspending:
         return task.result()
 
 
-def _settle(heard: asyncio.Future[bool], rung: bool) -> None:
-    if not heard.done():
-        heard.set_result(rung)
+def _settle(future: asyncio.Future[bool], rung: bool) -> None:
+    if not future.done():
+        future.set_result(rung)
 
 
 def _rung(refer: Callable[[], asyncio.Future[bool] | None]) -> None:
-    heard = refer()
-    if heard is None:
+    future = refer()
+    if future is None:
         return
-    loop = heard.get_loop()
+    loop = future.get_loop()
     # A thousand waiters in the leader's own loop do not need a thousand wake-ups. But code that runs there outside a
     # task may be a signal handler while the loop sleeps. Then only `call_soon_threadsafe` wakes the loop.
     if running_loop() is loop and asyncio.current_task(loop) is not None:
-        _settle(heard, True)
+        _settle(future, True)
     else:
-        soon(loop, _settle, heard, True)
+        soon(loop, _settle, future, True)
 
 
 class _Prompt(_Suspending):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Loop", "PerLoop", "nobodys"]
+__all__ = ["Loop", "PerLoop", "in_empty_context"]
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -17,16 +17,16 @@ Loop = asyncio.AbstractEventLoop
 _numbers = itertools.count()
 
 
-def _things(loop: Any) -> dict[int, Any]:
+def _objects_of(loop: Any) -> dict[int, Any]:
     """Return the objects that a loop stores for us, by number. They are in one attribute of the loop.
 
     Never use the loop's `__dict__`: after that, CPython makes this loop slower by a fifth until its end.
     """
     try:
-        things: dict[int, Any] = loop._stampede
+        objects: dict[int, Any] = loop._stampede
     except AttributeError:
-        things = loop._stampede = {}
-    return things
+        objects = loop._stampede = {}
+    return objects
 
 
 class PerLoop(Generic[T]):
@@ -45,11 +45,11 @@ class PerLoop(Generic[T]):
         except AttributeError:
             return None
 
-    def put(self, loop: Loop, thing: T) -> T:
+    def put(self, loop: Loop, value: T) -> T:
         number, loops = next(_numbers), self._loops
         loops[number] = weakref.ref(loop, lambda _: loops.pop(number, None))
-        _things(loop)[self._number] = thing  # last, because `take_all` must find every stored object
-        return thing
+        _objects_of(loop)[self._number] = value  # last, because `take_all` must find every stored object
+        return value
 
     def take_all(self, *, closed: bool = False) -> list[tuple[Loop, T]]:
         """Remove and return all loops with their objects, or, with `closed`, only those of closed loops."""
@@ -58,13 +58,13 @@ class PerLoop(Generic[T]):
             loop = refer()
             if loop is not None and (not closed or loop.is_closed()):
                 self._loops.pop(number, None)
-                thing = _things(loop).pop(self._number, None)
-                if thing is not None:
-                    taken.append((loop, thing))
+                value = _objects_of(loop).pop(self._number, None)
+                if value is not None:
+                    taken.append((loop, value))
         return taken
 
 
-def nobodys(begin: Callable[..., T], *args: Any) -> T:
+def in_empty_context(begin: Callable[..., T], *args: Any) -> T:
     """Call `begin` in an empty context, and return its value. Use it to start work that serves all callers.
 
     A timer or task would keep a copy of its caller's context, and all that it refers to, such as a request, for as long

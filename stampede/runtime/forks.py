@@ -30,7 +30,7 @@ class _Moment:
         else:
             # Not WeakMethod: its callback fails at the end of the interpreter, and prints that.
             owner, function = weakref.ref(bound, lambda _: self._hooks.pop(number, None)), cast("Any", hook).__func__
-            self._hooks[number] = lambda: None if (it := owner()) is None else function.__get__(it)
+            self._hooks[number] = lambda: None if (living := owner()) is None else function.__get__(living)
 
     def hooks(self) -> list[Hook]:
         """Return the hooks in the order in which they were added."""

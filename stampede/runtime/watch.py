@@ -50,7 +50,7 @@ class Watch:
         self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, weakref.ref[Watched]]] = []
         self._alarm = -inf  # when the thread looks again
-        self._served = False  # a thread is running; the thread itself sets this
+        self._running = False  # a thread is running; the thread itself sets this
 
     def add(self, watched: Watched, moment: float) -> bool:
         """Have `watched.look` called at this moment. Return False if no thread can be started that would call it."""
@@ -59,7 +59,7 @@ class Watch:
             heapq.heappush(self._due, due)
             if moment < self._alarm:
                 self._changed.notify()
-            served = self._served
+            served = self._running
         # Outside the lock, because `start` waits for the thread.
         if served or begun(self._name, self._run) is not None:
             return True
@@ -72,9 +72,9 @@ class Watch:
     def _run(self) -> None:
         lock = self._lock
         with lock:
-            if self._served:
+            if self._running:
                 return  # two callers have started a thread at the same time
-            self._served = True
+            self._running = True
         try:
             while True:
                 watched = self._next(lock)
@@ -92,7 +92,7 @@ class Watch:
                 del watched
         finally:
             if self._lock is lock:
-                self._served = False  # the next `add` starts another thread
+                self._running = False  # the next `add` starts another thread
 
     def _next(self, lock: threading.RLock) -> Watched | None:
         """Wait for the next object that is due, and return it.

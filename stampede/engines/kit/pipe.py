@@ -19,7 +19,7 @@ from stampede.engines.kit.hang_detector import NOT_TO_OTHERS, HangDetector
 from stampede.engines.kit.replies import ODD, OutOfStep, out_of_step
 from stampede.engines.kit.wire import INTERRUPTED, Question, Wire
 from stampede.runtime import forks
-from stampede.runtime.event_loops import Loop, PerLoop, nobodys
+from stampede.runtime.event_loops import Loop, PerLoop, in_empty_context
 
 __all__ = ["Pipe", "Pipes", "Timer"]
 
@@ -57,7 +57,7 @@ class Timer:
             self.late += loop.time() - handle.when()
             handle.cancel()  # late: the loop was blocked, or an exception such as Ctrl-C ended it and lost the call
         # Without the context of the caller, which is only the first of many to ask.
-        self._handle = nobodys(loop.call_later, LOOK, self._due, loop)
+        self._handle = in_empty_context(loop.call_later, LOOK, self._due, loop)
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -154,7 +154,7 @@ class Pipe(ABC):
                 self._waiting = deque(question for question in self._waiting if not question.future.done())
                 if self._waiting:
                     self._connects = time.monotonic()
-                    self._connecting = nobodys(asyncio.ensure_future, self._connect())
+                    self._connecting = in_empty_context(asyncio.ensure_future, self._connect())
         elif not wire.current:
             wire.lose(ConnectionError("this server is not the master any more"))
         elif not wire.flying and wire.speaks():
