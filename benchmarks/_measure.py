@@ -1,4 +1,4 @@
-"""What the benchmarks share: one core, interleaved rounds, medians, tables in Markdown."""
+"""Helpers of the benchmarks: one core, interleaved rounds, medians, tables in Markdown."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from statistics import median
 
 
 def pin(core: int | None = None) -> None:
-    """Stay on one core from now on, as under `taskset`: what moves between cores measures the move."""
+    """Stay on one core from now on, as under `taskset`: a move between cores would be measured, too."""
     if hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[-1] if core is None else core})
 
 
 def interleaved(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median of each way, measured in turns, so that a slow minute of the machine slows all of them.
+    """Return the median of each way, measured in turns, so that a slow minute of the machine affects all of them.
 
-    The collector runs as it would in production, and starts every sample with nothing to do: a way pays for the
-    garbage it makes, and for nobody else's.
+    The garbage collector runs as in production, and has nothing to do at the start of each sample: each way pays only
+    for its own garbage.
     """
     samples: dict[str, list[float]] = {name: [] for name in ways}
     gc.collect()
@@ -45,5 +45,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def machine() -> str:
-    """What a reader must know to compare, and no more."""
+    """Return the facts about this machine that a reader needs to compare results."""
     return f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""What the Redis benchmarks share: a server of their own, and what it says it was sent."""
+"""Helpers of the Redis benchmarks: a server, and the commands that it received."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 20.0
 
 
 class Server:
-    """A redis-server without persistence, on a free port of the loopback and on one core; ended by its pid."""
+    """A redis-server without persistence, on a free port of the loopback, on one core. It is ended by its pid."""
 
     def __init__(self, core: int | None = None) -> None:
         program = shutil.which("redis-server")
@@ -62,9 +62,9 @@ class Server:
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
-        """The commands sent meanwhile by anybody, by name, when the block has ended; in scripts: `lua NAME`.
+        """Count the commands that all clients send during the block, by name; `lua NAME` for those of scripts.
 
-        By MONITOR, since INFO's statistics of commands don't tell what came over the wire from what a script ran.
+        This uses MONITOR: the statistics of INFO don't distinguish commands of clients from those of scripts.
         """
         counts: Counter[str] = Counter()
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as ear, ear.makefile("rb") as lines:
@@ -94,7 +94,7 @@ class Server:
 
 
 class Crew:
-    """Processes that do what they are told, all at once: functions of a module that can be imported."""
+    """Processes that run given functions of importable modules, all at the same time."""
 
     def __init__(self, size: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -149,17 +149,17 @@ def _obey(pipe: Any) -> None:
 
 
 def percentile(samples: list[float], part: float) -> float:
-    """The sample below which this part of all samples lies."""
+    """Return the sample below which this fraction of all samples lies."""
     return sorted(samples)[min(int(part * len(samples)), len(samples) - 1)]
 
 
 def on_the_wire(counts: Counter[str]) -> Counter[str]:
-    """What was sent, without what scripts ran and without the pings by which a connection is known to live."""
+    """Return the counts without commands of scripts, and without the pings that check a connection."""
     return Counter({name: count for name, count in counts.items() if not name.startswith("lua ") and name != "PING"})
 
 
 def eventually(what: Callable[[], object]) -> None:
-    """Wait until it is so."""
+    """Wait until the condition is true."""
     end = time.monotonic() + PATIENCE
     while not what():
         if time.monotonic() > end:

@@ -1,8 +1,8 @@
-"""The room of an adaptive origin, simulated: an origin that is well, and one that bears so many computations at once.
+"""Simulate the room of an adaptive origin: one that is healthy, and one that can take only a few computations at once.
 
-Callers always fill the room. A computation takes a time drawn at random; if more are inside than the origin bears, all
-take as many times longer. Beside ours: the limits of Netflix' concurrency-limits (Gradient2 and Vegas, with their
-defaults), and additive increase with a decrease by failures alone.
+Callers always fill the room. A computation takes a random time; if there are more than the origin can take, all of them
+take proportionally longer. For comparison: the limits of Netflix' concurrency-limits (Gradient2 and Vegas, with their
+defaults), and additive increase with a decrease on failures only.
 
     python benchmarks/adaptive.py [--quick]
 """
@@ -30,7 +30,7 @@ class Controller(Protocol):
 
 
 class Gradient2:
-    """It compares the last time with a long average."""
+    """A controller that compares the last time with a long average."""
 
     def __init__(self, most: int) -> None:
         self._most, self._limit, self._long, self._count = most, 20.0, 0.0, 0
@@ -49,7 +49,7 @@ class Gradient2:
 
 
 class Vegas:
-    """It compares the last time with the shortest."""
+    """A controller that compares the last time with the shortest one."""
 
     def __init__(self, most: int) -> None:
         self._most, self._limit, self._shortest, self._count = most, 20.0, inf, 0
@@ -74,7 +74,7 @@ class Vegas:
 
 
 class Failures:
-    """It is moved by failures alone, of which these origins have none."""
+    """A controller that reacts to failures only, of which these origins have none."""
 
     def __init__(self, most: int) -> None:
         self.room = most
@@ -100,7 +100,7 @@ CONTROLLERS: dict[str, Callable[[int], Controller]] = {
 
 @dataclass(frozen=True)
 class Course:
-    """What became of it."""
+    """The result of one simulation."""
 
     room: float  # its mean
     stretch: float  # how many times longer computations took, in the mean
@@ -116,7 +116,7 @@ def simulate(
     unseen: float = 30.0,
     seed: int = 1,
 ) -> Course:
-    """The course of `seconds`, behind `unseen` seconds in which it may settle."""
+    """Return the result of `seconds`, after `unseen` seconds in which the controller may settle."""
     dice, controller, inside = random.Random(seed), make(MOST), list[tuple[float, float, float]]()
     now = 1000.0
     begin, end = now + unseen, now + unseen + seconds

@@ -1,8 +1,8 @@
-"""What a broker bears on one core: pairs of acquire and release, leases held at once, and what each costs the more.
+"""The capacity of a broker on one core: pairs of acquire and release, leases held at once, and the cost of each.
 
-The broker is a process of its own on one core, its clients on the others. Clients are connections that speak the
-broker's protocol and do nothing else, each with one question under way: what is measured is the broker. Its CPU is what
-the kernel has given all its threads (`/proc/PID/task/*/schedstat`), so that a busy machine doesn't count.
+The broker is a process on one core; its clients are on the others. Clients are connections that speak the broker's
+protocol and do nothing else, each with one question under way: so the broker is what is measured. Its CPU is the time
+that the kernel gave to all its threads (`/proc/PID/task/*/schedstat`), so other load on the machine doesn't count.
 
     python benchmarks/broker.py [--quick]
 """
@@ -50,7 +50,7 @@ class Broker:
         self.url = f"zmq://127.0.0.1:{self.port}"
 
     def spent(self) -> float:
-        """Seconds of CPU."""
+        """Return the CPU time of the broker, in seconds."""
         spent = 0
         for each in Path(f"/proc/{self._process.pid}/task").glob("*/schedstat"):
             with suppress(OSError):
@@ -76,7 +76,7 @@ def running() -> Iterator[Broker]:
 
 
 class Clients:
-    """Connections, each of which has said who it is."""
+    """Connections to the broker, which have introduced themselves."""
 
     def __init__(self, broker: Broker, number: int) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -104,7 +104,7 @@ class Clients:
 
 
 def pairs(broker: Broker, seconds: float) -> tuple[float, float]:
-    """How many a second, and microseconds of the broker's CPU for each."""
+    """Return the number of pairs per second, and the microseconds of the broker's CPU for each."""
     clients = Clients(broker, CLIENTS)
     names = [wire.pack_lock(b"lock %d" % which, b"token%d" % which, 10.0) for which in range(CLIENTS)]
     places = {each: which for which, each in enumerate(clients.dealers)}
@@ -130,7 +130,7 @@ def pairs(broker: Broker, seconds: float) -> tuple[float, float]:
 
 
 def hold(clients: Clients, first: int, number: int) -> None:
-    """Leases of as many names, taken by the first connection, some hundred in a message."""
+    """Take leases of `number` names on the first connection, 250 in a message."""
     dealer = clients.dealers[0]
     for start in range(first, first + number, 250):
         some = range(start, min(start + 250, first + number))
@@ -160,8 +160,8 @@ def held(broker: Broker, counts: list[int], seconds: float) -> list[list[object]
 
 
 def decided(counts: list[int]) -> list[list[object]]:
-    """Microseconds of the machine alone: a pair; a hand-over, with so many in the queue; and one reader who goes and
-    comes back, among so many."""
+    """Return the microseconds of the machine alone: for a pair; for a hand-over, with so many in the queue; and for one
+    reader that leaves and comes back, among so many."""
     rows: list[list[object]] = []
     for count in counts:
         machine = Machine(0.0, quiet=0.0, fence=0, limits=Capacity(3600.0, queue=1_000_000))
@@ -177,13 +177,13 @@ def decided(counts: list[int]) -> list[list[object]]:
             readers = [(b"readers", b"7", inf, False)] * TURNS
             for sample, some in zip(samples, (pairs, queued, readers), strict=True):
                 sample.append(_microseconds(machine, session, some))
-                machine.told.clear()
+                machine.notices.clear()
         rows.append([f"{count:,}", *(f"{median(sample):.1f}" for sample in samples)])
     return rows
 
 
 def _microseconds(machine: Machine, session: ClientSession, some: list[tuple[bytes, bytes, float, bool]]) -> float:
-    """Of giving each back, and asking for it again."""
+    """Return the microseconds of releasing each lock and asking for it again."""
     began = time.perf_counter()
     for name, token, room, waits in some:
         machine.release(session, name, token, 1.0)
@@ -192,7 +192,7 @@ def _microseconds(machine: Machine, session: ClientSession, some: list[tuple[byt
 
 
 def handed_over(broker: Broker, times: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of a round trip; and from a release to the next holder, in another engine, that waited."""
+    """Return the milliseconds of round trips, and from a release until a waiter of another engine has the lock."""
     one, other = open_engine(broker.url), open_engine(broker.url)
     trips = sorted(one.ping() * 1000 for _ in range(200))
     first, second = Lock("handed", on=one, wait=10), Lock("handed", on=other, wait=10)
@@ -219,7 +219,7 @@ def _take(lock: Lock, entered: list[float]) -> None:
 
 
 def uncontended(broker: Broker, times: int) -> float:
-    """Microseconds of a pair by the engine itself, from one thread."""
+    """Return the microseconds of a pair through the engine, from one thread."""
     engine = open_engine(broker.url)
     locks = engine.blocking.locks
     assert locks is not None

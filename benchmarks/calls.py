@@ -1,6 +1,6 @@
-"""How long the way of a call is: calls of our own functions, and files that they stand in, when all is warm.
+"""The path of a call: how many of our own functions it calls, in how many files, once everything is warm.
 
-    python benchmarks/calls.py            # on servers of its own, if they are installed
+    python benchmarks/calls.py            # starts its own servers, if they are installed
 
 tests/project/test_calls.py keeps these numbers from growing.
 """
@@ -23,9 +23,9 @@ TRIES = 15
 
 
 def counted(act: Callable[[], object]) -> tuple[int, int]:
-    """Return the fewest calls of our own functions that `act` takes, and the files in which these stand.
+    """Return the lowest number of calls of our own functions that `act` needs, and the files of these functions.
 
-    The fewest of several tries: now and then a call does what is due for others, too.
+    It is the lowest of several tries, because a call sometimes does work for others, too.
     """
     ways = [_once(act) for _ in range(TRIES)]
     return min(ways, key=lambda way: way[0])
@@ -47,7 +47,7 @@ def _once(act: Callable[[], object]) -> tuple[int, int]:
 
 
 def ways_of(cache: Cache) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is counted: a hit, a miss, and a lock."""
+    """Return what is counted: a hit, a miss, and a lock."""
     numbers = itertools.count()
 
     @cache.cached(ttl=600)

@@ -1,8 +1,8 @@
-"""Capacity: bytes that an entry takes on each engine beside its value, and connections that a process opens.
+"""Capacity: the bytes that an entry takes on each engine besides its value, and the connections of a process.
 
-Bytes are what the engine says that it uses, with 10,000 entries of one size less with none, for each entry. The values are
-random, so that nothing compresses them. Connections are counted by the server while 8 threads and an event loop with 100
-tasks of one process have used the cache, its local tier included.
+Bytes are the engine's own figures with 10,000 entries of one size, less those with none, per entry. Values are random,
+so that they can't be compressed. The server counts the connections after 8 threads and an event loop with 100 tasks of
+one process have used the cache, including its local tier.
 
     python benchmarks/capacity.py [--entries 10000] [--engines redis,disk]
 """

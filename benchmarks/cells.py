@@ -1,10 +1,10 @@
-"""Engines that are cells, on SQL databases and DynamoDB: what a call costs and asks, and how long a herd waits.
+"""Engines made of cells, on SQL databases and DynamoDB: cost and requests of a call, and how long a herd waits.
 
 Calls: one process; `raw` is the same read by SQLAlchemy or boto3 alone, of a value of the same size. Herds: 8 processes
-of 8 threads ask at one moment for a key that takes 0.2, 1 and 4 s to compute, which nobody knows: how often it is
-computed, how long after it was stored the last one has its value, and how often a process that waits has looked. The
-servers are those of the tests (`mariadbd`; moto, which takes one question after another and is no DynamoDB): the `dev`
-extra brings what they need.
+of 8 threads ask at the same moment for an unknown key that takes 0.2, 1 and 4 s to compute: how often it is computed,
+how long after it is stored the last caller has it, and how often a waiting process has polled. The servers are those of
+the tests (`mariadbd`; moto, which answers one request at a time, and is not DynamoDB). The `dev` extra has what they
+need.
 
     python benchmarks/cells.py [--quick] [--runs 5]
 """
@@ -40,7 +40,7 @@ _numbers = count()
 
 
 def opened(url: str) -> tuple[Any, list[str], Callable[[], object]]:
-    """A cell, what is asked for through it, and a raw read beside it."""
+    """Give a cell, the requests that are made through it, and a raw read for comparison."""
     asked: list[str] = []
     if url.startswith("dynamodb"):
         items = dynamodb.from_url(url)
@@ -69,7 +69,7 @@ def opened(url: str) -> tuple[Any, list[str], Callable[[], object]]:
 
 
 def calls(url: str, rounds: int, batch: int) -> list[Any]:
-    """µs of a raw read, a hit and a miss, and what the last two ask for."""
+    """Return the µs of a raw read, a hit and a miss, and the requests of the last two."""
     cell, asked, raw = opened(url)
     cache = Cache(cell, ttl=600, early=0)
     for _ in range(100):
@@ -124,8 +124,8 @@ def _member(url: str, key: str, cost: float, pipe: Any) -> None:
 
 
 def herd(url: str, cost: float) -> tuple[int, float, float]:
-    """Computations, the ms of the last one after the first that had it (who computed it, or one soon behind), and what
-    a process has asked for."""
+    """Return the computations, the ms from the first caller that had the value to the last one, and the requests of a
+    process. The first caller is the one that computed it, or came soon after."""
     context, key, members = multiprocessing.get_context("spawn"), f"herd{next(_numbers)}", []
     for _ in range(PROCESSES):
         mine, theirs = context.Pipe()

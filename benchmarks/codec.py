@@ -1,4 +1,4 @@
-"""Encode and decode: sealed, msgpack and plain pickle, interleaved in one process.
+"""The codecs: encode and decode with sealed, msgpack and plain pickle, interleaved in one process.
 
 taskset -c 0 python benchmarks/codec.py
 """

@@ -1,13 +1,13 @@
-"""Locks that many want: how often a second one lock changes hands, beside the peers; and what a crowd costs.
+"""Contended locks: how often per second a lock changes hands, compared with the peers, and the cost of a crowd.
 
     python benchmarks/contended.py [--quick] [--engines etcd,zookeeper,zmq] [--rounds 5] [--seconds 4]
 
-Contended: 4 processes with 2 threads each take one lock and give it back, as fast as they can, and do nothing else. The
-ways take turns. etcd3gw's lock knows no waiting: its callers try again after a pause, which is the best of two.
+Contended: 4 processes with 2 threads each take and release one lock as fast as they can, and do nothing else. The ways
+are measured in turns. etcd3gw's lock can't wait: its callers try again after a pause, the better one of two.
 
-A crowd: so many callers wait for one of 8 places of a bulkhead, each for 10 ms, in 4 processes of threads. `ideal` is
-what the visits alone take, one behind the other in each place; a factor of 1 would be a crowd that costs nothing.
-Beside it, one exclusive lock that all hold for 10 ms.
+A crowd: many callers, in 4 processes of threads, wait for one of the 8 places of a bulkhead, which each holds for 10
+ms. `ideal` is the time of the visits alone, one after another in each place; a factor of 1 means that the crowd costs
+nothing. For comparison, one exclusive lock that each caller holds for 10 ms.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ WAYS: dict[tuple[str, str], Callable[[str], Callable[[], Enter]]] = {
 
 
 def member(pipe: Any, urls: dict[str, str]) -> None:
-    """Does what it is told to: (way, threads, seconds), (what, engine, visits of a thread each), or None."""
+    """Run the orders from the pipe, (engine, way, threads, seconds, visits per thread), until it brings None."""
     made: dict[Any, Callable[[], Enter]] = {}
     while (order := pipe.recv()) is not None:
         place, name, threads, seconds, visits = order
@@ -118,7 +118,7 @@ def member(pipe: Any, urls: dict[str, str]) -> None:
 
 
 def caller(enter: Enter, start: float, seconds: float, most: int, hold: float) -> tuple[int, float]:
-    """How often one caller was inside, and its longest wait."""
+    """Return how often one caller was inside, and its longest wait."""
     count, longest = 0, 0.0
     time.sleep(max(start - time.monotonic(), 0.0))
     while (began := time.monotonic()) < start + seconds and count < most:
@@ -139,10 +139,10 @@ class Crew:
             spawn.Process(target=member, args=(there, urls), daemon=True).start()
             self._pipes.append(here)
 
-    def told(
+    def measured(
         self, place: str, name: str, callers: int, seconds: float, visits: int = 0
     ) -> tuple[list[int], float, float]:
-        """How often each caller was inside, the longest wait, and how long it took all of them."""
+        """Return how often each caller was inside, the longest wait, and how long it took all of them."""
         share, pipes = ceil(callers / PROCESSES), self._pipes[: min(PROCESSES, callers)]
         for number, pipe in enumerate(pipes):
             pipe.send((place, name, min(share, callers - share * number), seconds, visits))
@@ -170,7 +170,7 @@ def contended(crew: Crew, engines: list[str], rounds: int, seconds: float) -> No
     longest: dict[Any, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
-            counts, wait, took = crew.told(*way, PROCESSES * THREADS, seconds)
+            counts, wait, took = crew.measured(*way, PROCESSES * THREADS, seconds)
             rates[way].append(sum(counts) / took)
             least[way].append(min(counts) / (sum(counts) / len(counts)))
             longest[way].append(1000 * wait)
@@ -195,7 +195,7 @@ def crowds(crew: Crew, engines: list[str], numbers: list[int]) -> None:
             ]
             for number in numbers:
                 visits = max(1, 80 // number)
-                counts, _, took = crew.told(place, name, number, 120.0, visits)
+                counts, _, took = crew.measured(place, name, number, 120.0, visits)
                 assert sum(counts) == number * visits, counts
                 ideal = ceil(number * visits / room) * visit
                 row.append(f"{took:.2f} ({took / ideal:.1f})")

@@ -1,4 +1,4 @@
-"""The disk engine by itself, on raw bytes: hits beside diskcache, misses, herds, and holders that are killed.
+"""The disk engine alone, on raw bytes: hits compared with diskcache, misses, herds, and killed holders.
 
 python benchmarks/disk.py
 """
@@ -38,7 +38,7 @@ def entry() -> Entry[bytes]:
 
 
 def single() -> None:
-    """Medians of interleaved rounds, in µs."""
+    """Return medians of interleaved rounds, in µs."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     folder = Path(tempfile.mkdtemp(prefix="stampede-bench-"))
     engine = DiskEngine(folder / "ours")
@@ -99,7 +99,7 @@ def timed(call: Callable[[], object], times: int) -> float:
 
 
 def call(engine: DiskEngine, key: str, cost: float) -> tuple[float, float | None]:
-    """When this caller had the value; and when it had stored it, if it computed."""
+    """Return the time at which this caller had the value, and the time at which it had stored it, if it computed."""
     token = new_id()
     while True:
         reply = run_blocking(engine.blocking.claims.claim(key, token, Ask(10.0)))

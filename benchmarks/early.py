@@ -1,8 +1,8 @@
-"""Expiries of a hot key, simulated: computations per expiry, blocked readers, how early the refresh comes.
+"""Simulate expiries of a hot key: computations per expiry, blocked readers, and how early the refresh comes.
 
-Processes with a local tier each, in front of one engine that grants one lease; callers arrive at random (Poisson),
-spread over the processes; refreshes run in the background. The entries carry what `stampede.model.early` gives them.
-Baseline: XFetch with beta 1 and no margin, under the same lease.
+Each process has a local tier in front of one engine, which grants one lease. Callers arrive at random (Poisson), spread
+over the processes, and refreshes run in the background. The entries carry the values of `stampede.model.early`. The
+baseline is XFetch with beta 1 and no margin, under the same lease.
 
     python benchmarks/early.py [--quick]
 """
@@ -39,7 +39,7 @@ def log_normal(dice: random.Random) -> float:
 
 @dataclass(frozen=True)
 class Way:
-    """A rule for when to refresh."""
+    """A rule that says when to refresh."""
 
     name: str
     draw: Draw
@@ -52,7 +52,7 @@ XFETCH = Way("XFetch, beta=1", lambda dice: -log(1.0 - dice.random()), lambda pr
 
 @dataclass(slots=True)
 class Tally:
-    """What happened at so many expiries."""
+    """The counts of a number of expiries."""
 
     expiries: int = 0
     computations: int = 0
@@ -71,14 +71,14 @@ class Tally:
 
     @property
     def interval(self) -> float:
-        """Time from one value to the next."""
+        """Mean time from one value to the next."""
         return self.seconds / self.expiries
 
 
 def simulate(
     way: Way, cost: Cost, rate: float, processes: int, expiries: int, seed: int = 1, ttl: float = TTL
 ) -> Tally:
-    """One event per caller who has to think: the hits in between change nothing and are not simulated."""
+    """Simulate one event per caller that must decide. The hits in between change nothing, and are not simulated."""
     dice = random.Random(seed)
     tally = Tally()
     gap = processes / rate  # mean time between two callers of one process
@@ -91,12 +91,12 @@ def simulate(
     calls: list[tuple[float, int]] = []
 
     def call(process: int, after: float) -> None:
-        """The process's first caller after a moment."""
+        """Schedule the first caller of a process after a moment."""
         thinks[process] = after + dice.expovariate(1 / gap)
         heappush(calls, (thinks[process], process))
 
     def enter(process: int, now: float) -> None:
-        """The engine's entry enters the process, which draws its early moment."""
+        """Put the engine's entry into the process, which draws its early moment."""
         held[process] = number
         call(process, max(now, end - early.lead(entry, way.draw(dice))))
 

@@ -1,7 +1,7 @@
-"""A hot key expires, for real: several processes read it from the disk engine, over and over, while its ttl runs out.
+"""Real expiries of a hot key: several processes read it from the disk engine, again and again, while its ttl runs out.
 
-Readers come at random (Poisson) at a known rate; a value lives for a second and takes 20 ms to compute, as by a
-database elsewhere. Printed for each way: computations per expiry, reads that took half a computation or longer, the
+Readers come at random (Poisson) at a known rate. A value lives for a second and takes 20 ms to compute, as from a
+remote database. Printed for each way: computations per expiry, reads that took half a computation or longer, the
 slowest read, and how long before the end of the old value its refresh began.
 
     python benchmarks/expiry.py [--quick] [--seconds 7] [--rate 1000] [--processes 4]
@@ -30,7 +30,7 @@ LONG = COST / 2
 
 @dataclass
 class Told:
-    """What one process, or all, have seen; moments of the machine's monotonic clock."""
+    """The observations of one process, or of all. Times are those of the machine's monotonic clock."""
 
     computations: list[tuple[float, float]] = field(default_factory=list)
     reads: int = 0
@@ -73,7 +73,7 @@ WAYS: dict[str, Callable[..., tuple[Callable[[], Any], Callable[[], int]]]] = {
 
 
 def reader(pipe: Any, folder: str, way: str, rate: float, seconds: float) -> None:
-    """One process: reads until the time is up, and says what it saw."""
+    """Read until the time is up, and send the observations: the main function of a process."""
     told = Told()
 
     def compute() -> list[int]:
@@ -124,7 +124,7 @@ def measured(way: str, processes: int, rate: float, seconds: float) -> Told:
 
 
 def expiries(computations: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The computations of each value: those that began before all could see the first one's. Not the cold start's."""
+    """Return the computations of each value, without the cold start: those begun before all could see the first."""
     values: list[list[tuple[float, float]]] = []
     for begun, ended in sorted(computations):
         if values and begun < values[-1][0][1] + COST:

@@ -1,11 +1,11 @@
-"""A herd at the disk engine: one cold key, many callers in many processes; then a holder that is killed.
+"""A herd on the disk engine: one cold key and many callers in many processes; then a holder that is killed.
 
-Cold: all callers ask at one moment for a key that takes 200 ms to compute. How often it is computed, and how long
-after the computation's end the last caller has its value (storing it included). Beside it the same engine used as
-most caches are (get, compute, set), and diskcache's recipe against stampedes, which knows early refresh and no lease.
+Cold: all callers ask at the same moment for a key that takes 200 ms to compute. How often it is computed, and how long
+after the end of the computation the last caller has its value (storing it included). For comparison, the same engine
+used like most caches (get, compute, set), and diskcache's recipe against stampedes, with early refresh but no lease.
 
-Killed: the process that computes is killed with SIGKILL while the herd waits. How long after that the next
-computation begins.
+Killed: the computing process is killed with SIGKILL while the herd waits. How long after that the next computation
+begins.
 
     python benchmarks/herd.py [--quick] [--runs 5]
 """
@@ -35,7 +35,7 @@ _numbers = count()
 
 @dataclass
 class Told:
-    """What one process, or a whole herd, has seen; moments of the machine's monotonic clock."""
+    """The observations of one process, or of a whole herd. Times are those of the machine's monotonic clock."""
 
     begun: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ ASYNC_WAYS = {"stampede": stampede_async, "get, compute, set": plain_async}
 
 
 def member(pipe: Any, folder: str, callers: int, tasks: bool) -> None:
-    """Asks when told to, and says what it saw. None ends it."""
+    """Ask at each ordered time, and send the observations. None ends it: the main function of a process."""
     ways = {name: make(folder) for name, make in (ASYNC_WAYS if tasks else WAYS).items()}
     with ThreadPoolExecutor(callers if not tasks else 1) as pool:
         pipe.send("ready")
@@ -151,7 +151,7 @@ async def by_tasks(ask: Callable[..., Any], key: str, cost: float, start: float,
 
 
 def holder(pipe: Any, folder: str, key: str) -> None:
-    """Computes for ever, or until it is killed."""
+    """Compute for ever, or until the process is killed."""
 
     def compute() -> None:
         pipe.send("computing")
@@ -179,7 +179,7 @@ class Herd:
             pipe.recv()
 
     def order(self, way: str, key: str, cost: float) -> float:
-        """Let everybody ask, a moment from now; the moment is returned."""
+        """Order all callers to ask a moment from now, and return that time."""
         start = time.monotonic() + 0.1
         for _, pipe in self.members:
             pipe.send((way, key, cost, start))
@@ -205,7 +205,7 @@ def cold(herd: Herd, way: str) -> Told:
 
 
 def killed(herd: Herd, folder: str) -> tuple[float, Told]:
-    """The moment of the death, and what the herd did then."""
+    """Kill the holder; return the time of its death, and what the herd did then."""
     key = f"killed-{next(_numbers)}"
     here, there = _spawn.Pipe()
     process = _spawn.Process(target=holder, args=(there, folder, key), daemon=True)

@@ -1,10 +1,9 @@
-"""A hit inside the process: what each cache adds to a call of a function whose value is there.
+"""Hits inside the process: what each cache adds to a call of a function whose value is stored.
 
-One argument, three arguments with two of them by keyword, and a method; sync and async; the same through the disk
-engine; and what comes before the first hit. Every way is called as its
-users would, in turns on one core. Medians are printed as nanoseconds per call, with the loop around them (about 10),
-and as times the two peers that count: `lru_cache`, which never forgets and never coordinates, and cachebox, the
-fastest with a ttl.
+Measured with one argument, with three arguments of which two are keywords, and on a method; sync and async; through the
+disk engine; and the costs before the first hit. Every way is called as its users would, in turns on one core. Medians
+are printed as nanoseconds per call, including the loop (about 10), and as multiples of two peers: `lru_cache`, which
+never expires and never coordinates, and cachebox, the fastest one with a ttl.
 
     python benchmarks/hits.py [--quick] [--rounds 15]
 """
@@ -51,7 +50,7 @@ async def areport(a: int, b: int = 0, c: int = 0) -> tuple[int, int, int]:
 
 
 class Shop:
-    """Keyed by name in ours; peers take the object itself, by its identity."""
+    """A class with a cached method. Our key is its name; peers use the object itself, by its identity."""
 
     def __init__(self) -> None:
         self.name = "corner"
@@ -62,14 +61,14 @@ class Shop:
 
 
 def on_function(decorate: Decorator, function: Any = report) -> Any:
-    """The function once more, decorated: nobody shares a wrapper or its cache."""
+    """Return a decorated copy of the function, so that no two ways share a wrapper or a cache."""
     twin = type(function)(function.__code__, globals(), function.__name__, function.__defaults__, function.__closure__)
     twin.__annotations__ = dict(function.__annotations__)
     return decorate(twin)
 
 
 def on_method(decorate: Decorator, function: Any = report) -> Any:
-    """An object whose class has the decorated method `m`."""
+    """Return an object whose class has the decorated method `m`."""
 
     def m(self: Shop, a: int) -> tuple[int, int, int]:
         return a, 0, 0
@@ -90,7 +89,7 @@ def on_method(decorate: Decorator, function: Any = report) -> Any:
 
 
 def sync_ways(folder: str) -> dict[str, dict[str, Any]]:
-    """Each cache, on a function and on a method; what a cache can't do is left out."""
+    """Return each cache on a function and on a method, except for what a cache can't do."""
     ours = Cache("memory://", ttl=TTL)
     region = make_region(function_key_generator=kwarg_function_key_generator).configure(
         "dogpile.cache.memory", expiration_time=TTL
@@ -141,7 +140,7 @@ def async_ways() -> dict[str, dict[str, Any]]:
 
 
 def sync_sample(way: Any, call: str, number: int) -> Callable[[], float]:
-    """A function that measures nanoseconds per call."""
+    """Return a function that measures nanoseconds per call."""
     timer = timeit.Timer(call, f"way = given; {ARGUMENTS}", globals={"given": way})
     return lambda: timer.inner(iter(range(number)), time.perf_counter) / number * 1e9  # type: ignore[attr-defined]
 
@@ -161,7 +160,7 @@ async def sample(way, number, clock):
 
 
 def number_of(sample: Callable[[int], float], seconds: float) -> int:
-    """How many calls take about so long; the first of them fill the cache."""
+    """Return how many calls take about so long. The first of them fill the cache."""
     sample(2)
     return max(20, int(seconds * 1e9 / max(sample(50), 1.0)))
 
@@ -169,7 +168,7 @@ def number_of(sample: Callable[[int], float], seconds: float) -> int:
 def measured(
     ways: dict[str, dict[str, Any]], sample: Callable[[Any, str, int], Callable[[], float]], rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
-    """Nanoseconds by shape and way."""
+    """Return nanoseconds by shape and way."""
     figures = {}
     for shape, call in SHAPES.items():
         kind = "method" if shape.startswith("obj") else "function"
@@ -195,7 +194,7 @@ def show(title: str, figures: dict[str, dict[str, float]], peers: dict[str, str]
 
 
 def on_disk(folder: str, rounds: int, seconds: float) -> None:
-    """Hits of a small dict that another process could have stored."""
+    """Measure hits of a small dict that another process could have stored."""
     value = {"id": 1, "name": "bob", "tags": ["a", "b"], "price": 1.5}
     near = Cache(f"disk://{folder}/ours", ttl=TTL, local=True)
     far = Cache(f"disk://{folder}/ours", ttl=TTL)
@@ -227,7 +226,7 @@ def on_disk(folder: str, rounds: int, seconds: float) -> None:
 
 
 def first_costs(rounds: int) -> None:
-    """What comes before the first hit: decoration, and a miss."""
+    """Measure the costs before the first hit: decoration, and a miss."""
     ours = Cache("memory://?entries=100000", ttl=TTL)
     decorators: dict[str, Decorator] = {
         "stampede memory://": ours.cached,

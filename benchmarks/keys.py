@@ -1,8 +1,8 @@
-"""What a key costs: ours, generated per signature, beside `inspect.signature(...).bind` and cachetools' typedkey.
+"""The cost of a key: ours, generated per signature; `inspect.signature(...).bind`; and cachetools' typedkey.
 
-The two others build less: `bind` only fills in the defaults, and a typedkey knows no defaults, is typed only on its
-surface, and holds in one process. Rounds are interleaved on one core; medians are printed, as nanoseconds per call
-and as times ours.
+The two others do less: `bind` only fills in the defaults, and a typedkey ignores defaults, checks types only at the
+top level, and is valid in one process only. Rounds are interleaved on one core. Medians are printed, as nanoseconds per
+call and as multiples of ours.
 
     python benchmarks/keys.py [--quick]
 """
@@ -30,7 +30,7 @@ SIGNATURE = inspect.signature(report)
 
 
 def bound(*args: Any, **kwargs: Any) -> Any:
-    """The usual way to know defaults and keywords."""
+    """Return the arguments as `bind` completes them, the usual way to handle defaults and keywords."""
     arguments = SIGNATURE.bind(*args, **kwargs)
     arguments.apply_defaults()
     return arguments.args, arguments.kwargs
@@ -72,7 +72,7 @@ def measured(rounds: int, number: int) -> dict[str, dict[str, float]]:
 
 
 def generation(rounds: int) -> float:
-    """Microseconds to make one function's key function."""
+    """Return the microseconds that it takes to make one function's key function."""
     return (
         median(timeit.repeat(lambda: key_maker(report, prefix="shop:mod.report:"), number=20, repeat=rounds)) / 20 * 1e6
     )

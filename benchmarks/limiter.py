@@ -1,8 +1,8 @@
-"""Limits: what a start costs, and how exact they are, beside the packages `limits` and `pyrate-limiter`.
+"""Limits: the cost of a start, and how exact limits are, compared with the packages `limits` and `pyrate-limiter`.
 
-Cost: one process and thread, a limit that is never reached, microseconds a start. Exactness: processes that ask for
-more than is allowed for `--seconds`; each writes down when its starts were made, by the clock that all processes share.
-Then every window of `per` is looked at: the most starts in any, and how much of what is allowed was used.
+Cost: one process and thread, a limit that is never reached, microseconds per start. Exactness: for `--seconds`, several
+processes ask for more than is allowed, and each records the times of its starts, by a clock that all of them share.
+Then every window of `per` is checked: the most starts in one, and the share of the allowed starts that was used.
 
     python benchmarks/limiter.py [--quick] [--rounds 9] [--seconds 60]
 """
@@ -36,7 +36,7 @@ def ours(url: str, name: str, most: int, per: float) -> Start:
 
 
 def limits_moving(url: str, name: str, most: int, per: float) -> Start:
-    """It knows whole seconds only, and can't wait: who is refused looks again after a hundredth of them."""
+    """The moving window of `limits`. It counts whole seconds only and can't wait: refused callers poll."""
     from limits import RateLimitItemPerSecond, storage, strategies
 
     limiter = strategies.MovingWindowRateLimiter(storage.storage_from_string(url))
@@ -44,7 +44,7 @@ def limits_moving(url: str, name: str, most: int, per: float) -> Start:
 
 
 def limits_counter(url: str, name: str, most: int, per: float) -> Start:
-    """Its sliding counter, an approximation."""
+    """The sliding counter of `limits`, an approximation."""
     from limits import RateLimitItemPerSecond, storage, strategies
 
     limiter = strategies.SlidingWindowCounterRateLimiter(storage.storage_from_string(url))
@@ -105,7 +105,7 @@ def _micros(value: float | None) -> str:
 
 
 def starts_of(make: Make, url: str, name: str, per: float, seconds: float, all_there: Any, told: Any) -> None:
-    """One process: starts as fast as it may, and when each was."""
+    """Start as fast as allowed, and return the times: the work of one process."""
     start, made = make(url, name, MOST, per), []
     all_there.wait(60)
     until = time.monotonic() + seconds + 2 * per
@@ -136,7 +136,7 @@ def exactness(urls: dict[str, str], seconds: float) -> None:
 
 
 def _together(make: Make, url: str, name: str, per: float, seconds: float) -> list[float]:
-    """All starts of all processes, in order."""
+    """Return all starts of all processes, in order."""
     spawn = multiprocessing.get_context("spawn")
     told, all_there = spawn.Queue(), spawn.Barrier(PROCESSES)
     args = make, url, name, per, seconds, all_there, told
@@ -151,7 +151,7 @@ def _together(make: Make, url: str, name: str, per: float, seconds: float) -> li
 
 @contextmanager
 def servers() -> Iterator[dict[str, str]]:
-    """By their names, the engines that are here."""
+    """Give the available engines, by name."""
     with Server() as redis, tempfile.TemporaryDirectory() as home:
         yield {"memory": "memory://", "file": f"file://{Path(home)}/f", "disk": f"disk://{home}/d", "redis": redis.url}
 

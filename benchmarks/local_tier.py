@@ -1,4 +1,4 @@
-"""The local tier beside cachetools: hit ratio, memory per entry, price of a put that evicts.
+"""The local tier compared with cachetools: hit ratio, memory per entry, cost of a put that evicts.
 
 taskset -c 0 python benchmarks/local_tier.py [--quick]
 """
@@ -27,7 +27,7 @@ KEYS = 100_000
 
 
 def zipf(length: int, seed: int) -> Iterator[int]:
-    """Keys asked for as 1 / rank, the classic exponent of 1.0."""
+    """Return keys with a frequency of 1 / rank, the classic exponent of 1.0."""
     dice = Random(seed)
     weights = list(accumulate(1 / rank for rank in range(1, KEYS + 1)))
     for _ in range(length):
@@ -35,7 +35,7 @@ def zipf(length: int, seed: int) -> Iterator[int]:
 
 
 def scan_mixed(length: int, seed: int) -> Iterator[int]:
-    """The same, and every 20,000 calls somebody walks through 5,000 keys that nobody else asks for."""
+    """Return such keys, mixed every 20,000 calls with a scan over 5,000 keys that are used only once."""
     cold = count(KEYS)
     for number, key in enumerate(zipf(length, seed)):
         yield key
@@ -68,7 +68,7 @@ def ratio_of_lru(trace: list[str], size: int) -> float:
 
 
 def fill_tier(keys: list[str], homes: bool = False) -> object:
-    """As a shared engine's entries come in: with an id, a cost, moments of their own."""
+    """Fill a tier with entries as a shared engine returns them: each with an id, a cost, and its own times."""
     tier, table = Residents(len(keys)), dict[Any, Resident]()
     for number, key in enumerate(keys):
         now = monotonic()

@@ -1,19 +1,19 @@
-"""Locks: what an uncontended one costs, and how soon one that somebody waits for is handed over; beside the peers.
+"""Locks: the cost of an uncontended lock, and the time to hand one over to a waiter, compared with the peers.
 
     python benchmarks/locks.py [--quick] [--engines redis,zmq] [--rounds 15] [--samples 100] [--before DIRECTORY]
     python benchmarks/locks.py --engines etcd3,zookeeper3  # three members each
 
-Uncontended: the servers on one core, one thread that acquires and releases on another, all in turns. Round trips are
-counted by a proxy between the two: how often something is asked after something was answered. A ping is the engine's
-own round trip, measured in the same turns.
+Uncontended: the servers on one core, one thread that acquires and releases on another, all in turns. A proxy between
+them counts round trips: each question after an answer begins a new one. A ping is one round trip of the engine,
+measured in the same turns.
 
-Hand-over: two processes, each with a client of its own, and nothing is pinned. One has the lock, the other waits for
-it, and some hundredths of a second later the first gives it back: from then until the other's `acquire` returns, by the
-clock that both share.
-Beside these, in the same turns, a message through a pipe between the two: what the machine itself adds.
+Hand-over: two processes, each with its own client, and nothing is pinned. One has the lock, the other waits for it.
+Some hundredths of a second later, the first one releases it. Measured is the time until the other's `acquire` returns,
+by a clock that both share. For comparison, in the same turns, a message through a pipe between them: the share of the
+machine.
 
-`--before`: nothing but the same uncontended lock on Redis, by the stampede in another directory (a worktree of an older
-commit) and by this one, in turns, each in a process of its own.
+`--before`: only the uncontended lock on Redis, by the stampede in another directory (a worktree of an older commit) and
+by this one, in turns, each in its own process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NO_LOCK = "none", "a message through a pipe"
 
 
 class Pair(NamedTuple):
-    """Of one way to lock."""
+    """The functions of one way to lock."""
 
     take: Callable[[], object]
     give: Callable[[], object]
@@ -76,7 +76,7 @@ def standard(url: str) -> Pair:
 
 
 def of_diskcache(url: str) -> Pair:
-    """Its waiters look a thousand times a second."""
+    """Return the lock of diskcache, whose waiters poll a thousand times per second."""
     from diskcache import Cache
     from diskcache import Lock as DiskLock
 
@@ -108,7 +108,7 @@ def pottery(url: str) -> Pair:
 
 
 def added(url: str) -> Pair:
-    """The recipe: `add`, again after 10 ms, and `delete`, of whoever's."""
+    """Return the usual recipe: `add`, again after 10 ms; and `delete`, which may delete another holder's lock."""
     from pymemcache import Client
 
     where = urlsplit(url)
@@ -153,7 +153,7 @@ PEERS: dict[str, dict[str, Callable[[str], Pair]]] = {
 
 
 def ways(urls: dict[str, str]) -> dict[tuple[str, str], Pair]:
-    """By engine and name; a peer that doesn't work here is left out, and said so."""
+    """Return the ways by engine and name. A peer that doesn't work here is left out, with a message."""
     made = {}
     for place, url in urls.items():
         made[place, "stampede"] = ours(url)
@@ -173,7 +173,7 @@ def ways(urls: dict[str, str]) -> dict[tuple[str, str], Pair]:
 
 @contextmanager
 def servers(wanted: Sequence[str], cores: Sequence[int]) -> Iterator[dict[str, str]]:
-    """Where the engines are, the tests' own servers among them; those run on these cores."""
+    """Give the URLs of the engines. Servers are those of the tests, and run on these cores."""
     sys.path.append(str(HERE.parent / "tests" / "support"))
     os.sched_setaffinity(0, cores)
     with ExitStack() as stack:
@@ -231,7 +231,7 @@ def _server(place: str) -> Any:
 
 
 class Trips:
-    """Between a client and its server: how often something was asked after something was answered."""
+    """A counter of round trips between a client and its server: each question after an answer begins a new one."""
 
     def __init__(self, url: str) -> None:
         from proxy import Proxy
@@ -254,7 +254,7 @@ class Trips:
 
 
 def counted(url: str, make: Callable[[str], Pair], pairs: int) -> float:
-    """Round trips of a pair, of the quietest third of a few runs: a heartbeat falls into one now and then."""
+    """Return the round trips of a pair, from the quietest third of several runs: some contain a heartbeat."""
     trips = Trips(url)
     take, give, _ = make(trips.url)
     found = []
@@ -319,7 +319,7 @@ def _pings(ping: Callable[[], float], number: int) -> float:
 
 
 def handed_over(urls: dict[str, str], samples: int, seed: int) -> None:
-    """All ways in turns: a slow second of the machine slows all of them."""
+    """Measure all ways in turns, so that a slow second of the machine affects all of them."""
     urls = {place: url for place, url in urls.items() if place != "memory"}  # two processes have no memory in common
     made, chance = {NO_LOCK: Pair(lambda: None, lambda: here.send(None)), **ways(urls)}, Random(seed)
     spawn = multiprocessing.get_context("spawn")
@@ -355,7 +355,7 @@ def handed_over(urls: dict[str, str], samples: int, seed: int) -> None:
 
 
 def waits(pipe: Any, urls: dict[str, str]) -> None:
-    """The other process."""
+    """Wait for the lock, as the other process."""
     sys.path.append(str(HERE.parent / "tests" / "support"))
     made = {NO_LOCK: Pair(pipe.recv, lambda: None), **ways(urls)}
     while (way := pipe.recv()) is not None:
@@ -389,7 +389,7 @@ def before_and_now(directory: str, rounds: int, pairs: int) -> None:
             return told["used_cpu_sys_main_thread"] + told["used_cpu_user_main_thread"]
 
         def asked(name: str) -> tuple[float, float]:
-            """Microseconds of a pair, and of the server's CPU for it."""
+            """Return the microseconds of a pair, and of the server's CPU for it."""
             process, cpu = crew[name], spent()
             process.stdin.write(f"{pairs}\n")
             process.stdin.flush()
@@ -411,7 +411,7 @@ def before_and_now(directory: str, rounds: int, pairs: int) -> None:
 
 
 def pairs_of(url: str) -> None:
-    """One of those processes."""
+    """Measure pairs on request: the main function of a process of `before_and_now`."""
     pin(CORES[-1])
     pair = ours(url)
     for line in sys.stdin:

@@ -1,11 +1,11 @@
-"""Memcached: what a call costs, and how long a herd waits. Beside us pymemcache itself, and dogpile.cache on top of it.
+"""Memcached: the cost of a call, and how long a herd waits, compared with pymemcache, and dogpile.cache on top of it.
 
 Calls: one process and the server, pinned to one core. `engine` is a look at bytes, or a claim and a fill of them;
-`cache` is all that a user's call passes: flight, codec, early refresh.
+`cache` is the whole path of a user's call: flight, codec, early refresh.
 
-Herds: 8 processes of 8 threads ask at one moment for a key that takes 200 ms to compute: how often it is computed, how
-long after the end of the computation the last one has its value (storing it included), and how many commands the
-server has been sent per process. Cold: nobody knows the key. Known: the key had a value before.
+Herds: 8 processes of 8 threads ask at the same moment for a key that takes 200 ms to compute: how often it is computed,
+how long after the end of the computation the last caller has its value (storing it included), and how many commands per
+process the server receives. Cold: the key never had a value. Known: the key had a value before.
 
     python benchmarks/memcached.py [--quick] [--runs 5]
 """
@@ -43,7 +43,7 @@ _numbers = count()
 
 
 class Server:
-    """One memcached on a free port of the loopback."""
+    """A memcached on a free port of the loopback."""
 
     def __init__(self) -> None:
         program = shutil.which("memcached")
@@ -131,7 +131,7 @@ def _timed(way: Callable[[], Any], batch: int) -> Callable[[], float]:
 
 
 def suspending(server: Server, batch: int) -> None:
-    """Hits of one event loop: one after another, and 100 tasks at once."""
+    """Measure hits in one event loop: one after another, and with 100 tasks at once."""
     engine = MemcachedEngine(server.address)
     run_blocking(engine.blocking.store.set("hot", _entry()))
     port = engine.suspending.claims
@@ -179,7 +179,7 @@ WAYS = {"stampede": stampede, "dogpile.cache": dogpile}
 
 
 def _member(way: str, address: str, key: str, known: bool, barrier: Any, pipe: Any) -> None:
-    """One process of a herd."""
+    """Run the callers of one process of a herd."""
     begun: list[float] = []
     ended: list[float] = []
     returned: list[float] = []
@@ -223,7 +223,7 @@ def _delete(way: str, address: str, key: str) -> None:
 
 
 def herd(way: str, server: Server, known: bool) -> tuple[int, float, float]:
-    """Computations, ms of the last waiter after the end of the first computation, commands per process."""
+    """Return the computations, the ms from the end of the first one to the last waiter, and commands per process."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(PROCESSES + 1)
     key, members = f"herd{next(_numbers)}", []

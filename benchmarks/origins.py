@@ -1,9 +1,9 @@
-"""A flush of ten thousand keys, on eight processes, in front of an origin that bears eight computations at once.
+"""A flush of ten thousand keys on eight processes, in front of an origin that can take eight computations at once.
 
     python benchmarks/origins.py [--quick]
 
-Counted at the origin itself, by all processes in one place: how many were inside at once, and how many computations
-there were. Beside it the same without an origin.
+Counted at the origin, for all processes: how many computations ran at once, and how many there were in total. For
+comparison, the same without the option `origin`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAP, PROCESSES, THREADS, SECONDS = 8, 8, 16, 0.002
 
 
 class Origin:
-    """One for all processes: a database that takes 2 ms for a row."""
+    """An origin shared by all processes: a database that takes 2 ms for a row."""
 
     def __init__(self) -> None:
         self.lock = multiprocessing.Lock()

@@ -1,11 +1,11 @@
-"""Postgres: what a call costs, beside a plain SELECT of the same bytes and Django's cache, and how long a herd waits.
+"""Postgres: the cost of a call, compared with a plain SELECT and Django's cache; and how long a herd waits.
 
-Calls: one process on one core, the server on another. `select` is psycopg's own, prepared, binary, by the primary key.
-Async: one task, and 64 over as many connections as we have. Herds: 8 processes of 8 threads ask at one moment for a key
-that takes 200 ms to compute: how often it is computed, how long after it was stored the last one has its value; and how
-long it takes to be computed anew when its holder is killed. Sizes: a claim and a fill among a thousand entries, and
-among a million. Churn: fills over ten thousand keys, and how large the tables get. The servers are those of the tests:
-the `dev` extra brings what they need.
+Calls: one process on one core, the server on another. `select` reads the same bytes by psycopg alone: prepared, binary,
+by the primary key. Async: one task, and 64 tasks over as many connections as we have. Herds: 8 processes of 8 threads
+ask at the same moment for a key that takes 200 ms to compute: how often it is computed, how long after it is stored the
+last caller has it, and how long it takes until another process computes when the holder is killed. Sizes: a claim and a
+fill among a thousand entries, and among a million. Churn: fills over ten thousand keys, and how large the tables get.
+The servers are those of the tests; the `dev` extra has what they need.
 
     python benchmarks/postgres.py [--quick] [--runs 5] [--only calls,tasks,herds,sizes,churn]
 """
@@ -58,7 +58,7 @@ def _entry(fresh: float = 600.0) -> Entry[bytes]:
 
 
 def _apart() -> PostgresServer:
-    """A server on the first core, us on the last."""
+    """Give a server that runs on the first core, while we run on the last."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     pin(cores[0])
     server = PostgresServer()
@@ -81,7 +81,7 @@ def _timed(way: Callable[[], Any], batch: int) -> Callable[[], float]:
 
 
 def django_cache(server: PostgresServer) -> Any:
-    """Its cache in a table of the same database."""
+    """Return Django's cache in a table of the same database."""
     import django
     from django.conf import settings
     from django.core.management import call_command
@@ -145,7 +145,7 @@ def calls(rounds: int, batch: int) -> None:
 
 
 def tasks(rounds: int, batch: int) -> None:
-    """One event loop: psycopg's own connections, and ours."""
+    """Measure one event loop, with psycopg's own connections and with ours."""
     server = _apart()
     cache = Cache(server.postgres_url, ttl=600)
 
@@ -196,7 +196,7 @@ def tasks(rounds: int, batch: int) -> None:
 
 
 def _member(url: str, key: str, barrier: Any, pipe: Any) -> None:
-    """One process of a herd."""
+    """Run the callers of one process of a herd."""
     begun: list[float] = []
     stored: list[float] = []
     returned: list[float] = []
@@ -227,7 +227,7 @@ def _member(url: str, key: str, barrier: Any, pipe: Any) -> None:
 
 
 def herd(server: PostgresServer) -> tuple[int, float]:
-    """Computations, and ms of the last waiter after the end of the computation (storing it included)."""
+    """Return the computations, and the ms from the end of the first one to the last waiter (storing it included)."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(PROCESSES)
     key, members = f"herd{next(_numbers)}", []
@@ -253,7 +253,7 @@ def _holder(url: str, key: str, pipe: Any) -> None:
 
 
 def takeover(server: PostgresServer) -> float:
-    """ms from the holder's SIGKILL until one who waits begins to compute."""
+    """Return the ms from the holder's SIGKILL until a waiter begins to compute."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     key = f"killed{next(_numbers)}"
@@ -300,7 +300,7 @@ FILLED = """INSERT INTO stampede.entries SELECT substring(sha256(n::text::bytea)
 
 
 def sizes(rounds: int, batch: int, large: int) -> None:
-    """µs of a claim and a fill of keys that are not there, and of a look at one that is, among few entries and many."""
+    """Measure the µs of a claim and a fill of new keys, and of a look at a stored one, among few entries and many."""
     server = _apart()
     engine = PostgresEngine(server.postgres_url)
     port, store = engine.blocking.claims, engine.blocking.store
@@ -339,7 +339,7 @@ def sizes(rounds: int, batch: int, large: int) -> None:
 
 
 def churn(fills: int) -> None:
-    """The tables' sizes, as the same ten thousand keys are filled again and again."""
+    """Measure the sizes of the tables while the same ten thousand keys are filled again and again."""
     server = PostgresServer("autovacuum_naptime=5s")
     server.prepare()
     engine = PostgresEngine(server.postgres_url)

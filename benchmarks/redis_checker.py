@@ -1,7 +1,7 @@
-"""Ten thousand random interleavings over four processes, checked: `taskset -c 0,1 python benchmarks/redis_checker.py`.
+"""Check ten thousand random interleavings over four processes: `taskset -c 0,1 python benchmarks/redis_checker.py`.
 
-Not a measurement but a search; the tests do the same with fewer calls. The lag it prints is how long other processes
-went on giving what had been invalidated: their local tiers are told, which takes a moment, and so are their waiters.
+This is a search, not a measurement; the tests do the same with fewer calls. The printed lag is how long other processes
+served an invalidated value: it takes a moment to notify their local tiers and their waiters.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """FusionCache's grid on Redis: 100 keys, 10 or 100 callers of each, a computation of 100 ms, in 1 and in 8 processes.
 
-Callers are tasks, those of a key spread over the processes. How often each key is computed (1.000 is the least), and
-the 99th percentile of what a caller waited beyond the computation it got its value from:
+Callers are tasks, and those of a key are spread over the processes. Printed: how often each key is computed (1.000 is
+the minimum), and the 99th percentile of the time that a caller waits beyond the computation of its value:
 
-cold         all ask at one moment
-expiry       each asks at some moment within 50 ms of the end of the key's life (`early=0`)
-invalidated  each asks within 200 ms of an invalidation of each key; who asked before it has the value that was there
+cold         all ask at the same moment
+expiry       each asks within 50 ms of the end of the key's life (`early=0`)
+invalidated  each asks within 200 ms of an invalidation of each key; callers before it have the old value
 killed       all wait for a process that is killed with SIGKILL; the wait counts from the end of its lease at the latest
 
     python benchmarks/redis_grid.py [--quick] [--runs 3]
@@ -36,7 +36,7 @@ _numbers = count()
 
 @dataclass
 class Told:
-    """What one process, or all, have seen; moments of the machine's monotonic clock."""
+    """The observations of one process, or of all. Times are those of the machine's monotonic clock."""
 
     begun: list[float] = field(default_factory=list)
     calls: list[tuple[float, float]] = field(default_factory=list)  # asked, returned
@@ -53,7 +53,7 @@ def cache_of(port: int) -> Any:
 
 
 def ask(port: int, prefix: str, start: float, spread: float, callers: int, part: int, parts: int) -> Told:
-    """This process's part of all callers."""
+    """Run this process's share of all callers."""
     told = Told()
     loop().run_until_complete(_ask(cache_of(port), prefix, start, spread, callers, part, parts, told))
     return told
@@ -83,7 +83,7 @@ async def _ask(
 
 
 def warm(port: int, prefix: str, ttl: float) -> float:
-    """Store all keys, and say when."""
+    """Store all keys, and return the time."""
     cache = cache_of(port)
     for key in range(KEYS):
         cache.set(f"{prefix}-{key}", prefix, ttl=ttl)
@@ -91,7 +91,7 @@ def warm(port: int, prefix: str, ttl: float) -> float:
 
 
 def invalidate(port: int, prefix: str) -> None:
-    """All keys, in two round trips: one by one it would take longer than the moment in which they are asked for."""
+    """Invalidate all keys in two round trips: one by one would take longer than callers take to ask."""
 
     async def all_keys() -> None:
         await asyncio.gather(*(cache_of(port).ainvalidate(f"{prefix}-{key}") for key in range(KEYS)))
@@ -100,7 +100,7 @@ def invalidate(port: int, prefix: str) -> None:
 
 
 def hold(port: int, prefix: str) -> None:
-    """Compute all keys for ever, or until killed."""
+    """Compute all keys for ever, or until the process is killed."""
 
     async def all_keys() -> None:
         async with asyncio.TaskGroup() as group:
@@ -114,7 +114,7 @@ def hold(port: int, prefix: str) -> None:
 
 
 class Grid:
-    """One size of it: each scenario says how many loads there were, and what each caller waited beyond one."""
+    """One size of the grid. Each scenario returns the number of loads, and each caller's wait beyond one load."""
 
     def __init__(self, server: Server, crew: Crew, callers: int) -> None:
         self._port, self._crew, self._callers = server.port, crew, callers
@@ -152,7 +152,7 @@ class Grid:
 
     @property
     def _patience(self) -> float:
-        """Until all tasks are there, asleep."""
+        """Return the seconds until all tasks exist and sleep."""
         return 0.2 + KEYS * self._callers / 20_000
 
     def _ask(self, prefix: str, start: float, spread: float = 0.0) -> float:

@@ -1,13 +1,13 @@
-"""A herd at a Redis server: one key, many callers in many processes, a computation of 200 ms.
+"""A herd on a Redis server: one key, many callers in many processes, a computation of 200 ms.
 
-Cold: all ask at one moment. How often it is computed, and how long after the computation's end the last caller has
-its value (storing it included); how many commands that took, as the server counted them. Beside it dogpile.cache,
-python-redis-lock and cashews; who takes longer than five seconds does it once. (aiocache's lock raises KeyError in
-one such herd of three.)
+Cold: all ask at the same moment. How often the key is computed; how long after the end of the computation the last
+caller has its value (storing it included); and how many commands that takes, as the server counts them. For comparison,
+dogpile.cache, python-redis-lock and cashews; a way that takes longer than five seconds runs once. (aiocache's lock
+raises KeyError in one of three such herds.)
 
-Then ours alone: the key expires again and again under load, with the early refresh and without; the key is
-invalidated in the middle of the computation; the holder is killed with SIGKILL; and how soon a write or an
-invalidation is seen by eight processes that read the key through their local tiers, a thousand times a second each.
+Then ours alone: the key expires again and again under load, with early refresh and without; the key is invalidated
+during the computation; the holder is killed with SIGKILL; and how soon a write or an invalidation is seen by eight
+processes that read the key through their local tiers, each a thousand times per second.
 
     python benchmarks/redis_herd.py [--quick] [--runs 5]
 """
@@ -39,7 +39,7 @@ Ask = Callable[[str, Callable[[], Any]], Any]
 
 @dataclass
 class Told:
-    """What one process, or a whole herd, has seen; moments of the machine's monotonic clock."""
+    """The observations of one process, or of a whole herd. Times are those of the machine's monotonic clock."""
 
     begun: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ def dogpile(port: int) -> Ask:
 
 
 def redis_lock(port: int) -> Ask:
-    """Its README's way to guard a computation, with pickle."""
+    """Return a way that guards a computation as the README of python-redis-lock does, with pickle."""
     import pickle
 
     import redis
@@ -143,7 +143,7 @@ def pool(callers: int) -> ThreadPoolExecutor:
 
 
 def herd(name: str, port: int, key: str, cost: float, start: float, callers: int, tasks: bool) -> Told:
-    """All callers of this process ask at that moment."""
+    """Let all callers of this process ask at the given time."""
     ask, told = way(name, port, tasks), Told()
     if tasks:
         loop().run_until_complete(_by_tasks(ask, key, cost, start, callers, told))
@@ -185,7 +185,7 @@ def _computation(key: str, cost: float, told: Told) -> Callable[[], Any]:
 
 
 def under_load(port: int, key: str, early: float, ttl: float, start: float, end: float, callers: int) -> Told:
-    """All callers of this process ask again and again, each about a hundred times a second."""
+    """Let all callers of this process ask again and again, each about a hundred times per second."""
     told, cache = Told(), ours(port, early=early, ttl=ttl)
 
     def caller() -> None:
@@ -201,12 +201,12 @@ def under_load(port: int, key: str, early: float, ttl: float, start: float, end:
 
 
 def hold(port: int, key: str) -> None:
-    """Compute for ever, or until killed."""
+    """Compute for ever, or until the process is killed."""
     ours(port).get_or_compute(key, lambda: time.sleep(60))
 
 
 def follow(port: int, key: str, end: float) -> list[tuple[float, float]]:
-    """Read through the local tier; when each value was first seen: (its moment of birth, now)."""
+    """Read through the local tier, and return when each value was first seen: (time of its birth, time seen)."""
     cache, seen = ours(port, local=True), []
     last = None
     while time.monotonic() < end:
@@ -224,7 +224,7 @@ def follow(port: int, key: str, end: float) -> list[tuple[float, float]]:
 def ask_all(
     crew: Crew, port: int, name: str, callers: int, tasks: bool, key: str, cost: float = COST, delay: float = 0.1
 ) -> float:
-    """Let everybody ask, a moment from now; the moment is returned."""
+    """Order all callers to ask a moment from now, and return that time."""
     start = time.monotonic() + delay
     crew.order(herd, name, port, key, cost, start, callers, tasks)
     return start

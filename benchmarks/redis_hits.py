@@ -1,9 +1,9 @@
-"""Hits and misses on a Redis server: how many commands, how long, beside the peers and beside a plain GET.
+"""Hits and misses on a Redis server: the commands and the time, compared with the peers and with a plain GET.
 
-Commands are counted by the server. Times are of one small dict, as each cache's users would ask for it, in turns on
-one core, with the server on another; the GET of redis-py is of the bytes that we keep for that dict. Async: so many
-tasks, each of which asks for a key of its own again and again; `redis.asyncio` is given a pool that waits (its own
-raises when all connections are taken) in the size that was fastest here.
+The server counts the commands. Times are for one small dict, as the users of each cache would ask for it, in turns on
+one core, with the server on another. The GET of redis-py reads the bytes that we store for that dict. Async: many
+tasks, each of which asks for its own key again and again. `redis.asyncio` gets a pool that waits (its default pool
+raises when all connections are taken), of the size that was fastest here.
 
     python benchmarks/redis_hits.py [--quick] [--rounds 15]
 """
@@ -69,7 +69,7 @@ def of_dogpile(server: Server) -> Way:
 
 
 def of_redis_lock(server: Server) -> Way:
-    """Its README's way to guard a computation, with pickle."""
+    """Return a way that guards a computation as the README of python-redis-lock does, with pickle."""
     import pickle
 
     client = server.client()
@@ -121,7 +121,8 @@ def get(server: Server) -> Way:
 
 
 def keep_same_bytes(server: Server, name: str) -> tuple[str, int]:
-    """Under the key of the plain GET, what `ours` of that name keeps; its key for the engine, and how many bytes."""
+    """Store the bytes of `ours` of that name under the key of the plain GET. Return the engine's key, and their
+    size."""
     client = server.client()
     (key,) = [key for key in client.scan_iter() if f"@{name}:".encode() in key and not key.startswith(b"{stampede}")]
     client.set(b"same bytes", client.get(key))
@@ -166,7 +167,7 @@ def spelled(counts: Counter[str]) -> str:
 
 
 def sample(call: Callable[[], object], number: int, clock: Callable[[], float]) -> Callable[[], float]:
-    """Microseconds per call."""
+    """Return microseconds per call."""
 
     def measure() -> float:
         begin = clock()
@@ -218,7 +219,7 @@ def blocking(server: Server, rounds: int, number: int) -> None:
 
 
 def suspending(server: Server, rounds: int, number: int, loop: asyncio.AbstractEventLoop, tasks: int) -> None:
-    """Answers per second, of so many tasks together."""
+    """Measure answers per second, of so many tasks together."""
     pool = redis.asyncio.BlockingConnectionPool(port=server.port, max_connections=CONNECTIONS, timeout=None)
     client = redis.asyncio.Redis(connection_pool=pool)
     raw_key, _ = keep_same_bytes(server, "hit")

@@ -1,9 +1,9 @@
-"""What a hit, a miss and a waiter cost the Redis server: its own CPU, beside the peers and beside a plain GET.
+"""The server's CPU for a hit, a miss and a waiter on Redis, compared with the peers and with a plain GET.
 
-The server is what a fleet shares, so its CPU is the fleet's ceiling. It is what the kernel has given the server's main
-thread (`/proc/PID/schedstat`) while somebody asked, for each call: one by one from one thread, and as much at once as
-each way can (a pipeline of 100; 100 tasks, each with a key of its own). The GETs are of our own keys and bytes.
-A waiter is a cache (as a process has one) that asks for what another one computes.
+A fleet shares the server, so the server's CPU limits the fleet. It is the time that the kernel gave to the server's
+main thread (`/proc/PID/schedstat`) per call: for calls one by one from one thread, and for as many at once as each way
+can do (a pipeline of 100; 100 tasks, each with its own key). The GETs are of our own keys and bytes. A waiter is a
+cache (as a process has one) that asks for a key that another one computes.
 
     python benchmarks/server_cost.py [--quick] [--rounds 9]
 """
@@ -33,7 +33,7 @@ Way = Callable[[int], Any]
 
 
 class Meter:
-    """Microseconds of the server's CPU for each of some calls."""
+    """A meter of the server's CPU, in microseconds per call."""
 
     def __init__(self, server: Server) -> None:
         self._file = Path(f"/proc/{server._process.pid}/schedstat")
@@ -61,7 +61,7 @@ def one_by_one(ask: Way, keys: Callable[[], int], number: int) -> Callable[[], N
 def at_once(
     loop: asyncio.AbstractEventLoop, ask: Callable[[int], Awaitable[Any]], keys: Callable[[int], int], number: int
 ) -> Callable[[], None]:
-    """By `TASKS` tasks: `keys` gives the next one of each."""
+    """Call with `TASKS` tasks. `keys` gives the next key of each."""
 
     async def task(mine: int) -> None:
         for _ in range(number // TASKS):
@@ -74,7 +74,7 @@ def at_once(
 
 
 def pipelined(server: Server, number: int, keys: list[bytes], *names: str) -> Callable[[], None]:
-    """These commands for each key, all keys at once."""
+    """Send these commands for each key in one pipeline."""
     client = server.client()
 
     def calls() -> None:
@@ -89,13 +89,13 @@ def pipelined(server: Server, number: int, keys: list[bytes], *names: str) -> Ca
 
 
 def entries(client: Any, name: str) -> list[bytes]:
-    """What `ours` of that name keeps."""
+    """Return the keys of the entries that `ours` of that name stores."""
     keys = client.scan_iter(count=10_000)
     return [key for key in keys if f"@{name}:".encode() in key and not key.startswith(b"{stampede}")]
 
 
 def waiting(server: Server) -> tuple[Callable[[], None], Callable[[], None]]:
-    """So many wait for what one computes; and the one alone."""
+    """Return two functions: many waiters for one computation, and the computation alone."""
     caches = [Cache(server.url, ttl=600) for _ in range(WAITERS + 1)]
     fresh = count()
     for cache in caches:
