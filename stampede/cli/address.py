@@ -78,7 +78,7 @@ def addresses(options: Namespace, urls: Callable[[Settings, str | None], list[st
 
 def chosen(options: Namespace) -> Chosen:
     """Return the configured cache that the options name."""
-    return the_one(settings_of(options.settings), options.cache)
+    return select_cache(settings_of(options.settings), options.cache)
 
 
 def settings_of(file: Path | None) -> Settings:
@@ -91,7 +91,7 @@ def settings_of(file: Path | None) -> Settings:
     return settings
 
 
-def the_one(settings: Settings, name: str | None) -> Chosen:
+def select_cache(settings: Settings, name: str | None) -> Chosen:
     """Return the named cache; without a name, the only one, or `default`."""
     if name is None and settings.caches and "default" not in settings.caches:
         if len(settings.caches) > 1:
@@ -112,7 +112,7 @@ def cache_of(settings: CacheSettings, *observers: events.Observer) -> Cache:
 
 def url_of_locks(settings: Settings, where: str | None) -> list[str]:
     """Return the address of a cache's locks, as a list."""
-    cache = the_one(settings, where).settings
+    cache = select_cache(settings, where).settings
     return [cache.locks or cache.url]
 
 
@@ -125,7 +125,7 @@ def urls_of_locks(settings: Settings, where: str | None) -> list[str]:
 
 def urls_of_limits(settings: Settings, where: str | None) -> list[str]:
     """Return where limits may be: on the engine of a cache's values if it has limits, or else on that of its locks."""
-    caches = settings.caches.values() if where is None else [the_one(settings, where).settings]
+    caches = settings.caches.values() if where is None else [select_cache(settings, where).settings]
     urls = [url for each in caches for url in (each.url, each.locks) if url is not None]
     return [Registry.locks, *urls] if where is None else urls
 
@@ -153,16 +153,16 @@ class Answers(NamedTuple, Generic[T]):
     """The answers of the engines that have one, and the errors of the others."""
 
     given: list[EngineAnswer[T]]
-    troubles: list[StampedeError]
+    errors: list[StampedeError]
 
     def end(self, *, refusals: bool = True) -> int:
         """Print the errors, and return the exit code: 1 if an engine is out of reach, which may know more.
 
         Without `refusals`, do not print the errors of engines that can't answer such a question at all.
         """
-        unreached = [each for each in self.troubles if not isinstance(each, OptionError)]
-        for trouble in self.troubles if refusals else unreached:
-            print(f"stampede: {' '.join(str(trouble).split())}", file=sys.stderr)
+        unreached = [each for each in self.errors if not isinstance(each, OptionError)]
+        for error in self.errors if refusals else unreached:
+            print(f"stampede: {' '.join(str(error).split())}", file=sys.stderr)
         return int(bool(unreached))
 
     @property
@@ -180,10 +180,10 @@ def ask(urls: Sequence[str], question: Callable[[Engine], T]) -> Answers[T]:
                     called = engine.called
                     raise OptionError(f"{called} lives inside each process: no other process can look into it")
                 answers.given.append(EngineAnswer(url, engine.called, question(engine)))
-        except StampedeError as trouble:
-            answers.troubles.append(trouble)
-    if not answers.given and len(answers.troubles) == 1:
-        raise answers.troubles[0]
+        except StampedeError as error:
+            answers.errors.append(error)
+    if not answers.given and len(answers.errors) == 1:
+        raise answers.errors[0]
     return answers
 
 

@@ -18,7 +18,7 @@ from stampede.codecs.pydantic import plain_shape
 from stampede.codecs.stdlib import Lower, Shape, expect, lost, plain, text_shape
 from stampede.errors import CodecError, OptionError
 from stampede.keys.models import is_pydantic
-from stampede.keys.names import found_for_good
+from stampede.keys.names import is_static
 from stampede.runtime.definitions import slots_of
 
 __all__ = ["is_text", "model_shape", "shapes_of", "trusted"]
@@ -93,7 +93,7 @@ def model_shape(kind: Any, tag: str) -> Shape | None:
     if is_namedtuple(kind):
         return _namedtuple(kind, tag)
     # `object.__new__` has to make the value, and can't if a dataclass is also a dict or an exception.
-    makes = all(base.__new__ is object.__new__ or not found_for_good(base) for base in kind.__mro__)
+    makes = all(base.__new__ is object.__new__ or not is_static(base) for base in kind.__mro__)
     return _record(kind, tag) if makes and (is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")) else None
 
 
@@ -128,7 +128,7 @@ def _record(kind: Any, tag: str) -> Shape:
     """Return the shape of a dataclass or attrs class: its fields, set without its `__init__` or `__setattr__`."""
     names = tuple(fields_of(kind))
     inside = frozenset(names) - slots_of(kind)
-    beside = sorted(slots_of(kind) - {*names})
+    other_slots = sorted(slots_of(kind) - {*names})
     open_ended = kind.__dictoffset__ != 0
     may_have = {*names, *lazy(kind)}
     get = _getter(names)
@@ -136,7 +136,7 @@ def _record(kind: Any, tag: str) -> Shape:
     def lower(value: Any) -> tuple[Any, ...]:
         if open_ended and value.__dict__.keys() != inside and (extra := value.__dict__.keys() - may_have):
             raise lost(tag, extra, _NO_FIELD)
-        if beside and (extra := {name for name in beside if hasattr(value, name)}):
+        if other_slots and (extra := {name for name in other_slots if hasattr(value, name)}):
             raise lost(tag, extra, _NO_FIELD)
         return (tag, *get(value))
 
@@ -152,7 +152,7 @@ _MAKING = frozenset({
 def _plain(kind: Any, tag: str) -> Shape | None:
     """Return the shape of an ordinary class: its objects' attributes, set without its code. None for other classes."""
     own = [base for base in kind.__mro__ if base is not object]
-    if any(found_for_good(base) or not vars(base).keys().isdisjoint(_MAKING) for base in own):
+    if any(is_static(base) or not vars(base).keys().isdisjoint(_MAKING) for base in own):
         return None
     slots = slots_of(kind)
 

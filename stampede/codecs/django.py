@@ -52,7 +52,7 @@ def facts_of(kind: Any) -> _Facts:
     return _Facts(kind)
 
 
-def _may_be_beside(kind: Any, name: str) -> bool:
+def _may_be_added(kind: Any, name: str) -> bool:
     """Return whether an object may have such an attribute in addition to its fields, as `annotate` makes them."""
     return not name.startswith("_") and not hasattr(kind, name)
 
@@ -62,32 +62,32 @@ def row_shape(kind: Any, tag: str) -> Shape:
         facts, state, held = facts_of(kind), value._state, vars(value)
         if state.adding:
             raise CodecError(f"a {kind.__qualname__} that is not in the database yet can't be stored: save it first")
-        fields, beside = {}, {}
+        fields, added = {}, {}
         for name, each in held.items():
             if name in facts.fields:
                 fields[name] = _field(each)
-            elif _may_be_beside(kind, name):
-                beside[name] = _one_way(each, value)
+            elif _may_be_added(kind, name):
+                added[name] = _one_way(each, value)
             elif not name.startswith("_") and not isinstance(getattr(kind, name), _LAZY):
                 raise lost(kind.__qualname__, [name])
         selected = {name: _one_way(each, value) for name, each in state.fields_cache.items()}
         prefetched = {
             name: _one_way([*each], value) for name, each in held.get("_prefetched_objects_cache", {}).items()
         }
-        return tag, facts.layout, state.db, fields, beside, selected, prefetched
+        return tag, facts.layout, state.db, fields, added, selected, prefetched
 
-    def rebuild(layout: Any, db: Any, fields: Any, beside: Any, selected: Any, prefetched: Any) -> Any:
-        expect((fields, beside, selected, prefetched), dict, dict, dict, dict)
+    def rebuild(layout: Any, db: Any, fields: Any, added: Any, selected: Any, prefetched: Any) -> Any:
+        expect((fields, added, selected, prefetched), dict, dict, dict, dict)
         facts = facts_of(kind)
         if layout != facts.layout or not fields.keys() <= facts.fields.keys():
             raise CodecError(f"the entry was stored for other fields of {tag}")
-        if not all(type(name) is str and _may_be_beside(kind, name) for name in beside) or db not in connections:
+        if not all(type(name) is str and _may_be_added(kind, name) for name in added) or db not in connections:
             raise CodecError(f"the entry has an attribute, or a database, that a {tag} can't have")
         made = kind.__new__(kind)
         vars(made).update(fields)
         made._state = ModelState()
         made._state.db, made._state.adding = db, False
-        vars(made).update({name: _both_ways(each, made) for name, each in beside.items()})
+        vars(made).update({name: _both_ways(each, made) for name, each in added.items()})
         made._state.fields_cache.update({name: _both_ways(each, made) for name, each in selected.items()})
         if prefetched:
             expect(tuple(prefetched.values()), *[list] * len(prefetched))

@@ -17,7 +17,7 @@ from stampede.errors import CodecError
 from stampede.keys.names import root_of
 
 if TYPE_CHECKING:
-    from stampede.codecs.stdlib import Raise, Shape
+    from stampede.codecs.stdlib import Rebuild, Shape
 
 __all__ = ["advice", "is_row", "package_of", "rebuilder", "related", "row_shape", "shape_for"]
 
@@ -45,7 +45,7 @@ def _shapes(package: str) -> dict[type, Shape]:
 
 
 @cache
-def _rebuilders(package: str) -> dict[str, Raise]:
+def _rebuilders(package: str) -> dict[str, Rebuild]:
     return {shape.tag: shape.rebuild for shape in _shapes(package).values()}
 
 
@@ -62,7 +62,7 @@ def shape_for(kind: type) -> Shape | None:
     return None if package is None else _shapes(package).get(kind)
 
 
-def rebuilder(tag: Any) -> Raise:
+def rebuilder(tag: Any) -> Rebuild:
     """Return what makes values of the arguments behind a tag. CodecError: the tag is unknown, or not installed."""
     if tag in TEXTS:
         module, _, name = tag.partition(":")

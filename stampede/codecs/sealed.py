@@ -23,7 +23,7 @@ from typing import Any
 from stampede.codecs.nesting import deep_pickle
 from stampede.codecs.packages import rebuilder, shape_for
 from stampede.codecs.remedies import foreign
-from stampede.codecs.stdlib import LOWER, REBUILD, Lower, Raise, Shape
+from stampede.codecs.stdlib import LOWER, REBUILD, Lower, Rebuild, Shape
 from stampede.errors import CodecError
 from stampede.runtime.threads import on_stack
 
@@ -59,17 +59,17 @@ class Sealed:
 
     number = 1
 
-    def __init__(self, shapes: Sequence[Shape] = (), fingerprint: int = 0, found: Trusted | None = None) -> None:
+    def __init__(self, shapes: Sequence[Shape] = (), fingerprint: int = 0, trusted: Trusted | None = None) -> None:
         self.fingerprint = fingerprint
-        self._found = found
+        self._trusted = trusted
         self._lower: dict[type, Lower] = LOWER | {shape.type: shape.lower for shape in shapes}
-        self._rebuild: dict[str, Raise] = REBUILD | {shape.tag: shape.rebuild for shape in shapes}
+        self._rebuild: dict[str, Rebuild] = REBUILD | {shape.tag: shape.rebuild for shape in shapes}
 
     def dump(self, value: Any, raised: bool) -> bytes:
         out = BytesIO()
         sealer = _Sealer(out, 5)
         sealer.lower = self._lower
-        sealer.found = self._found
+        sealer.trusted = self._trusted
         sealer.memo = {id(_node): (0, _node)}
         sealer.dump(value)
         return (_NAMES if sealer.used else _PLAIN) + out.getvalue()
@@ -90,19 +90,19 @@ class Sealed:
         if not unsealer.named:
             return value
         del unsealer  # and its memo of two tuples for each node, which would make settling a third slower
-        return _Settling(self._rebuild, self._found).settle(value)
+        return _Settling(self._rebuild, self._trusted).settle(value)
 
 
 class _Sealer(pickle.Pickler):
     lower: dict[type, Lower]
-    found: Trusted | None
+    trusted: Trusted | None
     used = False
 
     def reducer_override(self, value: Any) -> Any:
         """Return the node of a value. Pickle calls this for every value that is not an exact builtin."""
         lower = self.lower.get(type(value))
         if lower is None:
-            shape = shape_for(type(value)) or (self.found and self.found(type(value)))
+            shape = shape_for(type(value)) or (self.trusted and self.trusted(type(value)))
             if not shape:
                 raise CodecError(foreign(value, "sealed"))
             lower = self.lower[shape.type] = shape.lower
@@ -130,13 +130,11 @@ def _refuse_extensions(body: bytes | memoryview) -> None:
 class _Settling:
     """Replaces nodes by values: lists, dicts and sets in place, others by new objects. Shared objects stay shared."""
 
-    def __init__(self, rebuild: dict[str, Raise], found: Trusted | None = None) -> None:
+    def __init__(self, rebuild: dict[str, Rebuild], trusted: Trusted | None = None) -> None:
         self._rebuild = rebuild
-        self._found = found
+        self._trusted = trusted
         self._made: dict[Node, Any] = {}
-        self._done: dict[
-            int, tuple[Any, Any]
-        ] = {}  # id → the object (kept alive, so that its id stays unique) and its value
+        self._done: dict[int, tuple[Any, Any]] = {}  # id → object (kept alive, so that its id stays its own) and value
 
     def settle(self, value: Any) -> Any:
         kind = type(value)
@@ -149,7 +147,7 @@ class _Settling:
                 try:
                     rebuild = self._rebuild[value[0]]
                 except KeyError:
-                    rebuild = self._late(value[0])
+                    rebuild = self._look_up(value[0])
                 made = self._made[value] = rebuild(*args)
             return made
         known = self._done.get(id(value))
@@ -160,9 +158,9 @@ class _Settling:
             raise CodecError(f"the bytes make a {kind.__name__}, which no value may hold")
         return settle(self, value)
 
-    def _late(self, tag: Any) -> Raise:
+    def _look_up(self, tag: Any) -> Rebuild:
         """Return what rebuilds a tag that is looked up only when a value needs it: of a trusted module, or an array."""
-        shape = self._found and self._found(tag)
+        shape = self._trusted and self._trusted(tag)
         made = self._rebuild[tag] = shape.rebuild if shape else rebuilder(tag)
         return made
 

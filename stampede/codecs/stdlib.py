@@ -23,7 +23,7 @@ from stampede.errors import CodecError
 from stampede.runtime.definitions import slots_of
 
 Lower: TypeAlias = Callable[[Any], tuple[Any, ...]]
-Raise: TypeAlias = Callable[..., Any]
+Rebuild: TypeAlias = Callable[..., Any]
 
 
 class Shape(NamedTuple):
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     tag: str
     type: type
     lower: Lower  # value → (tag, *arguments)
-    rebuild: Raise  # *arguments → value; if it raises anything, the bytes are not believed
+    rebuild: Rebuild  # *arguments → value; if it raises anything, the bytes are not believed
 
 
 FACTORIES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, dict, set, frozenset)}
@@ -52,12 +52,12 @@ def expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
             raise CodecError(f"the entry holds a value with an argument of type {type(arg).__name__}")
 
 
-def tagged(tag: str, type_: type, lower: Lower, rebuild: Raise) -> Shape:
+def tagged(tag: str, type_: type, lower: Lower, rebuild: Rebuild) -> Shape:
     """Return a shape whose `lower` returns the arguments only: the tag is added."""
     return Shape(tag, type_, lambda value: (tag, *lower(value)), rebuild)
 
 
-def plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Raise | None = None) -> Shape:
+def plain(tag: str, type_: type, lower: Lower, *kinds: type | tuple[type, ...], make: Rebuild | None = None) -> Shape:
     """Return a shape whose arguments must be of exactly these types. `make`, by default the type, takes them."""
     make = make or type_
 

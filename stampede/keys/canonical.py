@@ -21,7 +21,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from stampede.errors import KeyingError
-from stampede.keys.models import attributes, beside, hidden, is_row
+from stampede.keys.models import added_attributes, attributes, is_row, private_attributes
 from stampede.keys.names import DATA, found_by_name, name_of, root_of
 
 __all__ = ["REMEDIES", "canonical", "name_of", "remedies", "word"]
@@ -85,9 +85,9 @@ def _instance(value: Any) -> str:
     parts = attributes(value)
     if parts is None:
         raise KeyingError(f"{name_of(cls)} has no stable identity: {OF_A_ROW if is_row(cls) else remedies(cls)}")
-    private = hidden(value)
-    beside = f"{',' if parts else ''}**{_dict(private)}" if private else ""
-    return f"{_class(cls)}({_named(parts)}{beside})"
+    private = private_attributes(value)
+    after = f"{',' if parts else ''}**{_dict(private)}" if private else ""
+    return f"{_class(cls)}({_named(parts)}{after})"
 
 
 def _class(cls: type) -> str:
@@ -112,7 +112,7 @@ def _enum(value: Enum) -> str:
 def _subclass(value: Any, base: type) -> str:
     if base in _MOMENTS:
         return _reduced(value, _class(type(value)), base)
-    return f"{_class(type(value))}({_EXACT[base][1](value)}{_beside(value, base)})"
+    return f"{_class(type(value))}({_EXACT[base][1](value)}{_added(value, base)})"
 
 
 def _reduced(value: Any, name: str, base: type) -> str:
@@ -121,11 +121,11 @@ def _reduced(value: Any, name: str, base: type) -> str:
     reduced = value.__reduce_ex__(4)
     text = _write(reduced if isinstance(reduced, str) else reduced[1:])
     forgetful = base in _MOMENTS and cls.__reduce_ex__ is base.__reduce_ex__ and cls.__reduce__ is base.__reduce__
-    return f"{name}({text}{_beside(value, base) if forgetful else ''})"
+    return f"{name}({text}{_added(value, base) if forgetful else ''})"
 
 
-def _beside(value: Any, base: type) -> str:
-    state = beside(value, base)
+def _added(value: Any, base: type) -> str:
+    state = added_attributes(value, base)
     return f",{_named(state)}" if state else ""
 
 

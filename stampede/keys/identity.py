@@ -30,9 +30,7 @@ class Identity:
     qualname: str
     named: bool  # its name alone identifies it
     code: str  # a fingerprint of its code, and of what its closure captured
-    captured: tuple[
-        tuple[str, Any], ...
-    ]  # captured names and objects that are not data: they may change, or have no text
+    captured: tuple[tuple[str, Any], ...]  # names and objects that are not data: they may change, or have no text
     complete: bool  # each captured variable had a value already
     untold: tuple[str, ...] = ()  # the names in `captured` whose objects have no text
 
@@ -48,16 +46,16 @@ def identity_of(function: Callable[..., Any], ignored: Collection[str] = (), *, 
     Captured data is never left out.
     """
     inmost = inmost_of(function)
-    seen = _Seen({ignored} if isinstance(ignored, str) else ignored, objects=objects)
-    text = seen.function(function)
+    writer = _FunctionWriter({ignored} if isinstance(ignored, str) else ignored, objects=objects)
+    text = writer.function(function)
     return Identity(
         module=module_of(function),
         qualname=function.__qualname__,
         named=_is_named(function, inmost),
         code=blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
-        captured=tuple(seen.captured),
-        untold=tuple(seen.untold),
-        complete=not seen.empty,
+        captured=tuple(writer.captured),
+        untold=tuple(writer.without_text),
+        complete=not writer.unassigned,
     )
 
 
@@ -77,19 +75,17 @@ def _is_named(function: Any, inmost: Any) -> bool:
     return home is not None and (variables is None or variables is vars(home))  # else it was made by `exec`
 
 
-class _Seen:
+class _FunctionWriter:
     """Writes what functions are made of as text, and notes what has no lasting text."""
 
     def __init__(self, ignored: Collection[str], *, objects: bool) -> None:
         self._ignored = ignored
         self._objects = objects
         self.captured: list[tuple[str, Any]] = []
-        self.untold: list[str] = []
-        self.empty = False
+        self.without_text: list[str] = []
+        self.unassigned = False
         self._inside: list[Any] = []
-        self._variable: tuple[str, Contents] | None = (
-            None  # the captured variable that is being written, with all its parts
-        )
+        self._variable: tuple[str, Contents] | None = None  # the captured one that is being written, with its parts
 
     def function(self, function: Any) -> str:
         """Return the text of a function's code and closure, and of the functions that it wraps."""
@@ -105,16 +101,18 @@ class _Seen:
         layer, known = function, []
         while True:
             if isinstance(layer, partial):
-                yield f"partial({self._told('args', (layer.args, layer.keywords))})"
+                yield f"partial({self._captured_text('args', (layer.args, layer.keywords))})"
                 layer = layer.func
                 continue
             code = getattr(layer, "__code__", None)
             if code is not None and code.co_filename.startswith(GENERATED):
                 pass  # our generated code around the function
             elif code is None:
-                yield f"<{name_of(layer)}>" if hasattr(layer, "__qualname__") else self._told("function", layer)
+                yield (
+                    f"<{name_of(layer)}>" if hasattr(layer, "__qualname__") else self._captured_text("function", layer)
+                )
             else:
-                yield _written(code)
+                yield _code_text(code)
                 yield from self._closure(code, getattr(layer, "__closure__", None) or ())
                 yield from self._defaults(code, layer)
             known.append(layer)
@@ -127,10 +125,10 @@ class _Seen:
             try:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet: mostly the function itself
-                self.empty = True
+                self.unassigned = True
                 continue
             if name != "__class__":  # the method's class, for `super`: its object is in the key
-                yield f",{name}={self._told(name, value)}"
+                yield f",{name}={self._captured_text(name, value)}"
 
     def _defaults(self, code: CodeType, function: Any) -> Iterator[str]:
         """Yield the texts of the defaults. A key holds a default that is not passed, unless it has no text."""
@@ -141,26 +139,26 @@ class _Seen:
             *(getattr(function, "__kwdefaults__", None) or {}).items(),
         ]:
             if name not in self._ignored:
-                yield f",{name}={self._told(name, value)}"
+                yield f",{name}={self._captured_text(name, value)}"
 
-    def _told(self, name: str, value: Any) -> str:
+    def _captured_text(self, name: str, value: Any) -> str:
         """Return the text of something captured; its class's name if it has none, or if objects are left out."""
         outer = self._variable
-        contents, told = Contents(self._named, outer and outer[1]), True
+        contents, has_text = Contents(self._named, outer and outer[1]), True
         name, _ = self._variable = outer or (name, contents)
         try:
             text = contents.text(value)
         except KeyingError:
-            told = False
+            has_text = False
         finally:
             self._variable = outer
-        if told and contents.is_data:
+        if has_text and contents.is_data:
             return text
         if self._objects:
             self.captured.append((name, value))
-            if told:
+            if has_text:
                 return text
-            self.untold.append(name)
+            self.without_text.append(name)
         return f"<a {name_of(type(value))}>"
 
     def _named(self, value: Any) -> str | None:
@@ -177,7 +175,7 @@ class _Seen:
         ):
             return f"<{value.__module__}:{value.__qualname__}>"
         if isinstance(value, (MethodType, BuiltinFunctionType)):
-            return f"{self._told(value.__name__, value.__self__)}.{value.__name__}"
+            return f"{self._captured_text(value.__name__, value.__self__)}.{value.__name__}"
         if isinstance(value, type):
             if not found_by_name(value):
                 raise KeyingError(f"another class may have the name of {value.__qualname__}")
@@ -185,22 +183,22 @@ class _Seen:
         return None
 
 
-def _written(code: CodeType) -> str:
+def _code_text(code: CodeType) -> str:
     """Return what a code object does as text, equal in all processes of one Python version, without line numbers."""
     parts = (
         code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code, code.co_names,
         code.co_varnames, code.co_freevars, code.co_cellvars, code.co_exceptiontable,
     )  # fmt: skip
-    return f"<{parts!r}{','.join(map(_constant, code.co_consts))}>"
+    return f"<{parts!r}{','.join(map(_constant_text, code.co_consts))}>"
 
 
-def _constant(value: Any) -> str:
+def _constant_text(value: Any) -> str:
     if isinstance(value, CodeType):
-        return _written(value)
+        return _code_text(value)
     if isinstance(value, frozenset):
-        return f"frozenset({sorted(map(_constant, value))})"
+        return f"frozenset({sorted(map(_constant_text, value))})"
     if isinstance(value, tuple):
-        return f"({','.join(map(_constant, value))},)"
+        return f"({','.join(map(_constant_text, value))},)"
     return f"{type(value).__name__} {value!r}"
 
 
@@ -231,13 +229,13 @@ class Contents:
             raise KeyingError(f"it has more than {MOST} parts")
         self._above.append(value)
         try:
-            return self._told(value)
+            return self._text_of(value)
         except RecursionError:
             raise KeyingError("its parts are nested too deeply") from None
         finally:
             self._above.pop()
 
-    def _told(self, value: Any) -> str:
+    def _text_of(self, value: Any) -> str:
         named = self._named(value)
         if named is not None:
             return named
@@ -254,20 +252,20 @@ class Contents:
             return f"{kind.__name__}({','.join(sorted(map(self.text, value)))})"
         if kind is dict:
             return f"dict({','.join(f'{self.text(key)}:{self.text(each)}' for key, each in value.items())})"
-        return self._made(value)
+        return self._rebuilt_text(value)
 
-    def _made(self, value: Any) -> str:
+    def _rebuilt_text(self, value: Any) -> str:
         """Return the text of what rebuilds an object, which its class tells `copy` and pickle."""
         if not any(_is_data(each) for each in self._above):
             self.is_data = False
         try:
             registered = dispatch_table.get(type(value))
-            made = value.__reduce_ex__(4) if registered is None else registered(value)
+            recipe = value.__reduce_ex__(4) if registered is None else registered(value)
         except Exception as error:  # locks, sockets, and objects that hold them
             raise KeyingError(f"a {name_of(type(value))} has no text") from error
-        if isinstance(made, str):
-            return f"<{type(value).__module__}:{made}>"
-        parts = ([*part] if isinstance(part, Iterator) else part for part in made)
+        if isinstance(recipe, str):
+            return f"<{type(value).__module__}:{recipe}>"
+        parts = ([*part] if isinstance(part, Iterator) else part for part in recipe)
         return f"made({','.join(map(self.text, parts))})"
 
 

@@ -61,7 +61,7 @@ class _Part:
     parameter: Parameter
     label: str  # what precedes its text: nothing, its name, or its stars
     write: Callable[[Any], str]
-    stands_alone: bool  # its default has no text, such as a sentinel: it is written as `<default>`
+    opaque_default: bool  # its default has no text, such as a sentinel: it is written as `<default>`
 
 
 def _by_arguments(parameters: Parameters, prefix: str, bound: bool) -> KeyMaker:
@@ -98,7 +98,7 @@ def _parts(parameters: Parameters, bound: bool) -> list[_Part]:
         write = _self_text if bound and number == 0 and parameter.kind is not Kind.VAR_POSITIONAL else canonical
         if parameter.kind is Kind.VAR_KEYWORD and parameters.ignored:
             write = partial(_without, parameters.ignored)
-        parts.append(_Part(parameter, _label(parameter, named), write, _stands_alone(parameter)))
+        parts.append(_Part(parameter, _label(parameter, named), write, _has_opaque_default(parameter)))
     return parts
 
 
@@ -110,7 +110,7 @@ def _label(parameter: Parameter, named: bool) -> str:
     return f"{parameter.name}=" if named or parameter.kind is Kind.KEYWORD_ONLY else ""
 
 
-def _stands_alone(parameter: Parameter) -> bool:
+def _has_opaque_default(parameter: Parameter) -> bool:
     if not parameter.has_default or hasattr(type(parameter.default), "__stampede_key__"):
         return False  # the user's method may have an answer by the time of a call
     try:
@@ -135,7 +135,7 @@ def _expression(part: _Part, code: Code) -> str:
         text = (
             f"{name} if ({words.replace(kind, f'({kind} := {code.name(type)}({name}))', 1)}) else {quoted} else {text}"
         )
-    if part.stands_alone:
+    if part.opaque_default:
         text = f"'<default>' if {name} is {part.parameter.default_name} else {text}"
     return text
 
@@ -145,8 +145,8 @@ def _carefully(qualname: str, prefix: str, parts: list[_Part], values: tuple[obj
     texts = []
     for part, value in zip(parts, values, strict=True):
         try:
-            alone = part.stands_alone and value is part.parameter.default
-            texts.append(part.label + ("<default>" if alone else part.write(value)))
+            is_default = part.opaque_default and value is part.parameter.default
+            texts.append(part.label + ("<default>" if is_default else part.write(value)))
         except KeyingError as error:
             raise KeyingError(f"{qualname}: parameter {part.parameter.name!r}: {error}") from error
     return f"{prefix}({','.join(texts)})"
@@ -233,12 +233,12 @@ def _within(text: str, end: str) -> str:
 
 def _check_shared(template: str, parameters: Parameters, bound: bool) -> None:
     """Raise OptionError if a key without fields would be shared by calls with different arguments."""
-    told = [p.name for p in parameters.keyed if not (bound and p.name in ("self", "cls"))]
-    if told:
+    keyed = [p.name for p in parameters.keyed if not (bound and p.name in ("self", "cls"))]
+    if keyed:
         raise OptionError(
             f"key {template!r} names none of the parameters of {parameters.qualname}, so all calls would share one "
-            f"value. Name them, as in key='{parameters.qualname.rpartition('.')[2]}:{{{told[0]}}}' (no f before the "
-            f"quotes). If one value for all calls is intended, use ignore={told!r}, or give a function as key="
+            f"value. Name them, as in key='{parameters.qualname.rpartition('.')[2]}:{{{keyed[0]}}}' (no f before the "
+            f"quotes). If one value for all calls is intended, use ignore={keyed!r}, or give a function as key="
         )
 
 

@@ -49,7 +49,7 @@ def is_row(cls: Any) -> bool:
     )
 
 
-def beside(value: Any, base: type) -> dict[str, object]:
+def added_attributes(value: Any, base: type) -> dict[str, object]:
     """Return the attributes that an instance has in addition to its base class's, without cached properties."""
     cls = type(value)
     state = dict(getattr(value, "__dict__", ()))
@@ -69,10 +69,10 @@ def extras(value: Any) -> dict[str, object]:
     if model is cls:
         return {}
     names = field_names(model) or ()
-    return {name: part for name, part in beside(value, model).items() if name not in names}
+    return {name: part for name, part in added_attributes(value, model).items() if name not in names}
 
 
-def hidden(value: Any) -> dict[object, object]:
+def private_attributes(value: Any) -> dict[object, object]:
     """Return a pydantic model's private attributes, which are part of its identity, too."""
     private = value.__pydantic_private__ if is_pydantic(type(value)) else None
     undefined = getattr(sys.modules.get("pydantic_core"), "PydanticUndefined", None)

@@ -35,14 +35,14 @@ def inmost_of(function: Any) -> Any:
         return function
 
 
-def found_for_good(cls: type) -> bool:
+def is_static(cls: type) -> bool:
     """Return whether no other class can have this class's name: Python code did not make it."""
     return not cls.__flags__ & _HEAP
 
 
 def found_by_name(cls: type) -> bool:
     """Return whether the class is found by its name, as pickle requires. If not, other classes may have that name."""
-    if found_for_good(cls):
+    if is_static(cls):
         return True
     found: Any = sys.modules.get(cls.__module__)
     try:

@@ -89,9 +89,7 @@ class StampedeBackend(BytesBackend):
             strict=self._strict_engine,
         )
         self._local = bool(settings.local) and engine.shared
-        self._as_kept: dict[str, Any] = (
-            {} if settings.policy.early == 0 else {"early": 0.0}
-        )  # the region decides when a value expires
+        self._overrides: dict[str, Any] = {} if settings.policy.early == 0 else {"early": 0.0}  # expiry is the region's
         self._meanwhile: Cache | None = None  # what was computed while the engine could not be reached
         self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache)
 
@@ -99,13 +97,13 @@ class StampedeBackend(BytesBackend):
 
     def get(self, key: str) -> BackendFormatted:
         if not self._local:
-            return _as_dogpile(self.cache.get(key, self._kept_meanwhile(key)))
+            return _as_dogpile(self.cache.get(key, self._stored_meanwhile(key)))
         if self._mutexes.held_here(key):
             return self.get_multi([key])[0]
         try:
-            return _as_dogpile(self.cache.get_or_compute(key, _left_out, **self._as_kept))
+            return _as_dogpile(self.cache.get_or_compute(key, _left_out, **self._overrides))
         except LeftOut:
-            return _as_dogpile(self._kept_meanwhile(key))
+            return _as_dogpile(self._stored_meanwhile(key))
 
     def get_multi(self, keys: Iterable[str]) -> Sequence[BackendFormatted]:
         """Return the values of many keys, in one round trip."""
@@ -115,10 +113,10 @@ class StampedeBackend(BytesBackend):
         elif self._local and not any(map(self._mutexes.held_here, wanted)):
             # Put what is read into the local tier, which `get_many` does not do. But not on the second read, under the
             # mutex: another process may have stored a newer value, and its notification may still be on the way.
-            found = self.cache.get_or_compute_many(wanted, _nothing, **self._as_kept)
+            found = self.cache.get_or_compute_many(wanted, _nothing, **self._overrides)
         else:
             found = self.cache.get_many(wanted)
-        return [_as_dogpile(found[key] if key in found else self._kept_meanwhile(key)) for key in wanted]
+        return [_as_dogpile(found[key] if key in found else self._stored_meanwhile(key)) for key in wanted]
 
     def set(self, key: str, value: BackendSetType) -> None:
         self.set_multi({key: value})
@@ -130,26 +128,24 @@ class StampedeBackend(BytesBackend):
         computed here raises the error.
         """
         computed = all(self._mutexes.held_here(key) for key in mapping)
-        kept = {key: _plain(value) for key, value in mapping.items() if self._may_keep(key, value, computed)}
-        if not kept:
+        storable = {key: _plain(value) for key, value in mapping.items() if self._may_store(key, value, computed)}
+        if not storable:
             return
         if computed and not self._strict_engine and self.cache.down:
-            self._keep_meanwhile(kept)
+            self._store_meanwhile(storable)
             return
         try:
-            self.cache.set_many(kept, ttl=self._ttl)
+            self.cache.set_many(storable, ttl=self._ttl)
             self._meanwhile = None
         except EngineClosed:
             raise
         except EngineError as trouble:
             if not computed or self._strict_engine:
                 raise
-            _log.warning(
-                "the values computed for %r are stored in this process only, for %g s: %s", [*kept], MEANWHILE, trouble
-            )
-            self._keep_meanwhile(kept)
+            _log.warning("what was computed for %r is stored here only, for %g s: %s", [*storable], MEANWHILE, trouble)
+            self._store_meanwhile(storable)
         except CodecError as refusal:  # too large
-            self._refuse([*kept], str(refusal), strict=self._strict or not computed)
+            self._refuse([*storable], str(refusal), strict=self._strict or not computed)
 
     # BytesBackend has separate methods for them.
     get_serialized: Any = get
@@ -171,7 +167,7 @@ class StampedeBackend(BytesBackend):
 
     # -- values that are stored here, or refused ----------------------------------------------------------------------
 
-    def _may_keep(self, key: str, value: BackendSetType, computed: bool) -> bool:
+    def _may_store(self, key: str, value: BackendSetType, computed: bool) -> bool:
         mutex = self._mutexes.held_here(key)
         refused = value.partition(b"|")[2] if isinstance(value, bytes) and _REFUSED in value else b""
         if refused.startswith(_REFUSED):
@@ -185,11 +181,11 @@ class StampedeBackend(BytesBackend):
             return False
         return True
 
-    def _keep_meanwhile(self, kept: dict[str, Any]) -> None:
+    def _store_meanwhile(self, storable: dict[str, Any]) -> None:
         meanwhile = self._meanwhile = self._meanwhile or Cache("memory://", ttl=MEANWHILE)
-        meanwhile.set_many(kept)
+        meanwhile.set_many(storable)
 
-    def _kept_meanwhile(self, key: str) -> Any:
+    def _stored_meanwhile(self, key: str) -> Any:
         meanwhile = self._meanwhile
         return NO_VALUE if meanwhile is None else meanwhile.get(key, NO_VALUE)
 
