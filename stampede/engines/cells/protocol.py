@@ -1,4 +1,4 @@
-"""The interface that the author of an engine implements: a cell, which is read, and swapped if it has not changed.
+"""The interface for authors of engines: a cell of named bytes, which is read, and swapped if it has not changed.
 
     class MyCell(Cell):
         def read(self, names):
@@ -45,7 +45,7 @@ NOTHING = Seen(None)
 
 
 class Faster(NamedTuple):
-    """The answer of a swap that changed nothing, because another writer was faster: the version is another one."""
+    """The answer of a swap that changed nothing, because another process was faster: the stored version differs."""
 
     seen: Seen | None = None
     """The present state, if the store returns it in the same round trip (see `tells`). None: the engine reads again."""
@@ -68,8 +68,8 @@ class Cell(ABC):
     a removal. The engine then uses versions as the fences of locks."""
 
     ages: bool = False
-    """Whether `read` returns ages. Without ages, each process measures by its own clock how long it has seen a lease.
-    Entries then age by the wall clock of their writer, unless the reader saw the write itself."""
+    """Whether `read` returns ages. Without ages, each process counts the time of a lease by its own clock, from when it
+    first sees the lease. Entries then age by the wall clock of their writer, unless the reader knows better."""
 
     tells: bool = False
     """Whether Faster contains the present state. The engine then claims without reading first: a claim of a key that
@@ -107,7 +107,7 @@ class Cell(ABC):
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Release all connections and files. No method is called after this."""
+        """Release all connections and files, for good. Calls that are under way in other threads may raise."""
         return
 
     def start_again(self) -> None:
