@@ -52,7 +52,8 @@ class Limiter:
     It limits starts, and not how many blocks run at once: the end of a block has no effect. A caller that has to wait
     books the moment of its start, sleeps until then, and asks again.
 
-    - `wait`: the most seconds that a caller waits. A block that would wait longer raises LimitTimeout at once.
+    - `wait`: the most seconds that a caller waits; None is for ever. A block that would wait longer raises LimitTimeout
+      at once.
     - `when_down`: "raise" raises EngineError while the engine can't be asked. With "allow", each process keeps the same
       limit by itself meanwhile.
 

@@ -43,8 +43,8 @@ class Lock:
     Several threads and tasks can share it, and exclude each other. It is not re-entrant.
 
     - `lease`: seconds after which the lock ends if it is not renewed, for example because the process died.
-    - `wait`: the most seconds that a caller waits for the lock. Then a block raises LockTimeout.
-    - `max_hold`: seconds after which renewal ends. Up to one `lease` later the lock is `lost`.
+    - `wait`: the most seconds that a caller waits; None is for ever. After that, a block raises LockTimeout.
+    - `max_hold`: seconds after which renewal ends; None is never. Up to one `lease` later the lock is `lost`.
     - `shared`: several holders may be inside together, if all of them use `shared`. Waiters are served in the order of
       arrival, so that a stream of readers never keeps a writer out for ever.
     - `token`: the token from `detach`. With the same token it is the same holder. Such an object is for one caller at a

@@ -48,7 +48,7 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """The part of all answers that were there already, from 0 to 1. Waits do not count. 0 before the first call."""
+        """The part of all answers that were there at once, without a wait, from 0 to 1. 0 before the first call."""
         there = self.hits + self.found + sum(self.served.values())
         return there / answers if (answers := there + self.waits + self.computations) else 0.0
 

@@ -173,8 +173,8 @@ class Claims(Protocol):
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         """Store the entry if the lease is valid, end the lease, and wake the herd.
 
-        Return False if the lease was lost; then nothing changes. Return a ticket if the entry is stored and the engine
-        tells when it changes, and None if the engine does not know whether the lease was valid.
+        Return False if the lease was lost; then nothing changes. Return True if the entry is stored, or a ticket if the
+        engine also tells when it changes. Return None if the engine does not know whether the lease was valid.
         """
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:

@@ -95,7 +95,7 @@ class Past:
 
     verdicts: Mapping[bytes, tuple[Verdict, float]] = field(default_factory=dict)  # by the token of the lease
     rest: float = -inf  # the key is not granted before this moment
-    why: Verdict = FAILED  # the reason of the rest
+    why: Verdict = FAILED  # the reason for the rest
 
     @property
     def end(self) -> float:
@@ -109,7 +109,7 @@ class Past:
         return Past(verdicts, now + rest, verdict or FAILED) if rest > 0 else Past(verdicts, self.rest, self.why)
 
     def answer(self, awaited: bytes | None, entry: Entry[Any] | None, now: float) -> Failed | None:
-        """Return the verdict of the awaited lease, or, while the key rests, the reason of the rest; otherwise None."""
+        """Return the verdict of the awaited lease, or, while the key rests, the reason for the rest; otherwise None."""
         rest = max(self.rest - now, 0.0)
         verdict, end = self.verdicts.get(awaited or b"", (self.why, self.rest))
         if end <= now:
