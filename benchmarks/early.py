@@ -57,7 +57,7 @@ class Tally:
     expiries: int = 0
     computations: int = 0
     claims: int = 0
-    blocked: int = 0  # expiries at which somebody waited
+    blocked: int = 0  # expiries at which a caller waited
     earliness: float = 0.0  # summed: from the refresh's start to the end of fresh
     seconds: float = 0.0
 

@@ -185,7 +185,7 @@ def blocking(server: Server, rounds: int, number: int) -> None:
     for ask in (hit, dogpile, locked, near, near):
         ask(0)
     raw_key, size = keep_same_bytes(server, "hit")
-    raw = RedisEngine(server.url)  # it is closed when nobody refers to it
+    raw = RedisEngine(server.url)  # closed when it is garbage-collected
     engine = raw.blocking.claims
     eventually(
         lambda: sample(lambda: near(0), 10, time.perf_counter)() < 5.0

@@ -247,7 +247,7 @@ class LocksSuite(Suite):
                 self.beside(self.locks.wait("l", busy, LONG)),
                 self.beside(self.far_locks.wait("l", busy, LONG)),
             ]
-            await self.pause(0.02)  # most likely they sleep by then; if not, they must not miss it either
+            await self.pause(0.02)  # usually they sleep by now; if not, they must not miss the wake-up either
             assert await self.locks.release("l", token) is True
             await self.locks.wait("l", busy, LONG)
             acquired = 0
@@ -279,7 +279,7 @@ class LocksSuite(Suite):
         assert all(isinstance(reply, Busy) for reply in replies)
         with soon():
             woken = self.beside(self.locks.wait("l", replies[0], LONG))  # type: ignore[arg-type]
-            await self.pause(0.02)  # most likely it sleeps by then; if not, it must not miss it either
+            await self.pause(0.02)  # usually it sleeps by now; if not, it must not miss the wake-up either
             assert await self.locks.release("l", holder) is True
             await woken
             assert isinstance(await self.locks.acquire("l", first, LONG, waits=True), Granted)
@@ -344,7 +344,7 @@ class LocksSuite(Suite):
         assert isinstance(await self.locks.acquire("l", writer, LONG, waits=True), Granted)
         with soon():
             woken = self.beside(self.far_locks.wait("l", refused, LONG))
-            await self.pause(0.02)  # most likely it sleeps by then; if not, it must not miss it either
+            await self.pause(0.02)  # usually it sleeps by now; if not, it must not miss the wake-up either
             assert await self.locks.release("l", writer) is True
             await woken
         assert isinstance(await self.far_locks.acquire("l", reader, LONG, waits=True, room=inf), Granted)
