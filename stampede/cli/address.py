@@ -117,7 +117,7 @@ def url_of_locks(settings: Settings, where: str | None) -> list[str]:
 
 
 def urls_of_locks(settings: Settings, where: str | None) -> list[str]:
-    """Return where the named cache has its locks; without a name, where all caches and nameless locks have them."""
+    """Return where the named cache has its locks; without a name, where all caches and locks without `on=` do."""
     if where is not None:
         return url_of_locks(settings, where)
     return [Registry.locks, *(each.locks or each.url for each in settings.caches.values())]
@@ -244,7 +244,7 @@ def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
     """Invalidate every key of this name, and return whether there was a value."""
     with cache_of(settings) as cache:
         places = list(_places(cache, key, function))
-        return sum(run_blocking(scope.invalidate(full)) for scope, full in places) > 0
+        return sum(run_blocking(scope.invalidate(full)) for scope, full in places) > 0  # in every place: not `any`
 
 
 def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[ScopeSide, str]]:
@@ -261,7 +261,7 @@ def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[Scop
 def _cached(name: str) -> Cached:
     """Return the decorated function of a dotted name. Its module is imported, as its program would do."""
     module, _, path = name.rpartition(":") if ":" in name else name.rpartition(".")
-    sys.path.insert(0, "")
+    sys.path.insert(0, "")  # as for a program that is started in this directory
     try:
         function: Any = importlib.import_module(module)
         for part in path.split("."):

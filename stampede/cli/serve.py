@@ -45,7 +45,7 @@ def serve(options: Namespace) -> int:
         for address in bind:
             say(f"serves zmq://{address}")
         if broker.quiet > 0:
-            say(f"grants for {long(broker.quiet)} only what clients hold already")
+            say(f"grants only what clients hold already, for {long(broker.quiet)}")
             if options.memory is None:
                 say("(a new broker needs no grace: --memory FILE remembers that; --grace 0s is for the first start)")
         broker.run()

@@ -78,7 +78,9 @@ def _polars() -> list[Shape]:
             raise CodecError(f"polars can't write this frame: {error}") from None
         blob = sink.getvalue()
         if not make(blob).equals(frame, null_equal=True):
-            raise CodecError("a polars frame that would come back changed: return .to_dicts(), or .to_arrow()")
+            raise CodecError(
+                "a polars frame that would come back changed can't be stored: return .to_dicts(), or .to_arrow()"
+            )
         return (blob,)
 
     def make(blob: Any) -> Any:

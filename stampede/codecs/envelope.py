@@ -19,7 +19,7 @@
 and if it is signed
 
       64     8   when it was signed, by the writer's wall clock: seconds since 1970
-      72    32   HMAC-SHA-256 of key, header, that moment, and body
+      72    32   HMAC-SHA-256 of key, header, this time, and body
      104         body
 
 The key is part of the seal, so an entry is valid only for its own key, and in its own generation. What the engine adds
@@ -85,7 +85,7 @@ class Codec:
         self, body: Body, *, keys: Sequence[bytes] = (), compress: int | None = None, max_bytes: int | None = None
     ) -> None:
         self._body = body
-        self._keys = tuple(keys)
+        self._keys = tuple(keys)  # the first one signs, and all verify: so keys can be replaced
         self._compress = compress
         self._max_bytes = max_bytes
         self._signed = SIGNED if keys else 0
@@ -112,6 +112,7 @@ class Codec:
             if size < _LEAST:
                 raise CodecError("the entry is cut short, or its first bytes are damaged")
             magic, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint, crc = _SEALED(blob)
+            # One test of all durations: a sum with a NaN in it is a NaN.
             if (magic, version, codec, flags & SIGNED, fingerprint) != self._expected or isnan(
                 cost + margin + ttl + fresh + keep
             ):
@@ -149,6 +150,7 @@ class Codec:
         flags = self._signed | (RAISED if entry.raised else 0)
         if self._max_bytes is not None and len(body) > self._max_bytes:
             raise TooLarge(f"the value takes {len(body)} bytes: more than max_bytes, {self._max_bytes}")
+        # What is larger than INFLATED would not be read again.
         if self._compress is not None and self._compress <= len(body) <= INFLATED:
             body = zlib.compress(body, 1)
             flags |= COMPRESSED

@@ -40,7 +40,7 @@ def alike(value: Any, other: Any) -> bool:
         shape = shape_for(kind)
         return shape is not None and alike(shape.lower(value), shape.lower(other))
     if issubclass(kind, (set, frozenset)):
-        there = {each: each for each in other}
+        there = {each: each for each in other}  # equal members may be of different types, as 1 and True are
         return len(value) == len(other) and all(each in there and alike(each, there[each]) for each in value)
     if issubclass(kind, _CONTAINERS) and not _all_alike(value, other):
         return False

@@ -84,7 +84,9 @@ def _column(values: Any) -> tuple[Any, ...]:
         return "numpy", text, shape, order, bytearray(buffer)  # writable when it is read, even if this one is not
     found = next((column for column in _COLUMNS.values() if isinstance(dtype, column.type)), None)
     if found is None:
-        raise CodecError(f"a column of dtype {dtype} can't be stored: return it.astype() with another, or .to_dense()")
+        raise CodecError(
+            f"a column of dtype {dtype} can't be stored: return it.astype() with another dtype, or .to_dense()"
+        )
     return found.lower(values)
 
 

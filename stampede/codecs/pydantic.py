@@ -50,7 +50,9 @@ def _url(kind: Any, tag: str) -> Shape:
     def lower(value: Any) -> tuple[Any, ...]:
         text = str(value)
         if kind(text) != value:
-            raise CodecError(f"a {kind.__qualname__} that differs from what its text {text!r} makes: return str(it)")
+            raise CodecError(
+                f"a {kind.__qualname__} whose text {text!r} does not make an equal one can't be stored: return str(it)"
+            )
         return (text,)
 
     return plain(tag, kind, lower, str)

@@ -89,7 +89,7 @@ class Sealed:
             raise CodecError("there are bytes after the value")
         if not unsealer.named:
             return value
-        del unsealer  # and its memo of two tuples for each node, which would make settling a third slower
+        del unsealer  # and its memo of two tuples for each node, which costs a third of the time of settling
         return _Settling(self._rebuild, self._trusted).settle(value)
 
 

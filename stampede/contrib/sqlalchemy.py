@@ -71,7 +71,7 @@ def detach(value: T) -> T:
 
 
 def merge(session: Session, value: T) -> T:
-    """Return the objects of this session, whose unloaded attributes load when they are read. This runs no query.
+    """Return the same objects in this session, where unloaded attributes load when they are read. It runs no query.
 
     With an `AsyncSession`: `await session.run_sync(merge, value)`.
 

@@ -120,6 +120,7 @@ def _reduced(value: Any, name: str, base: type) -> str:
     cls = type(value)
     reduced = value.__reduce_ex__(4)
     text = _write(reduced if isinstance(reduced, str) else reduced[1:])
+    # What datetime's own `__reduce__` returns leaves out the attributes that a subclass adds.
     forgetful = base in _MOMENTS and cls.__reduce_ex__ is base.__reduce_ex__ and cls.__reduce__ is base.__reduce__
     return f"{name}({text}{_added(value, base) if forgetful else ''})"
 

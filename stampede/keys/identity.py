@@ -117,7 +117,7 @@ class _FunctionWriter:
                 yield from self._defaults(code, layer)
             known.append(layer)
             layer = getattr(layer, "__wrapped__", None)
-            if layer is None or any(layer is each for each in known):
+            if layer is None or any(layer is each for each in known):  # decorators may wrap in a circle
                 return
 
     def _closure(self, code: CodeType, cells: tuple[Any, ...]) -> Iterator[str]:
@@ -131,7 +131,7 @@ class _FunctionWriter:
                 yield f",{name}={self._captured_text(name, value)}"
 
     def _defaults(self, code: CodeType, function: Any) -> Iterator[str]:
-        """Yield the texts of the defaults. A key holds a default that is not passed, unless it has no text."""
+        """Yield the texts of the defaults. The key holds those that are not passed, but not those without a text."""
         given = getattr(function, "__defaults__", None) or ()
         named = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
         for name, value in [

@@ -228,6 +228,7 @@ def _pieces(template: str) -> list[_Piece]:
 
 
 def _within(text: str, end: str) -> str:
+    # The percent sign is quoted, too: otherwise a text that contains "%3A" would be equal to one with a colon.
     return text.replace("%", "%25").replace(end, f"%{ord(end):02X}") if end and (end in text or "%" in text) else text
 
 
@@ -315,9 +316,9 @@ def arguments_named(option: str, function: Callable[..., Any], parameters: Param
 
 
 def ttl_of_call(ttl: Any, parameters: Parameters) -> tuple[Callable[..., Callable[[Any], Any]] | None, frozenset[str]]:
-    """Return what makes the ttl's function of the value from a call's arguments, and the arguments that it asks for.
+    """Return a function that makes, of a call's arguments, the ttl as a function of the value; and their names.
 
-    The first is None if `ttl` asks for none of them: it is a number, or a function of the value only.
+    The function is None if `ttl` asks for no arguments: it is a number, or a function of the value only.
     """
     names = arguments_named("ttl", ttl, parameters, after=1) if callable(ttl) else []
     if not names:

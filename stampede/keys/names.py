@@ -36,7 +36,7 @@ def inmost_of(function: Any) -> Any:
 
 
 def is_static(cls: type) -> bool:
-    """Return whether no other class can have this class's name: Python code did not make it."""
+    """Return whether a class is a static type, made in C: Python code can't make another one with its name."""
     return not cls.__flags__ & _HEAP
 
 

@@ -67,6 +67,7 @@ class Parameters:
             Parameter(p.name, p.kind, p.default, self.fresh_name(f"_d{number}"), p.name in self.ignored)
             for number, p in enumerate(signature.parameters.values())
         )
+        # With **kwargs a call may pass any name, and `ignore` may name it.
         self.open = any(parameter.kind is Kind.VAR_KEYWORD for parameter in self.all)
         self.plain = all(parameter.kind not in _STARS for parameter in self.all)
         for name in () if self.open else self.ignored.difference(self.names):

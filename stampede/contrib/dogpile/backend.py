@@ -54,7 +54,7 @@ class StampedeBackend(BytesBackend):
     - `url` (default: `memory://`) and `locks`, as of `Cache`; or `cache`, an existing Cache;
     - `ttl`: how long the engine stores a value (default: for ever), whatever the region's `expiration_time` says. Give
       it several times that;
-    - `lease` (10 s): how long a mutex outlives its process; `max_hold` (10 minutes): how long a hung creator has it;
+    - `lease` (10 s): how long a mutex outlives its process; `max_hold` (10 minutes): how long a hung creator holds it;
     - `namespace` ("dogpile"): regions of one namespace on one engine share their keys, as on any of dogpile's backends;
     - `codec`: "sealed", or "pickle" with a `signing_key`, or on `memory://` "objects", which stores values unchanged.
       The region's own `serializer` takes precedence;
@@ -98,7 +98,7 @@ class StampedeBackend(BytesBackend):
     def get(self, key: str) -> BackendFormatted:
         if not self._local:
             return _as_dogpile(self.cache.get(key, self._stored_meanwhile(key)))
-        if self._mutexes.held_here(key):
+        if self._mutexes.held_here(key):  # the second read, under the mutex: it must not come from the local tier
             return self.get_multi([key])[0]
         try:
             return _as_dogpile(self.cache.get_or_compute(key, _left_out, **self._overrides))

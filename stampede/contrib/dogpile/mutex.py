@@ -105,7 +105,7 @@ class Mutex(CacheMutex):
         taker = next((each for each in reversed(self.takers) if each[0] == me), None)
         if taker is None and not self.takers:
             raise LockLost(f"the mutex of {self.key!r} is not held")
-        taker = taker or self.takers[-1]
+        taker = taker or self.takers[-1]  # another thread releases it, such as an `async_creation_runner`'s
         self.takers.remove(taker)
         thread, held = taker
         self._mutexes.held.pop((self.key, thread), None)
