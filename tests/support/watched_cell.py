@@ -18,19 +18,19 @@ class WatchedMemoryCell(MemoryCell, WatchingCell):
         super().__init__(**can)
         self._told: dict[str, list[Callable[[], object]]] = {}
 
-    def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:
+    def watch(self, name: str, notify: Callable[[], object]) -> Callable[[], object]:
         with self._lock:
-            self._told.setdefault(name, []).append(told)
-        return lambda: self._forget(name, told)
+            self._told.setdefault(name, []).append(notify)
+        return lambda: self._forget(name, notify)
 
-    def _forget(self, name: str, told: Callable[[], object]) -> None:
+    def _forget(self, name: str, notify: Callable[[], object]) -> None:
         with self._lock:
-            self._told[name].remove(told)
+            self._told[name].remove(notify)
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         with self._lock:
             swapped = super().swap(name, version, data, ttl)
             those = list(self._told.get(name, ()))
-        for told in those:
-            told()
+        for notify in those:
+            notify()
         return swapped
