@@ -16,23 +16,31 @@ from stampede.metrics.table import METRICS
 
 PAGE = PAGES["operations.md"]
 ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
-LEVELS = {"info", "warning", "error", "exception"}
+LOGGED = {(logger, level) for logger in ("log", "_log") for level in ("debug", "info", "warning", "error", "exception")}
+OTHERS = {"%s", "%s: %s", "%s %s, %s: %s"}
+"""Lines whose words are in their arguments."""
 
 
 def log_lines() -> Iterator[str]:
-    """Yield the text of each line that the library logs at INFO or above."""
+    """Yield the text of each line that the library logs."""
     for path in sorted((ROOT / "stampede").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
-                if isinstance(node.func.value, ast.Name) and node.func.value.id in ("log", "_log"):
-                    text = node.args[0]
-                    if isinstance(text, ast.Constant) and text.value != "%s":
-                        yield str(text.value)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[::2] in LOGGED and node.args:
+                yield from _texts(node.args[0])
+            elif (isinstance(node, ast.FunctionDef) and node.name == "_line" and path.name == "log.py") or (
+                isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("CAPTURED", "_HELD")
+            ):
+                yield from _texts(node)
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and " " in each.value:
+            yield from {each.value} - OTHERS
 
 
 def is_there(text: str) -> bool:
-    """Whether the page has the fixed pieces of a line, in their order."""
+    """Return whether the page has the fixed pieces of a line, in their order."""
     pieces = [re.escape(piece) for piece in re.split(r"%[-.\d]*[a-z]", text)]
     return re.search(r"[^|]*?".join(pieces), PAGE.flat().replace("`", "")) is not None
 
