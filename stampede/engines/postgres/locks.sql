@@ -85,9 +85,9 @@ BEGIN
     ) others);
 END $$;
 
--- End the places that have expired or whose holder is dead, and call waiters from the front of the queue while they
--- fit. `there`: how many places there are then; `room`: the least of their rooms; `queued`: a place is reserved, or a
--- waiter is in the queue (only set if there is room); `tokens` and `homes`: the waiters called, and their processes.
+-- End the places that have expired or whose holder is dead, and give places to the first waiters of the queue while
+-- they fit. `there`: how many places there are then; `room`: the least of their rooms; `queued`: a place is reserved,
+-- or a waiter is in the queue (only set if there is room); `tokens` and `homes`: those waiters, and their processes.
 CREATE FUNCTION stampede.advance(
     _id bytea, moment float8,
     OUT there int, OUT room float8, OUT queued boolean, OUT tokens bytea[], OUT homes text[]
@@ -249,10 +249,10 @@ BEGIN
     END IF;
 END $$;
 
--- Return in `stands` whether a caller should wait on. With `_mine`, a waiter in the queue: its turn has not come, no
--- matter which token holds the lock. Otherwise: `_token` still holds it; the caller's process is noted in `homes`, to
--- be notified. `rest`: for how long; `ahead`: how many wait before it. False if a lease has ended or a holder is dead:
--- then the caller must call `acquire`, which calls the next waiter.
+-- Return in `stands` whether a caller should keep waiting. With `_mine`, a waiter in the queue: its turn has not come,
+-- no matter which token holds the lock. Otherwise: `_token` still holds it; the caller's process is noted in `homes`,
+-- to be notified. `rest`: for how long; `ahead`: how many wait before it. False if a lease has ended or a holder is
+-- dead: then the caller must call `acquire`, which calls the next waiter.
 CREATE FUNCTION stampede.standing(
     _id bytea, _token bytea, _mine bytea, _home text, OUT stands boolean, OUT rest float8, OUT ahead int
 ) LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_seqscan = off SET jit = off AS $$
