@@ -370,7 +370,7 @@ def move_aside(file: Path) -> Path:
 
 
 def _remove_orphans(directory: Path, ours: Path) -> None:
-    """Remove files of databases whose creation was interrupted, or whose stamps were removed."""
+    """Remove the files of databases that were not completed, or that have lost their stamps."""
     for path in directory.glob(f"*-{FORMAT}-*"):
         with suppress(OSError):  # another process was first
             if ours.stem not in path.name and time.time() - path.stat().st_mtime > 3600:  # newer: perhaps being made
