@@ -234,7 +234,7 @@ class Lock:
     ) -> Holding:
         """Ask the engine until the lock is granted, or `wait` seconds have passed. Then the holding has a `refusal`.
 
-        `heard` is called before each question.
+        `on_ask` is called before each question.
         """
         holding = Holding(side.access, self.name, self._token)
         if self._token is not None:
@@ -257,7 +257,7 @@ class Lock:
                     break
                 await self._wait_for_change(side, holding, reply, left)
                 backoff = backoff or Backoff()
-                pause = backoff.pause(monotonic())
+                pause = backoff.rest(monotonic())
                 if pause > 0:
                     await side.colour.park(Bell(), min(pause, max(end - monotonic(), 0.0)))
         except BaseException:  # it may be granted nevertheless, or be in the queue
