@@ -292,7 +292,7 @@ class _Batch:
             delivery.bell.ring()
 
     async def _compute(self, granted: list[WantedKey]) -> dict[str, Result]:
-        """Load the keys under their leases, and finish each key by itself."""
+        """Load the keys under their leases, part by part. A part with a failure that nothing covers is the last one."""
         results: dict[str, Result] = {}
         answers: Mapping[str, Computed] = {}
         result: Result | BaseException | None = None
