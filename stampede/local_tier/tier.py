@@ -81,7 +81,7 @@ class LocalTier:
         return resident is not None and _is_due(resident, _clock())
 
     def take_due(self, key: str) -> Entry[Any] | None:
-        """Return the entry that is due to the caller that refreshes it. Other callers continue to hit it meanwhile."""
+        """Return an entry that is due, for the caller that refreshes it. Others continue to hit it meanwhile."""
         resident = self.residents.get(key) if self.residents is not None else None
         now = _clock()
         if resident is None or not _is_due(resident, now):
