@@ -476,7 +476,7 @@ def test_who_configures_inside_of_isolated_is_told(caplog: pytest.LogCaptureFixt
     with isolated():
         configure(url="redis://:secret@localhost:6379/0")
     (told,) = caplog.messages
-    assert "redis://" in told and "secret" not in told and "enter isolated() when" in told
+    assert "redis://" in told and "secret" not in told and "enter isolated() after" in told
 
 
 def test_locks_of_isolated_exclude_nobody_outside() -> None:

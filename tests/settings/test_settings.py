@@ -17,7 +17,7 @@ from stampede.settings import (
     CacheSettings,
     LocalSettings,
     OriginSettings,
-    Rate,
+    RateSetting,
     Settings,
     cache_settings,
     discover,
@@ -112,7 +112,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ),
     )
     assert settings.caches["reports"] == CacheSettings(locks="file:///run/locks")
-    assert settings.origins == {"orders-db": OriginSettings(8, Rate(100, 1.0), "stale")}
+    assert settings.origins == {"orders-db": OriginSettings(8, RateSetting(100, 1.0), "stale")}
 
 
 def test_the_example_is_one_that_works() -> None:
@@ -177,8 +177,10 @@ def test_compress(given: Any, meant: int | None) -> None:
     assert default(compress=given).compress == meant
 
 
-@pytest.mark.parametrize("text, rate", [("100/1s", Rate(100, 1)), ("5/s", Rate(5, 1)), ("1 / 10m", Rate(1, 600))])
-def test_rates(text: str, rate: Rate) -> None:
+@pytest.mark.parametrize(
+    "text, rate", [("100/1s", RateSetting(100, 1)), ("5/s", RateSetting(5, 1)), ("1 / 10m", RateSetting(1, 600))]
+)
+def test_rates(text: str, rate: RateSetting) -> None:
     """The form is reserved: what is accepted today must mean the same when it is obeyed."""
     settings = from_mapping({"origins": {"db": {"rate": text}}})
     assert settings.origins["db"].rate == rate
