@@ -108,7 +108,7 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
     (lambda: Cache("memory://?entries=0"), OptionError, ValueError, "entries"),
     (lambda: Cache(ttl=-1), SettingsError, ValueError, "ttl is -1"),
     (lambda: Cache(tll=1), SettingsError, ValueError, "tll.*did you mean 'ttl'"),
-    (lambda: Cache("file:///tmp"), OptionError, ValueError, "keeps no values.*locks="),
+    (lambda: Cache("file:///tmp"), OptionError, ValueError, "stores no values.*locks="),
     (lambda: Cache(codec="pickle"), SettingsError, ValueError, "pickle.*signing_key"),
     (lambda: Cache(on_engine_error="riase"), SettingsError, ValueError, "did you mean 'raise'"),
     (lambda: Cache(trust=["no.such.Thing"]), OptionError, ValueError, "no.such.Thing.*can't be imported"),
