@@ -298,7 +298,7 @@ def test_one_cache_s_fault_hides_no_other_s(log: pytest.LogCaptureFixture) -> No
         for name in ("a", "b", "b"):
             get_cache(name).get_or_compute("k", threading.Lock)
     told = [record.getMessage() for record in log.records if record.levelname == "ERROR"]
-    assert [line.partition(" is served")[0] for line in told] == ["cache 'a': 'k'", "cache 'b': 'k'"]
+    assert [line.partition(" was returned")[0] for line in told] == ["cache 'a': 'k'", "cache 'b': 'k'"]
 
 
 @pytest.mark.parametrize(
