@@ -40,7 +40,7 @@ async def finish(
             return await give_up(call, hold, error, existing, why, cost)
         entry = entry_of(call, existing, value, error, cost)
         if error is not None and entry.ttl <= 0 and existing is not None:
-            return await unkept(call, entry, error, "ttl is 0 for it, and the stored value stays")
+            return await unkept(call, entry, error, "ttl is 0 for this exception, and the stored value stays")
         return await store(call, hold, entry, error, why, cost, existing)
     except GeneratorExit:
         raise

@@ -256,6 +256,6 @@ def test_a_task_factory_that_fails(caches: tuple[Cache, Cache]) -> None:
 def test_where_no_asyncio_loop_runs(caches: tuple[Cache, Cache]) -> None:
     """A call under trio would claim, find that it can't suspend, and leave the key locked."""
     cache, _ = caches
-    with pytest.raises(RuntimeError, match="no asyncio loop"):
+    with pytest.raises(RuntimeError, match="need a running asyncio loop"):
         trio.run(cache.aget_or_compute, "k", lambda: "value")
     assert cache.get_or_compute("k", lambda: "value") == "value"
