@@ -1,7 +1,7 @@
 """Settings: a TOML file, or a mapping of the same shape, as frozen dataclasses.
 
-This room finds, reads and checks settings. `api/registry.py` decides which caches are made from them. Begin with
-`model.py`. A file looks like this:
+This room finds, reads and checks settings. `api/registry.py` decides which caches are made from them.
+Begin with `model.py`. A file looks like this:
 
 [caches.default]
 url = "redis://:${REDIS_PASSWORD}@localhost/0"

@@ -78,7 +78,7 @@ def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
         values: Any = {
             name: Insistent(getattr(side, name), cell, "s") for name in ("claims", "store", "shows", "softens")
         }
-        named: Any = {name: Insistent(getattr(side, name), cell, "l") for name in ("locks", "holds", "hands")}
+        named: Any = {name: Insistent(getattr(side, name), cell, "l") for name in ("locks", "holds", "handover")}
         return replace(side, **values, **named)
 
     engine.blocking, engine.suspending = side(engine.blocking), side(engine.suspending)

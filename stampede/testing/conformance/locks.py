@@ -258,7 +258,7 @@ class LocksSuite(Suite):
 
     async def test_who_has_waited_longest_is_next(self) -> None:
         """The longest waiter must be next; otherwise callers with lucky timing would overtake it for ever."""
-        self.declared(self.engine.fair, "fair")
+        self.declared(self.engine.fair, "fairness")
         holder, waiters = await self.held(), [new_id() for _ in range(5)]
         for token in waiters:
             assert isinstance(await self.locks.acquire("l", token, LONG, waits=True), Busy)
@@ -331,7 +331,7 @@ class LocksSuite(Suite):
 
     async def test_a_writer_who_waits_is_not_passed(self) -> None:
         """Readers must not overtake a waiting writer; otherwise it would wait for ever while readers come and go."""
-        self.declared(self.engine.rooms and self.engine.fair, "rooms, or fair")
+        self.declared(self.engine.rooms and self.engine.fair, "rooms, or fairness")
         first, second = await self.entered(inf), await self.entered(inf, self.far_locks)
         writer, reader = new_id(), new_id()
         assert isinstance(await self.locks.acquire("l", writer, LONG, waits=True), Busy)

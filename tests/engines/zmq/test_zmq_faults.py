@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import zmq
-from broker_server import Address, BrokerProcess, BrokerThread, Limits, ZmqEngine
+from broker_server import Address, BrokerProcess, BrokerThread, Capacity, ZmqEngine
 from disk_world import Script
 from proxy import Proxy
 from server_process import free_port, freeze
@@ -236,7 +236,7 @@ def test_a_lock_that_its_holder_has_again_in_a_grace_is_somebody_s(open_: Open) 
 @pytest.mark.parametrize("verb", ["extend", "detach"])
 def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None:
     """A job that asked for more than there is would be told so, go on, and lose its lock a lease later."""
-    server = BrokerThread(limits=Limits(longest=5.0))
+    server = BrokerThread(limits=Capacity(longest=5.0))
     try:
         with Lock("l", on=open_(server.url), lease=0.6) as lock:
             with pytest.raises(
@@ -639,7 +639,7 @@ def test_many_loops_and_threads_share_one_connection(broker: BrokerThread, open_
 
 def test_one_more_than_it_bears_is_an_error_that_says_so(open_: Open) -> None:
     """Its memory would be the limit."""
-    broker = BrokerThread(limits=Limits(clients=1, locks=2, longest=30))
+    broker = BrokerThread(limits=Capacity(clients=1, locks=2, longest=30))
     try:
         engine = open_(broker.url, timeout=3)
         assert took(engine, "1")
