@@ -20,6 +20,7 @@ from stampede import EngineError, Limiter, Lock
 from stampede.cli.command import main
 from stampede.engines import open_engine
 from stampede.engines.cells import Cell, CellEngine, wire
+from stampede.engines.file import limits as file_limits
 from stampede.engines.kit import boot_clock
 from stampede.engines.kit.naming import name_of
 from stampede.engines.paired import Paired
@@ -431,10 +432,10 @@ def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: 
     limits = engine.blocking.limits
     assert limits is not None
     assert len(run_blocking(limits.listed()) or ()) == 21
-    real = limits.clock
+    real = file_limits.clock
     kept = max(tmp_path.iterdir(), key=lambda file: file.read_bytes().endswith(b"\nuser:7"))
-    monkeypatch.setattr(limits, "SWEPT", 1.0)
-    monkeypatch.setattr(limits, "clock", lambda: real() + 3600)
+    monkeypatch.setattr(file_limits, "SWEPT", 1.0)
+    monkeypatch.setattr(file_limits, "clock", lambda: real() + 3600)
     with kept.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as who decides by it has it
         run_blocking(limits.take("new", Rate(1, 60.0), 1, 0.0))
@@ -450,7 +451,7 @@ def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) 
     """Two files of one name would let in twice as many."""
     engine = open_engine(f"file://{tmp_path}")
     limits = engine.blocking.limits
-    assert isinstance(limits, limits.LimitFiles)
+    assert isinstance(limits, file_limits.LimitFiles)
     ended = threading.Event()
 
     def remove() -> None:
