@@ -172,8 +172,8 @@ def draw(call: Call, ask: Ask) -> float:
 async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
     """Ask the engine once: the value, the right to compute it, its holder, or a failure. Return None to ask again.
 
-    If the claim raises, its outcome is unknown and the lease may have been granted. It is released here, or
-    other processes would wait until it ends.
+    If the claim raises, its outcome is unknown and the lease may have been granted. It is released here, or other
+    processes would wait until it ends.
     """
     resources, ask, first = call.resources, call.ask, call.asked == -inf
     if ask is None:
@@ -233,7 +233,7 @@ def drop_refused_stale(call: Call, reply: Granted | Busy | Failed) -> None:
 
 
 async def after_failure(call: Call, reply: Failed) -> Result:
-    """Return what the failure of the awaited computation, or of the last one (the key rests), means for this call."""
+    """Return the outcome of a call whose awaited computation failed, or whose key rests after a failure."""
     verdict, at, existing = reply.verdict, call.asked, reply.entry or call.seen
     if verdict.kind == "absent":
         return Result(error=Nothing(verdict.message), as_of=at)
@@ -259,11 +259,8 @@ async def wait_for_other(call: Call, busy: Busy) -> Result | None:
     if patience <= 0:
         return await on_timeout(call)
     if busy.entry is not None and call.flight is not None and call.flight.offered is None:
-        resources.flights.offer(
-            # Each follower decides by its own patience whether it takes this.
-            call.flight,
-            Result(busy.entry, until=busy.lease, as_of=at),
-        )
+        # Each follower decides by its own patience whether to take this.
+        resources.flights.offer(call.flight, Result(busy.entry, until=busy.lease, as_of=at))
     if existing is not None:
         patience = min(patience, patience_left(call, existing))
     news = await resources.port.wait(call.key, busy, patience)
