@@ -26,7 +26,7 @@ class Generations(Marks):
 
     def __init__(self, core: Core, namespace: str, name: str) -> None:
         self.core = core
-        self.name = name  # of the scope, whose generation this is
+        self.name = name  # the name of the scope
         self.namespace = quoted(namespace)
         self._nested = bool(namespace) and self.namespace != name  # `clear` of the namespace ends this generation, too
         self.scopes = [name, self.namespace] if self._nested else [name]
