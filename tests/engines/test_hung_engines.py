@@ -23,7 +23,7 @@ from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Bulkhead, Cache, EngineError, Lock, LockTimeout, try_lock
-from stampede.engines.kit import hangs
+from stampede.engines.kit import hang_detector
 from stampede.testing import FakeClock
 
 pytestmark = pytest.mark.alone
@@ -298,11 +298,11 @@ def test_all_who_wait_are_let_go_with_the_first(cached: Cached, asker: Askers, e
     askers = [asker(cache, colour) for _ in range(10)]
     proxy.hold()
     first = Herd(lambda: askers[0].sets("first"))
-    time.sleep(2 * hangs.YOUNG)
+    time.sleep(2 * hang_detector.YOUNG)
     later = Herd(*[lambda n=n: askers[n].sets(f"k{n}") for n in range(1, 10)])
-    assert hangs.NOT_TO_OTHERS not in first.join()[0]
+    assert hang_detector.NOT_TO_OTHERS not in first.join()[0]
     ended = time.monotonic()
-    assert all(hangs.NOT_TO_OTHERS in said for said in later.join())
+    assert all(hang_detector.NOT_TO_OTHERS in said for said in later.join())
     assert time.monotonic() - ended < TIMEOUT / 2
     proxy.let_go()
     until(lambda: askers[0].sets("k") == "")
@@ -317,9 +317,9 @@ def test_both_colours_are_told(cached: Cached, asker: Askers, engine: str) -> No
         until(lambda: thread.sets("k") == loop.sets("k") == "")
         proxy.hold()
         herd = Herd(lambda first=first: first.sets("first"))
-        time.sleep(2 * hangs.YOUNG)
-        assert hangs.NOT_TO_OTHERS in second.sets("k")
-        assert hangs.NOT_TO_OTHERS not in herd.join()[0]
+        time.sleep(2 * hang_detector.YOUNG)
+        assert hang_detector.NOT_TO_OTHERS in second.sets("k")
+        assert hang_detector.NOT_TO_OTHERS not in herd.join()[0]
         proxy.let_go()
 
 
@@ -329,10 +329,10 @@ def test_an_event_loop_that_connects_is_told(cached: Cached, asker: Askers) -> N
     thread = asker(cache, "sync")
     proxy.hold()
     herd = Herd(lambda: thread.sets("first"))
-    time.sleep(2 * hangs.YOUNG)
-    with pytest.raises(EngineError, match=hangs.NOT_TO_OTHERS):
+    time.sleep(2 * hang_detector.YOUNG)
+    with pytest.raises(EngineError, match=hang_detector.NOT_TO_OTHERS):
         asyncio.run(cache.aset("k", 1))
-    assert hangs.NOT_TO_OTHERS not in herd.join()[0]
+    assert hang_detector.NOT_TO_OTHERS not in herd.join()[0]
 
 
 @engines
@@ -373,9 +373,9 @@ def test_a_large_value_on_its_way_is_life(cached: Cached, asker: Askers, engine:
 def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not who has only just asked; not before it is sure; and nobody, if it has spoken since."""
     clock, told = FakeClock(), []
-    monkeypatch.setattr(hangs.time, "monotonic", clock)
-    monkeypatch.setattr(hangs.watch, "add", lambda watched, moment: None)
-    its = hangs.HangDetector()
+    monkeypatch.setattr(hang_detector.time, "monotonic", clock)
+    monkeypatch.setattr(hang_detector.watch, "add", lambda watched, moment: None)
+    its = hang_detector.HangDetector()
     its.waiters = told.append
     begun = clock()
     clock.advance(0.5)
@@ -388,12 +388,12 @@ def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not told
     assert not its.hangs(begun)
     its.heard = begun - 1
-    young = clock() - hangs.YOUNG / 2
+    young = clock() - hang_detector.YOUNG / 2
     its.ends(begun, 1.0)
-    assert told.pop() == clock() - hangs.YOUNG
+    assert told.pop() == clock() - hang_detector.YOUNG
     assert its.hangs(later)
     assert not its.hangs(young)
-    clock.advance(hangs.YOUNG)
+    clock.advance(hang_detector.YOUNG)
     its.look(clock())
     assert young < told.pop() <= its.found
     assert its.hangs(young)

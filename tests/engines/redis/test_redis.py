@@ -1518,7 +1518,7 @@ def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -
 def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """`invalidate_all` would reach other processes a second late; or be asked for at every call."""
     for belief in ("KNOWN", "BRIEFLY"):  # nothing but news ends it
-        monkeypatch.setattr(f"stampede.engines.generations.{belief}", inf)
+        monkeypatch.setattr(f"stampede.engines.kit.generations.{belief}", inf)
     engine, other = open_(server.url), open_(server.url)
 
     def pushed() -> bool:

@@ -78,7 +78,7 @@ def test_a_server_that_refuses_to_redirect(
     there.run("set", "k", 2)
     until(lambda: here("k", lambda: 0) == 2, 2.0)
     assert here.count(events.Untold) == 1
-    assert len([record for record in caplog.records if "does not tell" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "does not announce" in record.getMessage()]) == 1
 
 
 @both
