@@ -292,7 +292,7 @@ CORPUS = Path(keys_corpus.__file__)
 
 
 def _environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(CORPUS.parent.parent), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return {**os.environ, "PYTHONPATH": str(CORPUS.parents[2]), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 def _texts(python: str, **more: str) -> list[str]:
