@@ -129,8 +129,8 @@ def test_figures() -> None:
         return inspect.signature(function).parameters[name].default
 
     happens, engines = PAGES["what-happens-when.md"].text, ENGINES.text
-    assert "kept in memory for 5 seconds at most" in happens and REFUGE_TTL == 5
-    assert "asked again once a second" in happens and default(Breaker, "pause") == 1
+    assert "stored in this process's memory for 5 seconds at most" in happens and REFUGE_TTL == 5
+    assert "asks the engine again once a second" in happens and default(Breaker, "pause") == 1
     assert "`?max_bytes=` (1 GiB)" in engines and default(DiskEngine, "max_bytes") == 2**30
     assert "`?entries=10000`" in engines and default(MemoryEngine, "entries") == 10_000
 
