@@ -6,6 +6,9 @@ the waits of all others for the same server.
 
 from __future__ import annotations
 
+# Python imports this at the first connection to a host. If a signal's exception interrupts that import, the process can
+# never connect again; if another thread forks during it, the child waits for it for ever.
+import encodings.idna  # noqa: F401
 import select
 import socket
 import time
