@@ -110,7 +110,7 @@ TRIED: dict[str, str] = {
         memcached_faults::test_a_lease_is_evicted_too
         postgres_sweep::test_it_is_as_large_as_it_may_be
     """,
-    "a Redis is full that may evict nothing": """
+    "a Redis that may evict nothing is full": """
         faults::test_an_engine_in_trouble_is_no_outage
         outage::test_what_a_full_engine_refuses_is_kept_for_a_moment_only
         redis::test_a_full_server_ends_what_it_began
@@ -254,7 +254,7 @@ TRIED: dict[str, str] = {
     "both versions of the application run ... and one version calls `invalidate`, `set` or `expire`": """
         rolling::test_a_change_by_either_version_concerns_both
     """,
-    "both versions of the application run ... what that costs": """
+    "both versions of the application run ... and the second version gets a hit": """
         rolling::test_after_the_deploy_the_new_version_takes_the_place
     """,
     "stored bytes are damaged or hostile": """
