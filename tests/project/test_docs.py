@@ -30,6 +30,8 @@ HOME = "https://stampede-guard.readthedocs.io/en/latest/"
 """Where the pages of docs/ are read."""
 SOURCE = "https://github.com/stampede-guard/stampede/"
 """Where all files are."""
+ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
+"""Its alerts have names that look like those of errors."""
 
 EXTRAS = {"redis", "pymemcache", "dogpile", "cachetools", "prometheus_client", "starlette", "pandas", "numpy"}
 EXTRAS |= {"django", "fastapi", "httpx", "sqlalchemy"}
@@ -321,7 +323,7 @@ def test_what_the_text_names_of_the_package_is_there() -> None:
 
 
 def _names_what_is_there(page: Page) -> None:
-    code = "".join(block.text for block in page.blocks())
+    code = "".join(block.text for block in page.blocks()) + ALERTS.read_text()
     for name in re.findall(r"`stampede((?:\.[A-Za-z_]\w*)+)`", page.text):
         assert name == ".toml" or _leads_somewhere("stampede" + name), (page.name, name)
     for name in re.findall(r"`([A-Z]\w+(?:Error|Failed|Timeout|Lost|Computation))`", page.prose()):
