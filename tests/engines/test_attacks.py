@@ -88,7 +88,7 @@ def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_pu
         def asleep() -> bool:
             """The leader listens, and has looked at the lease since."""
             news = next(iter(here.engine.blocking.claims._news._channels.values()), None)  # type: ignore[union-attr]
-            return news is not None and any(ear.bell._listeners for ear in news.ears)
+            return news is not None and any(each.bell._listeners for each in news.listeners)
 
         holder, _ = in_thread(elsewhere)
         assert begun.wait(10)
