@@ -153,13 +153,14 @@ def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
 def test_a_lock_whose_engine_hangs_is_an_error_soon(world: Worlds, engine: str, colour: str) -> None:
     """`with Lock` would keep its caller for as long as its server is frozen, and not say which server that is."""
     its = world(engine, colour)
-    lock = Lock("l", on=its.cache, wait=0.2, lease=MUCH)
+    # A name for each test: what the server grants when it goes on may stand until its lease ends.
+    lock = Lock(f"l {colour}", on=its.cache, wait=0.2, lease=MUCH)
     with lock:
         pass
     its.proxy.hold()
 
     def refused() -> None:
-        with pytest.raises(EngineError, match=r"the lock 'l' can't be taken.*127\.0\.0\.1"):
+        with pytest.raises(EngineError, match=r"the lock 'l \w+' can't be taken.*127\.0\.0\.1"):
             its.acquire(lock)
 
     assert took(lambda: Herd(*[refused] * (4 if colour == "sync" else 1)).join()) < 4 * TIMEOUT
