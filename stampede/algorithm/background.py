@@ -12,10 +12,10 @@ from math import inf
 from typing import Any
 
 from stampede.algorithm.flight import leave_computations
-from stampede.model.policy import Policy
 from stampede.runtime import forks
 from stampede.runtime.colour import Bell, Colour, hold_task, run_blocking, soon
 from stampede.runtime.threads import ThreadPool, with_signals_of_caller
+from stampede.settings.options import Policy
 
 __all__ = ["BackgroundPlace", "Workers"]
 

@@ -27,9 +27,9 @@ from stampede.algorithm.patience import Delivery, deadline_error
 from stampede.algorithm.scope import ScopeSide, later
 from stampede.errors import WaitTimeout
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.result import MayCompute, Result, empty, values_of
 from stampede.outages.keeper import Hold
+from stampede.settings.options import Policy
 
 __all__ = ["value_of_each"]
 

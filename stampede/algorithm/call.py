@@ -12,11 +12,11 @@ from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.flight import Flights, Leader
 from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.ports import Ask, Claims, Found, Ticket
 from stampede.model.result import Result
 from stampede.outages.keeper import Hold
 from stampede.runtime.colour import Colour, Loop
+from stampede.settings.options import Policy
 
 __all__ = ["STEP", "Call", "Gate", "Gates", "HitLikelihood", "Marks", "Once", "OriginPlace", "Resources"]
 

@@ -22,13 +22,13 @@ from stampede.errors import OptionError
 from stampede.local_tier.residents import Resident
 from stampede.model import early
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.ports import Asked, Claims, Found, Looks, Store
 from stampede.model.result import Result
 from stampede.outages.keeper import Hold, keeper
 from stampede.outages.outage import GuardedClaims
 from stampede.runtime import greenlets
 from stampede.runtime.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled
+from stampede.settings.options import Policy
 
 __all__ = ["Scope", "ScopeSide", "later"]
 

@@ -14,9 +14,9 @@ from stampede.algorithm.flight import Flight
 from stampede.algorithm.generations import Generations
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.entry import Entry, new_id
-from stampede.model.policy import Policy
 from stampede.model.ports import Asked, Changes, Lists, Shown, Side, Store
 from stampede.runtime.colour import Colour, lasting, settled
+from stampede.settings.options import Policy
 
 __all__ = ["STAY", "Page", "Stored"]
 

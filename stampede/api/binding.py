@@ -27,11 +27,11 @@ from stampede.keys import (
     scope_name,
     ttl_of_call,
 )
-from stampede.model.policy import DEFAULT, OPTIONS, Policy, nearest
 from stampede.runtime import forks
 from stampede.runtime.colour import BLOCKING, SUSPENDING
 from stampede.runtime.definitions import signature_of
 from stampede.settings.checks import CACHE, checked
+from stampede.settings.options import DEFAULT, OPTIONS, Policy, nearest
 
 __all__ = ["Binding", "Home"]
 

@@ -45,7 +45,6 @@ from stampede.locks.bulkhead import Bulkhead
 from stampede.locks.lock import Lock
 from stampede.metrics import Counters, Observers, Stats, log_events, watch
 from stampede.model.entry import Entry
-from stampede.model.policy import DEFAULT, OPTIONS, Policy, Seconds
 from stampede.model.ports import Engine
 from stampede.model.result import value_of
 from stampede.outages.keeper import keeper
@@ -54,6 +53,7 @@ from stampede.runtime.colour import BLOCKING, SUSPENDING, called, run_blocking, 
 from stampede.runtime.signatures import showing, with_twins
 from stampede.runtime.threads import begun
 from stampede.settings import CacheSettings, cache_settings, from_mapping
+from stampede.settings.options import DEFAULT, OPTIONS, Policy, Seconds
 
 __all__ = ["Cache"]
 

@@ -20,10 +20,10 @@ from stampede.api.status import status
 from stampede.errors import EngineClosed, EngineError, KeyingError, OptionError
 from stampede.local_tier.residents import Resident
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.result import value_of
 from stampede.runtime.colour import after_commit, run_blocking
 from stampede.runtime.definitions import signature_of
+from stampede.settings.options import Policy
 
 __all__ = ["VERBS", "Arguments", "Cached", "LateCache"]
 

@@ -20,10 +20,10 @@ from stampede.api.overrides import Block, current_block
 from stampede.codecs import values_of
 from stampede.errors import Absent, OptionError
 from stampede.keys import Parameters
-from stampede.model.policy import Policy, seconds
 from stampede.model.result import Nothing
 from stampede.runtime.colour import run_blocking
 from stampede.runtime.definitions import signature_of
+from stampede.settings.options import Policy, seconds
 
 __all__ = ["CachedMany", "CachedManyMethod"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from stampede.algorithm.call import Once
 from stampede.algorithm.scope import ScopeSide
-from stampede.model.policy import Policy
 from stampede.model.result import Result, values_of
 from stampede.runtime.colour import run_blocking
 from stampede.runtime.threads import begun, with_signals_of_caller
+from stampede.settings.options import Policy
 
 __all__ = ["value_by_key"]
 

@@ -40,11 +40,11 @@ from stampede.limits import limiter as limits
 from stampede.locks import bulkhead as bulkheads
 from stampede.locks import lock as locks
 from stampede.metrics import OpenTelemetryObserver, PrometheusObserver
-from stampede.model.policy import Seconds, TimeToLive
 from stampede.model.ports import Engine
 from stampede.runtime import forks
 from stampede.runtime.signatures import showing
 from stampede.settings import TABLES, Settings, cache_settings, discover, from_mapping, load
+from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
     "Bulkhead", "Limiter", "Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "limited",

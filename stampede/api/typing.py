@@ -16,8 +16,8 @@ from stampede.codecs import ValueCodec
 from stampede.events import Observer
 from stampede.metrics import Stats
 from stampede.model.entry import Entry
-from stampede.model.policy import Seconds, TimeToLive
 from stampede.settings import LocalSettings
+from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
     "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from stampede.api.typing import AsyncVerbs, Called, DecorateIn, NoInstance, Options, StrictOptions, Verbs
-from stampede.model.policy import Seconds, TimeToLive
+from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
     "CachedHere",

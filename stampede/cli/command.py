@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from stampede.errors import MissingExtra, OptionError, StampedeError
-from stampede.model.policy import seconds
+from stampede.settings.options import seconds
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ from stampede.codecs.envelope import Body, Codec
 from stampede.codecs.sealed import Sealed
 from stampede.codecs.structured import Structured
 from stampede.errors import CodecError, OptionError
-from stampede.model.policy import nearest
+from stampede.settings.options import nearest
 
 __all__ = ["Pickled", "ValueCodec", "body_of", "make_codec"]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from stampede.engines.kit.url import safe_url, scheme_of
 from stampede.errors import MissingExtra, OptionError
-from stampede.model.policy import nearest
 from stampede.model.ports import Engine
+from stampede.settings.options import nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -17,8 +17,8 @@ from stampede.keys.canonical import canonical, name_of, remedies
 from stampede.keys.compose import quoted
 from stampede.keys.models import is_frozen
 from stampede.keys.parameters import Kind, Parameter, Parameters, fields_in, names_in
-from stampede.model.policy import nearest
 from stampede.runtime.definitions import signature_of
+from stampede.settings.options import nearest
 
 __all__ = ["arguments_named", "in_namespace_of", "key_maker", "ttl_of_call"]
 

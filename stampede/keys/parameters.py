@@ -10,8 +10,8 @@ from types import BuiltinFunctionType, NoneType
 from typing import Any
 
 from stampede.errors import OptionError
-from stampede.model.policy import nearest
 from stampede.runtime.definitions import signature_of
+from stampede.settings.options import nearest
 
 Kind = inspect.Parameter
 """The class whose attributes are the kinds of parameters."""

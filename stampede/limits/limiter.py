@@ -16,12 +16,12 @@ from stampede.engines.kit.limits import NamedLimits
 from stampede.errors import EngineClosed, EngineError, LimitTimeout, OptionError
 from stampede.metrics.table import LIMIT, histogram
 from stampede.model.breaker import Breaker
-from stampede.model.policy import Seconds, seconds
+from stampede.model.limit_window import SECOND, micros, slack
 from stampede.model.ports import Booked, Engine, Limits, Rate, Usage
-from stampede.model.window import SECOND, micros, slack
 from stampede.runtime import process_lock
 from stampede.runtime.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, run_blocking
 from stampede.runtime.signatures import is_async, with_twins
+from stampede.settings.options import Seconds, seconds
 
 __all__ = ["Limiter", "checked", "limiting"]
 

@@ -18,11 +18,11 @@ from stampede.limits.limiter import Limiter
 from stampede.locks.bulkhead import Bulkhead
 from stampede.locks.holding import Holding
 from stampede.model.adaptive import Adaptive
-from stampede.model.policy import nearest
 from stampede.model.ports import Engine
 from stampede.runtime.colour import Colour
 from stampede.runtime.watch import watch
 from stampede.settings import OriginSettings
+from stampede.settings.options import nearest
 
 __all__ = ["OriginGate", "Origins"]
 

@@ -16,9 +16,9 @@ from typing import Any
 from stampede.local_tier.residents import Resident, Residents
 from stampede.model import early
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.ports import Ticket
 from stampede.model.result import Result
+from stampede.settings.options import Policy
 
 __all__ = ["LocalTier"]
 

@@ -15,10 +15,10 @@ from stampede.errors import OptionError
 from stampede.locks.crowd import Crowd, crowd_of
 from stampede.locks.holding import Holding, LocksSide
 from stampede.locks.lock import Lock
-from stampede.model.policy import Seconds
 from stampede.model.ports import Busy, Engine, Granted
 from stampede.runtime.event_loops import Loop
 from stampede.runtime.signatures import is_async
+from stampede.settings.options import Seconds
 
 __all__ = ["Bulkhead"]
 

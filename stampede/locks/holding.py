@@ -20,12 +20,12 @@ from stampede.algorithm.finish import quietly
 from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.model.entry import new_id
-from stampede.model.policy import Seconds, seconds
 from stampede.model.ports import Busy, Engine, Holds, Locks, Problem
 from stampede.outages.keeper import Hold, keeper
 from stampede.runtime.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, after_commit, run_blocking, running_loop
 from stampede.runtime.event_loops import Loop
 from stampede.runtime.signatures import with_twins
+from stampede.settings.options import Seconds, seconds
 
 __all__ = ["Access", "Holding", "Hook", "LocksSide", "Release", "holds_of", "naming"]
 

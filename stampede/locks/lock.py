@@ -18,11 +18,11 @@ from stampede.errors import EngineError, LockLost, LockTimeout, OptionError
 from stampede.locks.holding import Access, Holding, Hook, LocksSide, naming
 from stampede.metrics.table import LOCK, histogram
 from stampede.model.backoff import Backoff
-from stampede.model.policy import Seconds, seconds
 from stampede.model.ports import Busy, Engine, Granted
 from stampede.runtime import process_lock
 from stampede.runtime.colour import Bell, run_blocking
 from stampede.runtime.signatures import with_twins
+from stampede.settings.options import Seconds, seconds
 
 __all__ = ["Lock", "TryLock", "token_of"]
 

@@ -414,7 +414,7 @@ class Usage(NamedTuple):
 class Limits(Protocol):
     """The verbs of a rate limit, one round trip each. They raise EngineError if the engine fails.
 
-    `model/window.py` has the rules.
+    `model/limit_window.py` has the rules.
     """
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:

@@ -9,10 +9,10 @@ from typing import Any
 
 from stampede.errors import Absent
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.ports import Ticket
 from stampede.runtime.colour import Stopped
 from stampede.runtime.definitions import slots_of
+from stampede.settings.options import Policy
 
 __all__ = [
     "LeftOut",

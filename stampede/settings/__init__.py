@@ -1,7 +1,7 @@
-"""Settings: a TOML file, or a mapping of the same shape, as frozen dataclasses.
+"""What users can choose: options of functions and caches, with their checks and defaults, and the settings file.
 
 This room finds, reads and checks settings. `api/registry.py` decides which caches are made from them.
-Begin with `model.py`. A file looks like this:
+Begin with `options.py`, then `model.py`. A file looks like this:
 
 [caches.default]
 url = "redis://:${REDIS_PASSWORD}@localhost/0"

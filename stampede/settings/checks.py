@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from stampede.errors import OptionError
-from stampede.model.policy import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
 from stampede.settings.model import LocalSettings, RateSetting, safe_url
+from stampede.settings.options import DEFAULT, NUMBER, OPTIONS, UNITS, nearest, seconds
 
 __all__ = ["CACHE", "ORIGIN", "POLICY", "Check", "checked", "observers"]
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from stampede.errors import OptionError, SettingsError
-from stampede.model.policy import DEFAULT, Policy, nearest
+from stampede.settings.options import DEFAULT, Policy, nearest
 
 __all__ = ["CacheSettings", "LocalSettings", "OriginSettings", "RateSetting", "Settings", "safe_url"]
 

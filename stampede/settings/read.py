@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stampede.errors import OptionError, SettingsError
-from stampede.model.policy import DEFAULT, nearest
 from stampede.settings.checks import CACHE, ORIGIN, POLICY, Check, checked, observers
 from stampede.settings.model import CacheSettings, OriginSettings, Settings
+from stampede.settings.options import DEFAULT, nearest
 
 __all__ = ["TABLES", "cache_settings", "discover", "from_mapping", "load", "origin_settings"]
 

@@ -19,12 +19,12 @@ from stampede.algorithm.flight import Flight
 from stampede.errors import EngineError, RecursiveComputation, WaitTimeout
 from stampede.events import Computed
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.record import NOTHING
 from stampede.model.result import own_copy
 from stampede.outages.keeper import keeper
 from stampede.runtime import process_lock
 from stampede.runtime.colour import hold_task, run_blocking
+from stampede.settings.options import Policy
 
 # -- one flight for all -------------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from stampede.engines.memory import MemoryEngine
 from stampede.errors import OptionError, TooLarge
 from stampede.local_tier.residents import Resident
 from stampede.model.entry import Entry, Verdict, new_id
+from stampede.model.lock_queue import TURN
 from stampede.model.ports import Ask, Busy, Failed, Found, Granted
-from stampede.model.room import TURN
 from stampede.runtime.colour import run_blocking
 from stampede.testing.clock import FakeClock
 

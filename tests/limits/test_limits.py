@@ -24,8 +24,8 @@ from stampede.engines.file import limits as file_limits
 from stampede.engines.kit import boot_clock
 from stampede.engines.kit.naming import name_of
 from stampede.engines.paired import Paired
+from stampede.model.limit_window import NOTHING, Booking, Window, bytes_of, give_back, micros, penalize, take, window_of
 from stampede.model.ports import Engine, Limits, Rate, Usage
-from stampede.model.window import NOTHING, Booking, Window, bytes_of, give_back, micros, penalize, take, window_of
 from stampede.runtime.colour import run_blocking
 from stampede.testing.cells import MemoryCell
 

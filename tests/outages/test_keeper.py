@@ -18,8 +18,8 @@ from bare import LONG, PLAIN, Gate, Room, World, until
 
 from stampede.errors import EngineError
 from stampede.events import Computed, LeaseLost
-from stampede.model.policy import Policy
 from stampede.outages.keeper import THREADS, Hold, Keeper
+from stampede.settings.options import Policy
 
 SHORT = 0.6  # a lease: a machine that stands still for half of it ends none
 

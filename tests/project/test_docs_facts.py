@@ -15,8 +15,8 @@ import stampede.engines
 import stampede.errors
 from stampede import Cache, SettingsError, cached
 from stampede.api.typing import Options, PolicyOptions
-from stampede.model.policy import DEFAULT
 from stampede.settings.checks import CACHE
+from stampede.settings.options import DEFAULT
 from stampede.settings.read import from_mapping
 
 OPTIONS = PAGES["guides/options.md"]

@@ -233,7 +233,7 @@ def test_options_of_postgres() -> None:
     pytest.importorskip("psycopg")
     from stampede.engines.postgres.address import OURS
     from stampede.engines.postgres.connect import PostgresConnector
-    from stampede.model.policy import seconds
+    from stampede.settings.options import seconds
 
     said = {
         name: default.strip() or None

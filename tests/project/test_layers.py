@@ -35,9 +35,9 @@ ROOMS = """
     engines
     engines.kit
     local_tier
-    settings
     metrics keys
     model
+    settings
     runtime
     events errors
 """

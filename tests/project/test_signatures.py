@@ -14,8 +14,8 @@ from stampede import Cache, cached, configure
 from stampede.api.binding import CODEC_OPTIONS, KEY_OPTIONS
 from stampede.api.typing import CacheOptions, LockOptions, MoreOptions, Options, PolicyOptions
 from stampede.api.typing_many import ManyOptions
-from stampede.model.policy import OPTIONS
 from stampede.settings.checks import CACHE
+from stampede.settings.options import OPTIONS
 from stampede.testing import isolated
 
 POLICY = set(OPTIONS)

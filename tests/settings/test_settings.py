@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stampede.errors import OptionError, SettingsError
-from stampede.model.policy import DEFAULT, duration
 from stampede.settings import (
     CacheSettings,
     LocalSettings,
@@ -25,6 +24,7 @@ from stampede.settings import (
     load,
     safe_url,
 )
+from stampede.settings.options import DEFAULT, duration
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "settings" / "stampede.toml"
 

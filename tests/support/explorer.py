@@ -31,9 +31,9 @@ from stampede.algorithm.call import Call, Gate, HitLikelihood, Resources
 from stampede.algorithm.flight import Flight, Flights
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.model.entry import Entry
-from stampede.model.policy import Policy
 from stampede.model.result import Result
 from stampede.runtime.colour import Bell, Colour
+from stampede.settings.options import Policy
 
 __all__ = [
     "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "any_world", "ask", "asking", "expire", "explore",

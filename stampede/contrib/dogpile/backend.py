@@ -27,9 +27,9 @@ from stampede.contrib.dogpile.mutex import Mutex, Mutexes
 from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
 from stampede.locks.lock import Lock
-from stampede.model.policy import nearest, seconds
 from stampede.model.ports import Engine
 from stampede.model.result import LeftOut
+from stampede.settings.options import nearest, seconds
 
 __all__ = ["StampedeBackend"]
 

@@ -13,8 +13,8 @@ from stampede.engines.cells.protocol import Cell, Version
 from stampede.engines.cells.records import CellRecords, OpenCell
 from stampede.engines.cells.verbs import CellKeys
 from stampede.engines.kit.worker_threads import WorkerThreads, here
+from stampede.model.limit_window import Window
 from stampede.model.ports import Engine, Side
-from stampede.model.window import Window
 from stampede.runtime import forks
 from stampede.runtime.colour import BLOCKING, SUSPENDING
 

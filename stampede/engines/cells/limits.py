@@ -14,7 +14,7 @@ from stampede.engines.cells.records import TRIES, CellRecords
 from stampede.engines.kit.limits import T, WindowLimits
 from stampede.engines.kit.naming import name_of
 from stampede.errors import EngineError
-from stampede.model.window import SECOND, Window, bytes_of, ends, window_of
+from stampede.model.limit_window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["CellLimits"]
 

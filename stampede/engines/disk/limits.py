@@ -10,8 +10,8 @@ from stampede.engines.disk.database import DiskDatabase
 from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.limits import T, WindowLimits, usage
 from stampede.engines.kit.worker_threads import Run
+from stampede.model.limit_window import SECOND, Window, bytes_of, ends, window_of
 from stampede.model.ports import Usage
-from stampede.model.window import SECOND, Window, bytes_of, ends, window_of
 
 __all__ = ["DiskLimits"]
 

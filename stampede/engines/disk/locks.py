@@ -1,4 +1,4 @@
-"""Locks in the directory's database: a row for each held lock, with the state that `model/room.py` decides about."""
+"""Locks in the directory's database: a row for each held lock, whose state `model/lock_queue.py` decides about."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.flock import dead, pid_here, process
 from stampede.engines.kit.wake import SINGLE
 from stampede.engines.kit.whereabouts import here, parts_of
-from stampede.model import room
+from stampede.model import lock_queue
+from stampede.model.lock_queue import EMPTY, SAFETY, Change, Inside, Queued, Room
 from stampede.model.ports import Busy, Granted, Held
-from stampede.model.room import EMPTY, SAFETY, Change, Inside, Queued, Room
 
 __all__ = ["DiskLocks"]
 
@@ -64,7 +64,7 @@ class DiskLocks(Port):
             queues = waits and (limit != 1 or bool(was.queue) or any(each.room != 1 for each in was.inside))
 
             def decide(was: Room) -> Change[Granted | Busy]:
-                return room.acquire(was, token, lease, limit, now, waits=queues, least=fence, holder=holder)
+                return lock_queue.acquire(was, token, lease, limit, now, waits=queues, least=fence, holder=holder)
 
             after, reply, wakeups = decide(was)
             if isinstance(reply, Busy) and (dead := [each.token for each in was.inside if not self._lives(each)]):
@@ -78,16 +78,16 @@ class DiskLocks(Port):
         return self._change(name, ask)
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
-        return await self.run(self._change, name, lambda was, now, _: room.renew(was, token, lease, now))
+        return await self.run(self._change, name, lambda was, now, _: lock_queue.renew(was, token, lease, now))
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
         def ask(was: Room, now: float, _: Write) -> Change[bool]:
-            return room.renew(was, token, lease, now, holder=HANDED)
+            return lock_queue.renew(was, token, lease, now, holder=HANDED)
 
         return await self.run(self._change, name, ask)
 
     async def release(self, name: str, token: bytes) -> bool:
-        return await self.run(self._change, name, lambda was, now, _: room.release(was, token, now))
+        return await self.run(self._change, name, lambda was, now, _: lock_queue.release(was, token, now))
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
         number = _number(busy.own) if isinstance(busy, Queued) else lock_number(name)[0]
@@ -109,7 +109,7 @@ class DiskLocks(Port):
             if after.idle and was is not EMPTY:
                 write.execute("DELETE FROM rooms WHERE number = ?", (number,))
             elif after is not was and not after.idle:
-                values = number, raw, room.dump(after), after.end
+                values = number, raw, lock_queue.dump(after), after.end
                 write.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?, ?, ?)", values)
         for each in [*map(_number, wakeups.called), *([number] if wakeups.left else [])]:
             self.rows.wake(write.opened, each, _bell(each))
@@ -117,7 +117,7 @@ class DiskLocks(Port):
 
     def _awaited(self, name: str, busy: Busy) -> Awaited:
         now, state = clock(), self._room(name)
-        awaited = room.awaited(state, busy, now)
+        awaited = lock_queue.awaited(state, busy, now)
         if awaited is None:
             return None
         return min(awaited[1], SAFETY) if busy.token == awaited[0] else awaited[1], {
@@ -167,7 +167,7 @@ def _name(raw: bytes) -> str:
 
 def _load(rows: list[Any]) -> Room:
     try:
-        return room.load(rows[0][0]) if rows else EMPTY
+        return lock_queue.load(rows[0][0]) if rows else EMPTY
     except (ValueError, TypeError) as error:
         raise sqlite3.DatabaseError("the state of a lock can't be read") from error
 

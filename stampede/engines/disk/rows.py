@@ -21,9 +21,9 @@ from stampede.engines.kit.worker_threads import Run
 from stampede.errors import EngineError, TooLarge
 from stampede.model import record
 from stampede.model.entry import Entry
+from stampede.model.lock_queue import SAFETY
 from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
 from stampede.model.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
-from stampede.model.room import SAFETY
 from stampede.runtime import forks
 from stampede.runtime.colour import Colour
 

@@ -26,7 +26,7 @@ CREATE TABLE leases (
     fence  INTEGER NOT NULL
 );
 
--- A lock: its state as `dump` of `model/room.py` encodes it.
+-- A lock: its state as `dump` of `model/lock_queue.py` encodes it.
 CREATE TABLE rooms (
     number INTEGER PRIMARY KEY,
     name   BLOB NOT NULL,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from stampede.engines.etcd.names import QueuedKey, place_of
 from stampede.engines.etcd.watches import KeyWatch, Span, Watches
-from stampede.model.room import admitted
+from stampede.model.lock_queue import admitted
 from stampede.runtime.colour import Bell
 from stampede.runtime.watch import watch
 

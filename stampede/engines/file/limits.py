@@ -16,8 +16,8 @@ from stampede.engines.kit.flock import is_there, try_lock
 from stampede.engines.kit.limits import T, WindowLimits, usage
 from stampede.engines.kit.naming import shown
 from stampede.errors import EngineClosed, EngineError
+from stampede.model.limit_window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 from stampede.model.ports import Usage
-from stampede.model.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["LimitFiles"]

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from stampede.engines.kit.expiring import Ending
 from stampede.errors import EngineClosed
+from stampede.model.limit_window import NOTHING, SECOND, Window, ends, give_back, micros, penalize, take, used
 from stampede.model.ports import Booked, Rate, Usage
-from stampede.model.window import NOTHING, SECOND, Window, ends, give_back, micros, penalize, take, used
 from stampede.runtime import process_lock
 
 __all__ = ["KeptWindow", "NamedLimits", "T", "WindowLimits", "booked", "usage"]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stampede.errors import OptionError
-from stampede.model.policy import nearest, seconds
 from stampede.settings.model import safe_url
+from stampede.settings.options import nearest, seconds
 
 __all__ = [
     "Address",

@@ -16,7 +16,7 @@ from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.meta import MetaReply
 from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode
 from stampede.errors import EngineError
-from stampede.model.window import NOTHING, SECOND, Window, bytes_of, ends, window_of
+from stampede.model.limit_window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["MemcachedLimits", "Seen"]

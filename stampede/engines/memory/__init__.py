@@ -18,11 +18,11 @@ from stampede.errors import EngineClosed, OptionError, TooLarge
 from stampede.local_tier.residents import Resident, Residents
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
-from stampede.model.policy import nearest
 from stampede.model.ports import Ask, Busy, Engine, Found, Reply, Shown, Side
 from stampede.model.record import NOTHING, Change, Keeps, Record
 from stampede.runtime import forks, process_lock
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
+from stampede.settings.options import nearest
 
 __all__ = ["MemoryEngine", "check_url", "from_url"]
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from stampede.engines.kit.expiring import Ending
 from stampede.engines.kit.whereabouts import here, parts_of
 from stampede.errors import EngineClosed
-from stampede.model import room as rooms
+from stampede.model import lock_queue as rooms
+from stampede.model.lock_queue import EMPTY, Change, Inside, Room
 from stampede.model.ports import Busy, Granted, Held
-from stampede.model.room import EMPTY, Change, Inside, Room
 from stampede.runtime import process_lock
 from stampede.runtime.colour import Bell, Colour
 
@@ -32,7 +32,7 @@ class _Lock:
 
 
 class LockTable:
-    """The locks of this process. `model/room.py` decides, under the process lock; bells ring outside it."""
+    """The locks of this process. `model/lock_queue.py` decides, under the process lock; bells ring outside it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -54,7 +54,7 @@ class LockTable:
             bell.ring()
 
     def change(self, name: str, question: Callable[..., Change[T]], *asked: Any, **terms: Any) -> T:
-        """Return the answer of a function of `model/room.py`. By then the lock has changed, and waiters are woken."""
+        """Return the answer of a function of `model/lock_queue.py`. By then the lock is changed, and waiters woken."""
         bells: list[Bell | None] = []
         with process_lock.lock:
             while True:

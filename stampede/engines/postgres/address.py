@@ -16,7 +16,7 @@ from psycopg.pq import Conninfo
 
 from stampede.engines.kit.url import Kind, flag, integer, number, safe_url, text
 from stampede.errors import OptionError
-from stampede.model.policy import nearest, seconds
+from stampede.settings.options import nearest, seconds
 
 __all__ = ["OURS", "checked", "libpqs", "read", "without_secrets", "written"]
 

@@ -6,8 +6,8 @@ from stampede.engines.kit.limits import usage
 from stampede.engines.postgres.line import PostgresLine
 from stampede.engines.postgres.talk import Row
 from stampede.engines.postgres.wire import key_of, names
+from stampede.model.limit_window import SECOND, WIDTH, Booking, Window, checked, ends, micros, slack
 from stampede.model.ports import Booked, Rate, Usage
-from stampede.model.window import SECOND, WIDTH, Booking, Window, checked, ends, micros, slack
 
 __all__ = ["PostgresLimits", "window_of_row"]
 

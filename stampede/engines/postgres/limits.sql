@@ -1,4 +1,4 @@
--- Limits. These functions decide as stampede/model/window.py does, which says why; tests compare the two. All times are
+-- Limits. These functions decide as stampede/model/limit_window.py does, which says why; tests compare the two. All times are
 -- microseconds by this server's clock. Starts are forgotten in a crash, unless the tables are durable.
 
 -- Lock a limit, and return it as it is now: window.py's `_today`.

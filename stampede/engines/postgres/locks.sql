@@ -1,6 +1,6 @@
 -- Locks, and the record of how each was held.
 --
--- These functions decide as stampede/model/room.py does, which says why, with one difference: a waiter that misses its
+-- These functions decide as stampede/model/lock_queue.py does, which says why, with one difference: a waiter that misses its
 -- turn leaves the queue, and comes back to its place when it asks again. Each function that changes a lock takes an
 -- advisory lock for its id first, and reads in later statements, which see all that was committed before.
 --

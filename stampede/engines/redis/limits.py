@@ -8,8 +8,8 @@ from stampede.engines.kit.limits import usage
 from stampede.engines.redis.locks import listed, tag_of
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.verbs import RedisLine
+from stampede.model.limit_window import SECOND, WIDTH, checked, micros, slack, window_of
 from stampede.model.ports import Booked, Rate, Usage
-from stampede.model.window import SECOND, WIDTH, checked, micros, slack, window_of
 
 __all__ = ["RedisLimits"]
 

@@ -7,8 +7,8 @@ from itertools import islice
 from stampede.engines.kit.expiring import Ending
 from stampede.engines.kit.limits import KeptWindow, booked, usage
 from stampede.engines.zmq.machine import Refused
+from stampede.model.limit_window import NOTHING, SECOND, Window, ends, give_back, micros, note, penalize, slack
 from stampede.model.ports import Booked, Rate, Usage
-from stampede.model.window import NOTHING, SECOND, Window, ends, give_back, micros, note, penalize, slack
 
 __all__ = ["Counts"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from stampede.model.room import admitted
+from stampede.model.lock_queue import admitted
 
 __all__ = ["QueuedNode", "beginning", "inside", "places", "quoted", "unquoted"]
 

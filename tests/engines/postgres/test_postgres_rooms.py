@@ -17,7 +17,7 @@ from postgres_server import PostgresServer, process, shared_postgres
 
 from stampede.engines.postgres import PostgresEngine
 from stampede.locks.lock import Lock
-from stampede.model import room
+from stampede.model import lock_queue
 from stampede.model.entry import new_id
 from stampede.model.ports import Busy, Granted
 from stampede.runtime.colour import run_blocking as run
@@ -49,7 +49,7 @@ def open_(server: PostgresServer, request: pytest.FixtureRequest) -> Open:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_the_machine_of_rooms(server: PostgresServer, open_: Open, seed: int, rooms: list[float]) -> None:
     """Its functions say the same in another language: two writers would be inside, or somebody passed in the queue."""
-    engine, dice, model, now = open_(), random.Random(seed), room.EMPTY, 1000.0
+    engine, dice, model, now = open_(), random.Random(seed), lock_queue.EMPTY, 1000.0
     tokens = [new_id() for _ in range(6)]
     waiting: list[tuple[bytes, float]] = []
     fences: list[int] = []
@@ -57,7 +57,7 @@ def test_it_is_the_machine_of_rooms(server: PostgresServer, open_: Open, seed: i
     def asks(token: bytes, its: float, waits: bool) -> bool:
         nonlocal model
         again = any(each.token == token for each in model.inside)
-        model, expected, _ = room.acquire(model, token, LONG, its, now, waits=waits)
+        model, expected, _ = lock_queue.acquire(model, token, LONG, its, now, waits=waits)
         answer = run(engine.blocking.locks.acquire("l", token, LONG, waits=waits, room=its))
         assert isinstance(answer, Granted) == isinstance(expected, Granted)
         if isinstance(answer, Granted) and not again:
@@ -76,10 +76,10 @@ def test_it_is_the_machine_of_rooms(server: PostgresServer, open_: Open, seed: i
             if not asks(token, its, verb == "queue") and verb == "queue":
                 waiting.append((token, its))
         elif verb == "renew":
-            model, stood, _ = room.renew(model, token, LONG, now)
+            model, stood, _ = lock_queue.renew(model, token, LONG, now)
             assert run(engine.blocking.locks.renew("l", token, LONG)) == stood
         elif verb == "release":
-            model, stood, _ = room.release(model, token, now)
+            model, stood, _ = lock_queue.release(model, token, now)
             assert run(engine.blocking.locks.release("l", token)) == stood
             waiting = [each for each in waiting if each[0] != token]
         waiting = [each for each in waiting if not asks(*each, True)]

@@ -22,7 +22,7 @@ from servers import PATIENCE, RedisServer
 from stampede import Cache, WaitTimeout
 from stampede.engines.kit.whereabouts import here, parts_of
 from stampede.engines.redis import RedisEngine, locks, wire
-from stampede.model import room
+from stampede.model import lock_queue
 from stampede.model.entry import new_id
 from stampede.model.ports import Busy, Granted
 from stampede.runtime.colour import run_blocking as run
@@ -255,7 +255,7 @@ def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int) -> None:
     """Its scripts say the same in another language: two writers would be inside, or somebody passed who came before."""
-    engine, dice, model, now = open_(server.url), random.Random(seed), room.EMPTY, 1000.0
+    engine, dice, model, now = open_(server.url), random.Random(seed), lock_queue.EMPTY, 1000.0
     tokens, rooms = [new_id() for _ in range(6)], [1, 1, 2, 3, inf, inf]
     waiting: list[tuple[bytes, float]] = []
     fences: list[int] = []
@@ -263,7 +263,7 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
     def asks(token: bytes, its: float, waits: bool) -> bool:
         nonlocal model
         again = any(each.token == token for each in model.inside)
-        model, expected, _ = room.acquire(model, token, LONG, its, now, waits=waits)
+        model, expected, _ = lock_queue.acquire(model, token, LONG, its, now, waits=waits)
         answer = run(engine.blocking.locks.acquire("l", token, LONG, waits=waits, room=its))
 
         assert isinstance(answer, Granted) == isinstance(expected, Granted)
@@ -283,10 +283,10 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
             if not asks(token, its, verb == "queue") and verb == "queue":
                 waiting.append((token, its))
         elif verb == "renew":
-            model, stood, _ = room.renew(model, token, LONG, now)
+            model, stood, _ = lock_queue.renew(model, token, LONG, now)
             assert run(engine.blocking.locks.renew("l", token, LONG)) == stood
         elif verb == "release":
-            model, stood, _ = room.release(model, token, now)
+            model, stood, _ = lock_queue.release(model, token, now)
             assert run(engine.blocking.locks.release("l", token)) == stood
             waiting = [each for each in waiting if each[0] != token]
         waiting = [each for each in waiting if not asks(*each, True)]

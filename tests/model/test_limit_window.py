@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.model.window import (
+from stampede.model.limit_window import (
     NOTHING,
     PAIRS,
     WIDTH,

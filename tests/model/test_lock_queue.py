@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stampede.model import room
+from stampede.model import lock_queue
+from stampede.model.lock_queue import EMPTY, SILENCE, TURN, Room
 from stampede.model.ports import Granted
-from stampede.model.room import EMPTY, SILENCE, TURN, Room
 
 ROOMS = st.sampled_from([1, 2, 3, inf])
 TOKENS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
@@ -36,7 +36,7 @@ class History:
 
     def enters(self, token: bytes, its: float = 1, *, waits: bool = False, lease: float = 30.0) -> bool:
         before = {each.token for each in self.it.inside}
-        self.it, answer, told = room.acquire(self.it, token, lease, its, self.now, waits=waits)
+        self.it, answer, told = lock_queue.acquire(self.it, token, lease, its, self.now, waits=waits)
         self.called = [*told.called]
         if isinstance(answer, Granted) and token not in before:
             self.fences.append(answer.fence)
@@ -45,7 +45,7 @@ class History:
         return isinstance(answer, Granted)
 
     def leaves(self, token: bytes) -> bool:
-        self.it, stood, told = room.release(self.it, token, self.now)
+        self.it, stood, told = lock_queue.release(self.it, token, self.now)
         self.called = [*told.called]
         return stood
 
@@ -64,7 +64,7 @@ def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
         if verb == "pass":
             history.now += number
         elif verb == "renew":
-            history.it, stood, _ = room.renew(history.it, token, leases[token], history.now)
+            history.it, stood, _ = lock_queue.renew(history.it, token, leases[token], history.now)
             assert stood == (token in history.inside)
             assert token in before or not stood
         elif verb == "release":
@@ -83,7 +83,9 @@ def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
             history.it.queue, key=[*waiting, token].index
         )
         assert all(each.end <= history.now + each.lease for each in history.it.inside) or verb == "pass"
-        assert room.load(room.dump(history.it)) == Room([*history.it.inside], history.it.queue, history.it.fence)
+        assert lock_queue.load(lock_queue.dump(history.it)) == Room(
+            [*history.it.inside], history.it.queue, history.it.fence
+        )
     assert history.fences == sorted(set(history.fences))
 
 
@@ -181,7 +183,7 @@ def test_a_clock_that_is_set(step: float) -> None:
 def test_foreign_bytes_are_no_room(raw: bytes) -> None:
     """What another program has put there would be an error that nobody expects, or take all memory."""
     try:
-        found = room.load(raw)
+        found = lock_queue.load(raw)
     except ValueError:
         return
-    assert room.dump(found) == raw
+    assert lock_queue.dump(found) == raw
