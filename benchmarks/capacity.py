@@ -110,7 +110,7 @@ def of_postgres(entries: int) -> tuple[list[float], str]:
         return int(server.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stampede'")[0][0])
 
     return _of_server(
-        server.postgres_url, entries, bytes_used, clients, lambda: server.ask("TRUNCATE stampede.entries"), server.close
+        server.postgres_url, entries, bytes_used, clients, lambda: server.say("TRUNCATE stampede.entries"), server.close
     )
 
 
