@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -91,9 +92,16 @@ def of_memcached(entries: int) -> tuple[list[float], str]:
                 said += line.recv(65536)
         return dict(each.split(" ")[1:3] for each in said.decode().splitlines() if each.startswith("STAT "))
 
+    def empty() -> None:
+        server.empty()
+        server.say(b"lru_crawler crawl all\r\n")  # `flush_all` leaves the old items in place until they are looked at
+        deadline = time.monotonic() + 10
+        while int(stats()["bytes"]) > 10_000 and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     return _of_server(
         server.url, entries, lambda: int(stats()["bytes"]), lambda: int(stats()["curr_connections"]) - 1,
-        server.empty, server.close,
+        empty, server.close,
     )  # fmt: skip
 
 
