@@ -65,7 +65,7 @@ OWN = {
     "broker": ("zmq://h", "stampede.engines.zmq", "OPTIONS"),
     "etcd": ("etcd://h", "stampede.engines.etcd", "OPTIONS"),
     "zookeeper": ("zookeeper://h", "stampede.engines.zookeeper", "OPTIONS"),
-    "dynamodb": ("dynamodb://t", "stampede.engines.dynamodb", "OPTIONS"),
+    "dynamodb": ("dynamodb://r/t", "stampede.engines.dynamodb", "OPTIONS"),
 }
 """Each engine's page, a URL of its, and where its options are."""
 
