@@ -1,9 +1,6 @@
-"""Runs computations in a place at their origin, where the origin has caps.
-
-A caller that waits for a place holds the lease of its key, which is renewed meanwhile. So one caller of each key waits
-for a place, and all others wait for that caller. The wait counts neither as cost of the computation nor as part of
-the time for which the lease is renewed.
-"""
+"""Runs computations in a place at their origin, where the origin has caps. A caller that waits for a place holds the
+lease of its key, which is renewed meanwhile. So one caller of each key waits for a place, and all others wait for that
+caller. The wait counts neither as cost of the computation nor as part of the time for which the lease is renewed."""
 
 from __future__ import annotations
 
@@ -40,10 +37,8 @@ _inside: ContextVar[tuple[_Stay, ...]] = ContextVar("stampede_origins", default=
 async def compute_at_origin(
     call: Call, existing: Entry[Any] | None, hold: Hold, flight: Flight, longest: float
 ) -> tuple[Any, BaseException | None, float]:
-    """Compute in a place at the origin. Return the value or the error, and the seconds that the computation took.
-
-    The call keeps its place until the value is stored.
-    """
+    """Compute in a place at the origin. Return the value or the error, and the seconds that the computation took. The
+    call keeps its place until the value is stored."""
     gate = gate_of(call)
     if gate is not None:
         try:
@@ -124,10 +119,8 @@ def gate_of(call: Call) -> Gate | None:
 
 
 def place_wait(call: Call, existing: Entry[Any] | None, gate: Gate) -> float:
-    """Return how many seconds the call waits for a place: 0 if a stored value is good enough instead.
-
-    An early refresh never waits, and leaves the place to others.
-    """
+    """Return how many seconds the call waits for a place: 0 if a stored value is good enough instead. An early refresh
+    never waits, and leaves the place to others."""
     spared = existing is not None and not call.force and (existing.fresh > 0 or gate.when_full == "stale")
     if spared or gate.when_full == "raise":
         return 0.0

@@ -69,10 +69,8 @@ _beside = Workers(256, "stampede-beside")
 
 
 class BackgroundPlace:
-    """Where the computation of one call can run beside its caller: a task, or a thread of a pool.
-
-    It runs in a copy of the caller's context.
-    """
+    """Where the computation of one call can run beside its caller: a task, or a thread of a pool. It runs in a copy of
+    the caller's context."""
 
     def __init__(self, colour: Colour, policy: Policy) -> None:
         self._colour = colour
@@ -94,11 +92,9 @@ class BackgroundPlace:
     def begin(
         self, work: Coroutine[Any, Any, Any], bell: Bell, longest: float, *, waits: bool
     ) -> Callable[[], object] | None:
-        """Run the work in the reserved place, and return a function that cancels it, or None.
-
-        After `longest` seconds it counts as hung. If the caller waits (`waits`), the work is part of the caller's
-        computation and keeps that context. The bell also rings for a task that is cancelled before its first step.
-        """
+        """Run the work in the reserved place, and return a function that cancels it, or None. After `longest` seconds
+        it counts as hung. If the caller waits (`waits`), the work is part of the caller's computation and keeps that
+        context. The bell also rings for a task that is cancelled before its first step."""
         context = copy_context()
         if not waits:
             context.run(leave_computations)

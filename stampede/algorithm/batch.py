@@ -1,8 +1,6 @@
-"""Many keys at once: each has a flight and a lease, and one function loads all that are missing.
-
-`fill.py` decides what happens to each key, as for a single one: what is served meanwhile, what is served after a
-failure, and what is stored.
-"""
+"""Many keys at once: each has a flight and a lease, and one function loads all that are missing. `fill.py` decides what
+happens to each key, as for a single one: what is served meanwhile, what is served after a failure, and what is
+stored."""
 
 from __future__ import annotations
 
@@ -46,10 +44,8 @@ async def value_of_each(
     once: Once | None = None,
     ttl_of: TtlOf = lambda key: None,
 ) -> dict[str, Any]:
-    """Return the value of each key: stored, computed by another caller, or loaded by `loader`.
-
-    Keys that the loader leaves out are left out.
-    """
+    """Return the value of each key: stored, computed by another caller, or loaded by `loader`. Keys that the loader
+    leaves out are left out."""
     look = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in keys if (found := look(key)) is not None}
     missing = [key for key in keys if key not in values]
@@ -65,10 +61,8 @@ async def _fetch(
     ttl_of: TtlOf,
     seen: Mapping[str, Entry[Any]] = MappingProxyType({}),
 ) -> dict[str, Result]:
-    """Return the result of each key, without waiting for another lease while holding one.
-
-    So two batches that have the same keys in opposite order cannot block each other.
-    """
+    """Return the result of each key, without waiting for another lease while holding one. So two batches that have the
+    same keys in opposite order cannot block each other."""
     if not keys:
         return {}
     results: dict[str, Result] = {}

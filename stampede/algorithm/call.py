@@ -68,10 +68,8 @@ STEP = 1 / 16
 
 
 class HitLikelihood:
-    """How likely a function's next call is to find its value. If it is, the call looks before it claims.
-
-    A look costs the engine a fraction of a claim. It is a wasted round trip if there is nothing to find.
-    """
+    """How likely a function's next call is to find its value. If it is, the call looks before it claims. A look costs
+    the engine a fraction of a claim. It is a wasted round trip if there is nothing to find."""
 
     __slots__ = ("good", "share")
 

@@ -48,11 +48,8 @@ class Core:
         self.note(events.Untold, "", "", server, how)
 
     def close(self) -> Callable[[], object] | None:
-        """Close this before the engine. Return what remains to be done first, or None.
-
-        That is to give back the leases of computations under way, because other processes would wait for them. It may
-        take a moment.
-        """
+        """Close this before the engine. Return what remains to be done first, or None. That is to give back the leases
+        of computations under way, because other processes would wait for them. It may take a moment."""
         self.closed, outage = True, self.outage
         if self.gates is not None:
             self.gates.close()

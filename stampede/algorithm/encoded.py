@@ -32,9 +32,7 @@ class _Coded:
 
     def decoded(self, key: str, sealed: Entry[Any] | None, lease: bytes | None = None) -> Entry[Any] | None:
         """Decode the entry, with the time left that the engine reports. Return None if the bytes cannot be trusted.
-
-        With `lease`, the entry is accepted only if it was computed under that lease, so that its id is that token.
-        """
+        With `lease`, the entry is accepted only if it was computed under that lease, so that its id is that token."""
         if sealed is None:
             return None
         try:
@@ -57,11 +55,9 @@ class _Coded:
 
 
 SideKeys = dict[tuple[str, bytes], str]
-"""By key and token of a lease: the side key that the lease is for, if another version's entry has the key.
-
-The holders of these leases may be here or in other processes. The token alone is not enough: on memcached, the leases
-of several keys may have the same one.
-"""
+"""By key and token of a lease: the side key that the lease is for, if another version's entry has the key. The holders
+of these leases may be here or in other processes. The token alone is not enough: on memcached, the leases of several
+keys may have the same one."""
 
 MOST_BESIDE = 10_000
 """The largest number of such leases that one function remembers. The oldest is dropped; if it was valid, it is lost."""
@@ -71,12 +67,9 @@ LEFT_ALONE = 3600.0
 
 
 class EncodedClaims(_Coded):
-    """`Claims` of entries, on top of an engine's `Claims` of bytes.
-
-    During a deploy, two versions of an application share a key, and one cannot read the other's entry. The second
-    version stores its own entry under a side key, made from the id of the first one's entry. An invalidation by either
-    version ends both.
-    """
+    """`Claims` of entries, on top of an engine's `Claims` of bytes. During a deploy, two versions of an application
+    share a key, and one cannot read the other's entry. The second version stores its own entry under a side key, made
+    from the id of the first one's entry. An invalidation by either version ends both."""
 
     def __init__(self, port: Claims, codec: Coder, report_bad: BadBytes, store: Store, side_keys: SideKeys) -> None:
         """Create the port. All ports of a scope share `side_keys`."""

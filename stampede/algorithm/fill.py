@@ -1,8 +1,6 @@
-"""The algorithm: for one key, one caller computes and all others wait, however many there are.
-
-It is written once, as coroutines, for blocking and for async callers. It talks to the engine through one port
-(`ports.Claims`), and a `Call` brings everything else.
-"""
+"""The algorithm: for one key, one caller computes and all others wait, however many there are. It is written once, as
+coroutines, for blocking and for async callers. It talks to the engine through one port (`ports.Claims`), and a `Call`
+brings everything else."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ __all__ = ["fill", "look"]
 
 
 async def fill(call: Call) -> Result:
-    """Answer one call: return the stored value, the result of another caller, or the value computed here.
-
-    The comments number the six steps. A call that becomes a follower, and gets no usable result, starts again at 1.
-    """
+    """Answer one call: return the stored value, the result of another caller, or the value computed here. The comments
+    number the six steps. A call that becomes a follower, and gets no usable result, starts again at 1."""
     flights, flight = call.resources.flights, call.flight
     result: Result | None = None
     answer: Result | Granted | Busy | Failed | None = None
@@ -110,10 +106,8 @@ async def follow(call: Call, flight: Flight) -> Result | None:
 
 
 async def wait_for_leader(call: Call, flight: Flight) -> Callable[[Call], Awaitable[Result]] | None:
-    """Wait until the leader has finished, or until its offer is good enough for this caller.
-
-    Return None then. If the caller's time ends first, return the function that decides what happens.
-    """
+    """Wait until the leader has finished, or until its offer is good enough for this caller. Return None then. If the
+    caller's time ends first, return the function that decides what happens."""
     while not flight.detached:
         bell, offered = flight.bell, flight.offered  # the bell first: `offer` sets `offered` and then changes the bell
         if bell.rung and bell is flight.bell:
@@ -170,11 +164,9 @@ def draw(call: Call, ask: Ask) -> float:
 
 
 async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
-    """Ask the engine once: the value, the right to compute it, its holder, or a failure. Return None to ask again.
-
-    If the claim raises, its outcome is unknown and the lease may have been granted. It is released here, or other
-    processes would wait until it ends.
-    """
+    """Ask the engine once: the value, the right to compute it, its holder, or a failure. Return None to ask again. If
+    the claim raises, its outcome is unknown and the lease may have been granted. It is released here, or other
+    processes would wait until it ends."""
     resources, ask, first = call.resources, call.ask, call.asked == -inf
     if ask is None:
         seen = call.seen.id if call.seen is not None else None
@@ -306,10 +298,8 @@ def tell_waited(call: Call, entry: Entry[Any] | None) -> None:
 
 
 async def start_computation(call: Call, flight: Flight, existing: Entry[Any] | None) -> Result:
-    """Compute, or have the value computed in the background if the caller may stop waiting for it.
-
-    A call for many keys does neither: it gets `MayCompute`, and computes all its keys together.
-    """
+    """Compute, or have the value computed in the background if the caller may stop waiting for it. A call for many keys
+    does neither: it gets `MayCompute`, and computes all its keys together."""
     if call.claims_only:
         return MayCompute(existing)
     seconds = own_wait_left(call, existing) if call.background is not None else inf

@@ -51,10 +51,8 @@ async def finish(
 def entry_of(
     call: Call, existing: Entry[Any] | None, value: Any, error: BaseException | None, cost: float
 ) -> Entry[Any]:
-    """Return the entry to store. Its id is the token of the lease, by which waiters of that lease recognise it.
-
-    An exception of `raises` is stored as an answer. With a ttl of 0 it is only for those that wait for it now.
-    """
+    """Return the entry to store. Its id is the token of the lease, by which waiters of that lease recognise it. An
+    exception of `raises` is stored as an answer. With a ttl of 0 it is only for those that wait for it now."""
     ttl = call.policy.ttl_of(value if error is None else error)
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
@@ -117,11 +115,9 @@ async def unkept(
 
 
 async def left_out(call: Call, error: LeftOut) -> Result:
-    """End a batch's key that its function left out. Nothing is stored, and waiters compute for themselves.
-
-    A waiter's own function may have a value for the key. If all callers share one function (`Nothing`), waiters are
-    told that there is no value.
-    """
+    """End a batch's key that its function left out. Nothing is stored, and waiters compute for themselves. A waiter's
+    own function may have a value for the key. If all callers share one function (`Nothing`), waiters are told that
+    there is no value."""
     error.__traceback__ = None  # it is never shown, and its frames refer to the error
     as_of = await lease_known_valid_at(call)
     if isinstance(error, Nothing):
@@ -174,10 +170,8 @@ TIME_LIMITS = frozenset({
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether the error concerns only this caller and says nothing about the origin.
-
-    These are a cancellation, an interruption, an exit, and a worker's time limit.
-    """
+    """Return whether the error concerns only this caller and says nothing about the origin. These are a cancellation,
+    an interruption, an exit, and a worker's time limit."""
     return not isinstance(error, Exception) or any(
         (kind.__module__, kind.__qualname__) in TIME_LIMITS for kind in type(error).__mro__
     )
@@ -204,10 +198,8 @@ def covers(call: Call, existing: Entry[Any] | None, error: BaseException) -> boo
 def served(
     call: Call, entry: Entry[Any] | None, why: str, until: float | None = None, *, as_of: float = -inf
 ) -> Result:
-    """Return a result that serves the stored entry. Without `as_of` it is for this caller only.
-
-    Such an entry comes from the local tier, and may have been invalidated before followers came.
-    """
+    """Return a result that serves the stored entry. Without `as_of` it is for this caller only. Such an entry comes
+    from the local tier, and may have been invalidated before followers came."""
     call.tell(events.Served, why)
     return Result(entry, until=until, meanwhile=why == "computing", as_of=as_of)
 

@@ -38,11 +38,9 @@ _silent = _SilentBell()
 
 
 class Leader(ABC):
-    """The owner of a flight, and of its lease, if it has one.
-
-    Both end with the coroutine that answers the call. A weak reference to the coroutine notices that, because an
-    exception that arrives inside our own code may skip any `finally`.
-    """
+    """The owner of a flight, and of its lease, if it has one. Both end with the coroutine that answers the call. A weak
+    reference to the coroutine notices that, because an exception that arrives inside our own code may skip any
+    `finally`."""
 
     # Class attributes until they are set, because every call makes one of these.
     flight: Flight | None = None  # the flight that it leads
@@ -60,11 +58,8 @@ class Leader(ABC):
         self.work = ref(work, self.is_gone)
 
     def is_gone(self, _: object) -> None:
-        """End the flight, because the coroutine was destroyed.
-
-        If no stack is left for this (RecursionError), the next caller of the key ends the flight, or the watch does.
-        The lease ends by itself.
-        """
+        """End the flight, because the coroutine was destroyed. If no stack is left for this (RecursionError), the next
+        caller of the key ends the flight, or the watch does. The lease ends by itself."""
         flight, follows = self.flight, self.follows
         with suppress(RecursionError):
             if follows is not None:
@@ -294,10 +289,8 @@ class Flights:
         anew: Callable[[], bool] | None = None,
         leader: Leader | None = None,
     ) -> tuple[Flight, bool]:
-        """Return the flight of the key, and whether the caller leads it.
-
-        If `anew` returns True, the caller starts a new flight, and one that is under way is detached.
-        """
+        """Return the flight of the key, and whether the caller leads it. If `anew` returns True, the caller starts a
+        new flight, and one that is under way is detached."""
         with process_lock.lock:
             flight, alone = self._flights.get(key), anew is not None and anew()
             if flight is not None and not alone and flight.is_under_way():
@@ -387,10 +380,8 @@ class Flights:
             leader.flight = flight.leader = None
 
     def offer(self, flight: Flight, result: Result) -> None:
-        """Offer followers a value that they may take at once. Those that prefer to wait get a new bell.
-
-        The flight is closed to new callers, which ask the engine: the value may have changed by then.
-        """
+        """Offer followers a value that they may take at once. Those that prefer to wait get a new bell. The flight is
+        closed to new callers, which ask the engine: the value may have changed by then."""
         with process_lock.lock:
             bell = flight.bell
             if not flight.detached:

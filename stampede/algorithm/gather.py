@@ -1,8 +1,6 @@
-"""Many questions in one round trip, for blocking callers.
-
-Each coroutine's question is put aside until all coroutines wait for an answer; then all are asked at once. In an event
-loop this is not needed: what is asked in one turn of the loop is sent together.
-"""
+"""Many questions in one round trip, for blocking callers. Each coroutine's question is put aside until all coroutines
+wait for an answer; then all are asked at once. In an event loop this is not needed: what is asked in one turn of the
+loop is sent together."""
 
 from __future__ import annotations
 
@@ -48,10 +46,8 @@ class Gathering(Claims, Looks):
 def run_together(
     work: Sequence[Coroutine[Any, Any, T]], ask: Callable[[Sequence[Asked]], list[Any]]
 ) -> list[T | BaseException]:
-    """Run the coroutines, and return what each returned or raised.
-
-    `ask` sends many questions, and returns a result or an error for each.
-    """
+    """Run the coroutines, and return what each returned or raised. `ask` sends many questions, and returns a result or
+    an error for each."""
 
     def answered(questions: dict[int, Asked]) -> dict[int, Any]:
         return dict(zip(questions, ask([*questions.values()]), strict=True))

@@ -72,19 +72,15 @@ class Generations(Marks):
         return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
 
     def _unsure(self) -> str:
-        """Return the known prefix, or a new one if this process has ended its generation during the outage.
-
-        The engine may be back before this process notices, and would then be asked for what was cleared.
-        """
+        """Return the known prefix, or a new one if this process has ended its generation during the outage. The engine
+        may be back before this process notices, and would then be asked for what was cleared."""
         ended = max(self.core.ended.get(self.name, 0), self.core.ended.get(None, 0))
         known = self.known[0]
         return self._keep_prefix(ended, f"{self._own}.{ended}", "") if known < ended else self.prefix
 
     async def learn_surely(self, store: Store) -> tuple[str, list[str]]:
-        """Ask the engine for the current generation. Return its prefix, and the prefixes that ended a moment ago.
-
-        Other processes may still look for keys under those.
-        """
+        """Ask the engine for the current generation. Return its prefix, and the prefixes that ended a moment ago. Other
+        processes may still look for keys under those."""
         epoch = self.core.epoch
         return self.adopt(epoch, [await store.generations(scope) for scope in self.scopes])
 
@@ -104,9 +100,7 @@ class Generations(Marks):
 
     def recall(self) -> str | None:
         """Return the prefix if the engine remembers the generations in this process, without the cost of coroutines.
-
-        Return None if not, and while the engine is down, because a probe must ask it first.
-        """
+        Return None if not, and while the engine is down, because a probe must ask it first."""
         recalls, outage = self.core.engine.recalls, self.core.outage
         if recalls is None or (outage is not None and outage.breaker.since is not None):
             return None
@@ -117,10 +111,8 @@ class Generations(Marks):
         return None if own is None or whole is None else self._keep_prefix(epoch, own, whole)
 
     def at_hand(self) -> str:
-        """Return the prefix as this process knows it.
-
-        A change asks the engine itself. To ask here, too, would wait twice for an engine that hangs.
-        """
+        """Return the prefix as this process knows it. A change asks the engine itself. To ask here, too, would wait
+        twice for an engine that hangs."""
         return self.recall() or self.prefix
 
     def _keep_prefix(self, epoch: int, own: str, whole: str) -> str:

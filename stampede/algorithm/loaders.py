@@ -46,10 +46,8 @@ class Computed(NamedTuple):
 
 
 class BatchFunction:
-    """A user's function of many keys, called for at most `chunk` keys at once.
-
-    `names` maps our keys to those that the function knows.
-    """
+    """A user's function of many keys, called for at most `chunk` keys at once. `names` maps our keys to those that the
+    function knows."""
 
     def __init__(
         self,

@@ -35,10 +35,8 @@ T = TypeVar("T")
 
 
 def wait_left(call: Call) -> tuple[float, Callable[[Call], Awaitable[Result]]]:
-    """Return how many seconds the caller may still wait for another caller's computation, and what to do after that.
-
-    A caller that holds a lease itself waits at most one lease: the other computation may be waiting for this one.
-    """
+    """Return how many seconds the caller may still wait for another caller's computation, and what to do after that. A
+    caller that holds a lease itself waits at most one lease: the other computation may be waiting for this one."""
     wait = inf if call.policy.limit is None else call.policy.limit
     if call.claims_only:
         wait = 0.0
@@ -65,10 +63,8 @@ async def timed_out(call: Call) -> Result:
 
 
 def own_wait_left(call: Call, existing: Entry[Any] | None) -> float:
-    """Return how many seconds the caller waits for its own computation, if that runs in the background.
-
-    inf means that it waits until the end, so that no background place is needed.
-    """
+    """Return how many seconds the caller waits for its own computation, if that runs in the background. inf means that
+    it waits until the end, so that no background place is needed."""
     policy = call.policy
     if call.force:
         return inf
@@ -91,10 +87,8 @@ async def compute_in_background(
     existing: Entry[Any] | None,
     seconds: float,
 ) -> Result:
-    """Compute in a background place, and wait `seconds` for the value. After that the computation goes on alone.
-
-    The caller then gets the stored value, or WaitTimeout if there is none.
-    """
+    """Compute in a background place, and wait `seconds` for the value. After that the computation goes on alone. The
+    caller then gets the stored value, or WaitTimeout if there is none."""
     delivery: Delivery[Result] = Delivery()
     flight.hand_over()
     work = _deliver(call, delivery, begin)

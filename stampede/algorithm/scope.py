@@ -213,10 +213,8 @@ class ScopeSide(Stored):
         once: Once | None = None,
         seen: Entry[Any] | None = None,
     ) -> Coroutine[Any, Any, Result]:
-        """Return the coroutine of a call that the local tier could not answer.
-
-        `home` is called with the resident, if there is one afterwards. `seen` is an entry that is due for refresh.
-        """
+        """Return the coroutine of a call that the local tier could not answer. `home` is called with the resident, if
+        there is one afterwards. `seen` is an entry that is due for refresh."""
         resources, loop = self.resources, _loop() if self.colour.suspending else None
         # The time starts here, so that asking for the generation counts as waiting, too.
         call = Call("", key, origin, policy or self.policy, resources, loop, _clock(), seen, force=force, once=once)
@@ -319,11 +317,9 @@ class ScopeSide(Stored):
         return run_together(work, many.ask_many if many is not None else _nothing_to_ask)
 
     async def seen(self, keys: Sequence[str], policy_of: Callable[[str], Policy]) -> dict[str, Result]:
-        """Return the entries that are stored and need no refresh yet, with as few round trips as possible.
-
-        This is for blocking callers of an engine with long round trips. An event loop sends together what is asked in
-        one of its turns.
-        """
+        """Return the entries that are stored and need no refresh yet, with as few round trips as possible. This is for
+        blocking callers of an engine with long round trips. An event loop sends together what is asked in one of its
+        turns."""
         if self.colour.suspending or self.core.engine.many is None or not keys:
             return {}
         began, prefix = _clock(), await self.current_prefix()

@@ -133,10 +133,8 @@ class Stored:
         return port
 
     async def page(self, prefix: str, cursor: Page | None = None) -> tuple[list[str], Page | None]:
-        """Return some of the keys that begin with `prefix`, and the cursor for the next page, or None.
-
-        If a new generation begins meanwhile, the listing starts again with the first page of that.
-        """
+        """Return some of the keys that begin with `prefix`, and the cursor for the next page, or None. If a new
+        generation begins meanwhile, the listing starts again with the first page of that."""
         current_prefix, _ = await self.learn_surely()
         at = None if cursor is None or cursor[0] != current_prefix else cursor[1]
         found, after = await self.lists().page(current_prefix + prefix, at)
@@ -168,9 +166,7 @@ class Stored:
         self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
     ) -> Entry[Any] | None:
         """Store a value made of the current one, without losing a change by another writer. None: it stays as it is.
-
-        Read, make a value, and write it if what was read is still stored; otherwise try again.
-        """
+        Read, make a value, and write it if what was read is still stored; otherwise try again."""
         for _ in range(TRIES):
             seen = await self._stored_entry(key)
             value = make(seen)
@@ -233,10 +229,8 @@ class Stored:
 
     async def _change_current(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Change the keys in the current generation and in recent ones. Return the current prefix and the answers.
-
         Another process may have begun a new generation, whose keys must change. A third process may not know of that,
-        and would find a value from before this change in the older generation.
-        """
+        and would find a value from before this change in the older generation."""
         generations, done, epoch = self.generations, None, self.core.epoch
         believed, guess = generations.known, generations.at_hand() if self.core.engine.changes else ""
         if guess == believed[1] and generations.is_of_engine(believed):

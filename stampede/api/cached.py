@@ -1,8 +1,6 @@
-"""One decorated function: its keys, its calls, and its verbs such as `peek` and `invalidate`.
-
-Hits are answered by generated code (`fast_hit.py`). Everything else, such as a miss, an argument of another type, or an
-entry that is due, takes the slow way through the function's `Scope`.
-"""
+"""One decorated function: its keys, its calls, and its verbs such as `peek` and `invalidate`. Hits are answered by
+generated code (`fast_hit.py`). Everything else, such as a miss, an argument of another type, or an entry that is due,
+takes the slow way through the function's `Scope`."""
 
 from __future__ import annotations
 
@@ -146,10 +144,8 @@ class Cached(Binding):
 
     def cache_after_close(self, closed: Home | None, scope: ScopeSide | None) -> Home:
         """Return the cache to try now, after `configure` has closed one during a call. Called in an `except` block.
-
         Raise the error again if the cache is still the same; or if that of `scope` isn't closed, since the error then
-        comes from another engine that the function uses.
-        """
+        comes from another engine that the function uses."""
         home = self._find()
         if home is closed or (scope is not None and not scope.core.closed):
             raise

@@ -27,10 +27,8 @@ def decorate(
     *,
     many: bool = False,
 ) -> Any:
-    """Decorate as `@cached` or `@cached.many` does, with or without arguments.
-
-    `find` returns the cache, at the first call. `duplicate_names` are the functions already decorated for it.
-    """
+    """Decorate as `@cached` or `@cached.many` does, with or without arguments. `find` returns the cache, at the first
+    call. `duplicate_names` are the functions already decorated for it."""
     kind, method = cast("tuple[Any, Any]", (CachedMany, CachedManyMethod) if many else (Cached, Method))
     if function is None:
         kind.check(options)  # raise for a wrong option now, not when the function is decorated

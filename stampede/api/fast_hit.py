@@ -1,8 +1,6 @@
-"""Generated code for hits: it reads the function's own table and the clock, and calls nothing else.
-
-A key of that table is exact only for arguments of a few classes (`FAST_TYPES`); other values are never put into the
-table. Names in the generated code can't clash with those of parameters.
-"""
+"""Generated code for hits: it reads the function's own table and the clock, and calls nothing else. A key of that table
+is exact only for arguments of a few classes (`FAST_TYPES`); other values are never put into the table. Names in the
+generated code can't clash with those of parameters."""
 
 from __future__ import annotations
 

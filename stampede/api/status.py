@@ -21,11 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The caller that computes a key. What is not known is None.
-
-    An engine stores `host:pid` with a lease if that costs nothing (memory, disk, Redis; memcached only once the lease
-    was given its holder's name). The thread or task, and the time, are known for computations of this process only.
-    """
+    """The caller that computes a key. What is not known is None. An engine stores `host:pid` with a lease if that costs
+    nothing (memory, disk, Redis; memcached only once the lease was given its holder's name). The thread or task, and
+    the time, are known for computations of this process only."""
 
     host: str | None = None
     pid: int | None = None

@@ -1,8 +1,6 @@
-"""What type checkers see of a decorated function: its own signature, result and colour, and the verbs.
-
-A `ParamSpec` can't be combined with keywords. So a verb with options of its own has overloads: one with the function's
-parameters, and one for each option, with any parameters.
-"""
+"""What type checkers see of a decorated function: its own signature, result and colour, and the verbs. A `ParamSpec`
+can't be combined with keywords. So a verb with options of its own has overloads: one with the function's parameters,
+and one for each option, with any parameters."""
 
 from __future__ import annotations
 

@@ -82,10 +82,8 @@ def chosen(options: Namespace) -> Chosen:
 
 
 def settings_of(file: Path | None) -> Settings:
-    """Return the settings of a file, or else those that a program started here would find, and put them in force.
-
-    Their observers are left out: they belong to the program, and may not be importable here.
-    """
+    """Return the settings of a file, or else those that a program started here would find, and put them in force. Their
+    observers are left out: they belong to the program, and may not be importable here."""
     settings = (load(file) if file else discover(os.environ, Path.cwd())) or Settings(source=NOTHING)
     configure(replace(settings, observers=()))
     return settings
@@ -156,10 +154,8 @@ class Answers(NamedTuple, Generic[T]):
     errors: list[StampedeError]
 
     def end(self, *, refusals: bool = True) -> int:
-        """Print the errors, and return the exit code: 1 if an engine is out of reach, which may know more.
-
-        Without `refusals`, do not print the errors of engines that can't answer such a question at all.
-        """
+        """Print the errors, and return the exit code: 1 if an engine is out of reach, which may know more. Without
+        `refusals`, do not print the errors of engines that can't answer such a question at all."""
         unreached = [each for each in self.errors if not isinstance(each, OptionError)]
         for error in self.errors if refusals else unreached:
             print(f"stampede: {' '.join(str(error).split())}", file=sys.stderr)

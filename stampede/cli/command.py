@@ -18,10 +18,8 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code.
-
-    0: done. 1: no value, or an engine is out of reach. 2: wrong arguments or settings, or an engine that failed.
-    """
+    """Run a command, and return its exit code. 0: done. 1: no value, or an engine is out of reach. 2: wrong arguments
+    or settings, or an engine that failed."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a value may hold what a terminal can't show

@@ -102,10 +102,8 @@ def make_codec(
     compress: int | None = None,
     max_bytes: int | None = None,
 ) -> Codec:
-    """Return the codec of these options. The settings have checked sizes and keys already.
-
-    OptionError names any other option that is wrong, MissingExtra the package to install.
-    """
+    """Return the codec of these options. The settings have checked sizes and keys already. OptionError names any other
+    option that is wrong, MissingExtra the package to install."""
     given = [signing_key] if isinstance(signing_key, (bytes, str)) else signing_key or ()
     keys = [key.encode() if isinstance(key, str) else key for key in given]
     body = body_of(name, None if unresolved(returns) else returns, trust, bool(keys))

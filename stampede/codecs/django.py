@@ -1,8 +1,6 @@
-"""Objects of Django's models: their loaded fields, annotations, and selected or prefetched objects.
-
-They come back as saved objects of their database, with the same fields deferred. No code of the class is run: no
-`__init__`, no `from_db`, no signal. The exception is the manager's `get_queryset`, for prefetched objects.
-"""
+"""Objects of Django's models: their loaded fields, annotations, and selected or prefetched objects. They come back as
+saved objects of their database, with the same fields deferred. No code of the class is run: no `__init__`, no
+`from_db`, no signal. The exception is the manager's `get_queryset`, for prefetched objects."""
 
 from __future__ import annotations
 

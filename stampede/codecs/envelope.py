@@ -23,8 +23,7 @@ and if it is signed
      104         body
 
 The key is part of the seal, so an entry is valid only for its own key, and in its own generation. What the engine adds
-to an entry is not signed: it can make an entry end sooner, but never later (see `algorithm/encoded.py`).
-"""
+to an entry is not signed: it can make an entry end sooner, but never later (see `algorithm/encoded.py`)."""
 
 from __future__ import annotations
 

@@ -23,10 +23,8 @@ _CONTAINERS = (list, tuple, deque, dict)
 
 
 def alike(value: Any, other: Any) -> bool:
-    """Return whether two values are equal, and of equal types down to the leaves.
-
-    The values of cached properties do not count.
-    """
+    """Return whether two values are equal, and of equal types down to the leaves. The values of cached properties do
+    not count."""
     kind = type(value)
     if kind is not type(other):
         return False

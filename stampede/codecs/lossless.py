@@ -1,8 +1,6 @@
-"""Values that msgspec is known to return unchanged, so that they need not be read back when they are stored.
-
-These are builtins as annotated, and dataclasses of them. The values of one field, in all objects of a type, are checked
-together, in C. All other values are read back and compared (`alike`).
-"""
+"""Values that msgspec is known to return unchanged, so that they need not be read back when they are stored. These are
+builtins as annotated, and dataclasses of them. The values of one field, in all objects of a type, are checked together,
+in C. All other values are read back and compared (`alike`)."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ _flat = chain.from_iterable
 
 
 def certain_of(annotation: Any, *, json: bool) -> Certain:
-    """Return the check of values with this annotation.
-
-    Nothing is certain if an annotation demands more, such as lengths or bounds, or if a type contains itself.
-    """
+    """Return the check of values with this annotation. Nothing is certain if an annotation demands more, such as
+    lengths or bounds, or if a type contains itself."""
     return _of_kinds(_kinds(inspect.type_info(annotation), json, ()))
 
 

@@ -2,8 +2,7 @@
 
 Python hashes tuples by recursion in C, and does not check how much stack is left: deeply nested tuples would crash the
 process. A pickle nests no deeper than the number of its opcodes that nest. They are counted. If this thread's stack
-might be too small, the bytes are read in a thread whose stack is large enough.
-"""
+might be too small, the bytes are read in a thread whose stack is large enough."""
 
 from __future__ import annotations
 

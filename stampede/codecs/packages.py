@@ -1,8 +1,6 @@
-"""Types of other packages: arrays, frames, tables, rows of an ORM, and strings that are marked as safe HTML.
-
-The module that stores them, and their package, are imported only when a value or an entry holds one: other programs do
-not pay for it. A tag never changes its meaning.
-"""
+"""Types of other packages: arrays, frames, tables, rows of an ORM, and strings that are marked as safe HTML. The module
+that stores them, and their package, are imported only when a value or an entry holds one: other programs do not pay for
+it. A tag never changes its meaning."""
 
 from __future__ import annotations
 

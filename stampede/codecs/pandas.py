@@ -1,8 +1,5 @@
-"""pandas on the wire, by columns: each as an array's buffer, or as Arrow if Arrow holds it already.
-
-A whole frame is not stored as Arrow: that would lose an index's frequency, and mix up objects, numpy's dtypes and
-nullable dtypes.
-"""
+"""pandas on the wire, by columns: each as an array's buffer, or as Arrow if Arrow holds it already. A whole frame is
+not stored as Arrow: that would lose an index's frequency, and mix up objects, numpy's dtypes and nullable dtypes."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ BUILD, REDUCE, APPEND and the like find no method and no attribute of ours, the 
 After the last opcode, the tables of this process replace the nodes by the values that they represent.
 
 Hostile bytes can't crash the process by their depth (see `nesting.py`). They may ask for much memory, or for a hash
-that takes for ever: a `signing_key` keeps them out. To check every opcode would double the price of a hit.
-"""
+that takes for ever: a `signing_key` keeps them out. To check every opcode would double the price of a hit."""
 
 from __future__ import annotations
 

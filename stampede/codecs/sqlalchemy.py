@@ -1,8 +1,6 @@
-"""Objects of SQLAlchemy's mapped classes: their loaded attributes, and those of related objects.
-
-They come back detached: in no session, with their identity, and with the same attributes unloaded. No code of the class
-is run: no `__init__`, no validator, no event.
-"""
+"""Objects of SQLAlchemy's mapped classes: their loaded attributes, and those of related objects. They come back
+detached: in no session, with their identity, and with the same attributes unloaded. No code of the class is run: no
+`__init__`, no validator, no event."""
 
 from __future__ import annotations
 

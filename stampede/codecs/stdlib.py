@@ -1,7 +1,5 @@
-"""The standard library's value types, each stored under a tag of ours as a few plain arguments.
-
-Pickle's own names for them differ between Python versions; a tag never changes its meaning.
-"""
+"""The standard library's value types, each stored under a tag of ours as a few plain arguments. Pickle's own names for
+them differ between Python versions; a tag never changes its meaning."""
 
 from __future__ import annotations
 
@@ -41,10 +39,8 @@ _ZONES = (NoneType, timezone, ZoneInfo)
 
 
 def expect(args: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> None:
-    """Raise CodecError unless the arguments are of exactly these types; `object` stands for any.
-
-    Constructors get exactly the types that they expect, so that none asks a value of the bytes to convert itself.
-    """
+    """Raise CodecError unless the arguments are of exactly these types; `object` stands for any. Constructors get
+    exactly the types that they expect, so that none asks a value of the bytes to convert itself."""
     if len(args) != len(kinds):
         raise CodecError("the entry holds a value with too many or too few arguments")
     for arg, kind in zip(args, kinds, strict=True):

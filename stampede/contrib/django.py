@@ -11,10 +11,8 @@ __all__ = ["url_of"]
 
 
 def url_of(database: Mapping[str, Any]) -> str:
-    """Return the URL of `DATABASES["default"]`, or of `connections["default"].settings_dict`: `postgres://...`.
-
-    It includes those OPTIONS that libpq knows, and `assume_role`.
-    """
+    """Return the URL of `DATABASES["default"]`, or of `connections["default"].settings_dict`: `postgres://...`. It
+    includes those OPTIONS that libpq knows, and `assume_role`."""
     engine = str(database.get("ENGINE") or "")
     if not engine.endswith(("postgresql", "postgis", "postgresql_psycopg2")):
         raise OptionError(

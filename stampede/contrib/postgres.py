@@ -1,8 +1,7 @@
 """Locks that end with a psycopg transaction: the next holder sees what it has done, or it has done nothing.
 
 with connection.transaction(), Lock("name:bob", on="postgres://...", release_via=on_commit(connection)):
-    ...  # no other holder is here before the transaction's commit
-"""
+    ...  # no other holder is here before the transaction's commit"""
 
 from __future__ import annotations
 

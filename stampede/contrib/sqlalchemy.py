@@ -5,8 +5,7 @@
 def user(session: Session, user_id: int) -> User | None:
     return session.get(User, user_id)
 
-mine = merge(session, user(session, 42))  # to load its relationships, or to change it
-"""
+mine = merge(session, user(session, 42))  # to load its relationships, or to change it"""
 
 from __future__ import annotations
 

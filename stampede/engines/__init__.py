@@ -2,8 +2,7 @@
 
 Each engine is a file or a folder; `kit` has the parts that several of them share. `model` defines what a claim or a
 lock decides; the engines carry it out. Begin with `cells/protocol.py`, the shortest way to an engine, then
-`memory/__init__.py`.
-"""
+`memory/__init__.py`."""
 
 from __future__ import annotations
 
@@ -54,12 +53,10 @@ Opener = Callable[..., object]
 
 
 def open_engine(url: str, **options: Any) -> Engine:
-    """Return the engine of a URL. Options may be given in its query or as arguments; arguments take precedence.
-
-    Other packages can add engines. They declare an entry point of the group `stampede.engines`, named as the scheme,
-    which refers to a function `from_url(url, **options)`. It returns an Engine, or a Cell from which an engine is made.
-    It is also called for `scheme+anything://`.
-    """
+    """Return the engine of a URL. Options may be given in its query or as arguments; arguments take precedence. Other
+    packages can add engines. They declare an entry point of the group `stampede.engines`, named as the scheme, which
+    refers to a function `from_url(url, **options)`. It returns an Engine, or a Cell from which an engine is made. It is
+    also called for `scheme+anything://`."""
     scheme = _scheme(url)
     try:
         opened = _opener(scheme)(url, **options)
@@ -76,10 +73,8 @@ def open_engine(url: str, **options: Any) -> Engine:
 
 
 def check_url(url: str) -> None:
-    """Raise OptionError if no engine can be opened for this URL. Open no connection, and create nothing.
-
-    What cannot be known yet, such as a missing package, is reported by `open_engine`.
-    """
+    """Raise OptionError if no engine can be opened for this URL. Open no connection, and create nothing. What cannot be
+    known yet, such as a missing package, is reported by `open_engine`."""
     scheme = _scheme(url)
     if scheme in _KNOWN:
         with suppress(ModuleNotFoundError):

@@ -31,10 +31,8 @@ MAKING = 20  # seconds for which a question waits while its table is created
 
 
 class DynamoCell(Cell):
-    """Items of one table. A missing table is created, with payment per request. Other options go to boto3.
-
-    `timeout` is the limit in seconds for a connection attempt, and also for an answer.
-    """
+    """Items of one table. A missing table is created, with payment per request. Other options go to boto3. `timeout` is
+    the limit in seconds for a connection attempt, and also for an answer."""
 
     ends = grows = ages = tells = True
     longest = 400_000  # bytes of an item, with the names of its attributes

@@ -2,8 +2,7 @@
 
 The version makes this safe. It is the id of the stored entry, and a put replaces only the version that its claim saw
 under the lock. A verb that must stop the computation under way from being stored changes the version: `set` stores a
-new entry, and `invalidate` leaves a tombstone.
-"""
+new entry, and `invalidate` leaves a tombstone."""
 
 from __future__ import annotations
 
@@ -31,11 +30,8 @@ BUSY, PAST = "computing\x00", "\x00past\x00"  # prefixes of a key, for its lock 
 
 
 class Paired(Engine):
-    """An engine that stores values in one engine and takes its locks from another.
-
-    `max_hold` is the longest time in seconds that a computation may take: a later fill is refused. An invalidation is
-    remembered for the same time.
-    """
+    """An engine that stores values in one engine and takes its locks from another. `max_hold` is the longest time in
+    seconds that a computation may take: a later fill is refused. An invalidation is remembered for the same time."""
 
     def __init__(
         self, store: Engine, locks: Engine, *, max_hold: float = 3600.0, clock: Callable[[], float] = time.monotonic
@@ -288,9 +284,7 @@ def _version(there: Entry[Any] | None) -> bytes | None:
 
 def _with_grace(entry: Entry[Any]) -> Entry[Any]:
     """Return the entry to store: it is kept for GRACE longer, for waiters, because a store's `get` knows no grace.
-
-    `_graced` and `_served` subtract it again.
-    """
+    `_graced` and `_served` subtract it again."""
     return replace(entry, keep=entry.keep + GRACE)
 
 

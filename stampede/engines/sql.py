@@ -72,10 +72,8 @@ def _table(name: str) -> sa.Table:
 
 
 class SqlCell(Cell):
-    """Rows of one table. `database` is a URL of SQLAlchemy, or an `Engine`, whose way of connecting is used.
-
-    A question takes at most `timeout` seconds, if the driver has such an option. Other options go to `create_engine`.
-    """
+    """Rows of one table. `database` is a URL of SQLAlchemy, or an `Engine`, whose way of connecting is used. A question
+    takes at most `timeout` seconds, if the driver has such an option. Other options go to `create_engine`."""
 
     ends = grows = ages = True
     at_once = 500
@@ -163,11 +161,9 @@ class SqlCell(Cell):
 
 
 class SqlDatabase:
-    """A database, reached through SQLAlchemy. `where` is a URL, or an `Engine`, whose way of connecting is used.
-
-    A question takes at most `timeout` seconds, even if the driver has no such option, provided that its connections
-    have a file descriptor. `prepare` is called before the first question, and before the next one after an error.
-    """
+    """A database, reached through SQLAlchemy. `where` is a URL, or an `Engine`, whose way of connecting is used. A
+    question takes at most `timeout` seconds, even if the driver has no such option, provided that its connections have
+    a file descriptor. `prepare` is called before the first question, and before the next one after an error."""
 
     def __init__(
         self, where: Where, timeout: float, options: dict[str, Any], prepare: Callable[[sa.Connection], object]

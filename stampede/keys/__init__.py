@@ -1,8 +1,7 @@
 """Keys that are exact, readable, and equal in every process, run and Python version.
 
 This package turns a call's arguments into a text, and names functions. It does not know what a key is used for.
-Begin with `maker.py`, then `canonical.py`.
-"""
+Begin with `maker.py`, then `canonical.py`."""
 
 from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace, quoted, scope_name

@@ -1,8 +1,6 @@
-"""Values as exact texts: values that differ in type, structure or content have different texts.
-
-A text looks like Python where that is exact. Strings are quoted and escaped, so that their content can't forge a
-delimiter. Users' classes are written as `module:Qualname(...)`, well-known classes by their bare names.
-"""
+"""Values as exact texts: values that differ in type, structure or content have different texts. A text looks like
+Python where that is exact. Strings are quoted and escaped, so that their content can't forge a delimiter. Users'
+classes are written as `module:Qualname(...)`, well-known classes by their bare names."""
 
 from __future__ import annotations
 
@@ -42,10 +40,8 @@ def canonical(value: object) -> str:
 
 
 def word(name: str) -> str:
-    """Return a name unchanged if it is an ASCII identifier, else quoted.
-
-    Only ASCII, because Python versions differ in which other characters are letters.
-    """
+    """Return a name unchanged if it is an ASCII identifier, else quoted. Only ASCII, because Python versions differ in
+    which other characters are letters."""
     return name if name.isascii() and name.isidentifier() else _str(name)
 
 
@@ -138,10 +134,8 @@ def _named(parts: Mapping[str, object]) -> str:
 
 
 def _numpy(value: Any) -> str | None:
-    """Return the text of a dtype, or of a scalar that is exact in a few digits; None for all other values.
-
-    Among these are scalars that are subclasses of a builtin: they are written like any other subclass.
-    """
+    """Return the text of a dtype, or of a scalar that is exact in a few digits; None for all other values. Among these
+    are scalars that are subclasses of a builtin: they are written like any other subclass."""
     numpy = sys.modules.get("numpy")
     cls = type(value)
     if numpy is not None and issubclass(cls, numpy.dtype):

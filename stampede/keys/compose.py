@@ -4,8 +4,7 @@
     key                          namespace/key                                       a cache's own, or given by `key=`
 
 Separators inside a part are quoted; most parts have none, and stay as they are. A plain key may look like a function's,
-or like one of a namespace. The prefix in front of it distinguishes them: see `generation`.
-"""
+or like one of a namespace. The prefix in front of it distinguishes them: see `generation`."""
 
 from __future__ import annotations
 
@@ -50,10 +49,8 @@ _FUNCTION = re.compile("((?:[^/:]+/)?[^/:]+:[^/:]+):")
 
 
 def generation(scope: str, own: str, whole: str) -> str:
-    """Return the prefix of a scope's keys: the scope's own generation, and that of its whole namespace.
-
-    The prefix shows what follows: with a comma a function's key, else a plain one; with a slash a key in a namespace.
-    """
+    """Return the prefix of a scope's keys: the scope's own generation, and that of its whole namespace. The prefix
+    shows what follows: with a comma a function's key, else a plain one; with a slash a key in a namespace."""
     function = ":" in scope
     generations = f"{quoted(whole)},{quoted(own)}" if function else quoted(own)
     return f"{generations}/|" if "/" in scope or (scope and not function) else f"{generations}|"

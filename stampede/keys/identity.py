@@ -2,8 +2,7 @@
 
 A `def` of an importable module, or of a class there, is identified by its name, so its values outlive a new version of
 its code. Where a name is not enough (a lambda, a function in a function, a script, a notebook, `exec`), a function is
-identified by a fingerprint of its code, and by what its closure had captured when it was decorated.
-"""
+identified by a fingerprint of its code, and by what its closure had captured when it was decorated."""
 
 from __future__ import annotations
 
@@ -40,11 +39,9 @@ class Identity:
 
 
 def identity_of(function: Callable[..., Any], ignored: Collection[str] = (), *, objects: bool = True) -> Identity:
-    """Return the identity of a decorated function. The defaults of `ignored` parameters are not part of it.
-
-    Without `objects`, captured objects are left out, because the user's `version` says which functions are alike.
-    Captured data is never left out.
-    """
+    """Return the identity of a decorated function. The defaults of `ignored` parameters are not part of it. Without
+    `objects`, captured objects are left out, because the user's `version` says which functions are alike. Captured data
+    is never left out."""
     inmost = inmost_of(function)
     writer = _FunctionWriter({ignored} if isinstance(ignored, str) else ignored, objects=objects)
     text = writer.function(function)

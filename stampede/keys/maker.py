@@ -36,13 +36,12 @@ def key_maker(
     key: Callable[..., object] | str | None = None,
     bound: bool = False,
 ) -> KeyMaker:
-    """Return a function, generated from `fn`'s signature, that takes the arguments of a call and returns its key.
-
-    The key is `prefix`, unchanged, and then the arguments: `(42,year=2026)`. With `bound` the first is self or cls.
-    If `key` is a function, its result follows the prefix: a str unchanged, anything else canonical in parentheses.
-    If `key` is a format string, it is filled in as by `str.format`, so `"{a}"` makes the same key of 1 and "1". If a
-    field's text contains the character that ends the field, that is written as `%3A`: no other arguments have this key.
-    """
+    """Return a function, generated from `fn`'s signature, that takes the arguments of a call and returns its key. The
+    key is `prefix`, unchanged, and then the arguments: `(42,year=2026)`. With `bound` the first is self or cls. If
+    `key` is a function, its result follows the prefix: a str unchanged, anything else canonical in parentheses. If
+    `key` is a format string, it is filled in as by `str.format`, so `"{a}"` makes the same key of 1 and "1". If a
+    field's text contains the character that ends the field, that is written as `%3A`: no other arguments have this
+    key."""
     parameters = Parameters(fn, ignore)
     if key is None:
         return _by_arguments(parameters, prefix, bound)
@@ -292,9 +291,7 @@ class Code:
 
 def arguments_named(option: str, function: Callable[..., Any], parameters: Parameters, *, after: int = 0) -> list[str]:
     """Return the names of the arguments that an option's function asks for, without its first `after` parameters.
-
-    OptionError: a call has no such argument.
-    """
+    OptionError: a call has no such argument."""
     if iscoroutinefunction(function):
         raise OptionError(f"{option} is {function!r}: give a plain function")
     try:
@@ -316,10 +313,8 @@ def arguments_named(option: str, function: Callable[..., Any], parameters: Param
 
 
 def ttl_of_call(ttl: Any, parameters: Parameters) -> tuple[Callable[..., Callable[[Any], Any]] | None, frozenset[str]]:
-    """Return a function that makes, of a call's arguments, the ttl as a function of the value; and their names.
-
-    The function is None if `ttl` asks for no arguments: it is a number, or a function of the value only.
-    """
+    """Return a function that makes, of a call's arguments, the ttl as a function of the value; and their names. The
+    function is None if `ttl` asks for no arguments: it is a number, or a function of the value only."""
     names = arguments_named("ttl", ttl, parameters, after=1) if callable(ttl) else []
     if not names:
         return None, frozenset()

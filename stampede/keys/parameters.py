@@ -108,10 +108,8 @@ class Parameters:
         return ", ".join([parameter.passed for parameter in self.all])
 
     def pairs(self, type_name: str) -> str:
-        """Return the source text of a tuple of the keyed parameters: class, value, class, value ...
-
-        The tuple is as exact as the canonical key if every class is in FAST_TYPES. For `plain` signatures only.
-        """
+        """Return the source text of a tuple of the keyed parameters: class, value, class, value ... The tuple is as
+        exact as the canonical key if every class is in FAST_TYPES. For `plain` signatures only."""
         return f"({''.join(f'{type_name}({p.name}), {p.name}, ' for p in self.keyed)})"
 
     def fresh_name(self, base: str) -> str:

@@ -141,10 +141,8 @@ class Limiter:
         return run_blocking(self._ready_in(self._side(BLOCKING), cost))
 
     def penalize(self, seconds: Seconds) -> None:
-        """Allow no start for so many seconds in any process, for example after a response with `Retry-After`.
-
-        Callers that are already waiting wait for the end of the penalty, too.
-        """
+        """Allow no start for so many seconds in any process, for example after a response with `Retry-After`. Callers
+        that are already waiting wait for the end of the penalty, too."""
         run_blocking(self._penalize(self._side(BLOCKING), seconds))
 
     def used(self) -> Usage:

@@ -1,8 +1,6 @@
-"""The caps of origins across the whole fleet, on the engine of the cache whose functions ask the origin.
-
-A place at an origin is a place of a bulkhead: it has a lease that is renewed, and ends if its holder dies. While the
-engine can't be asked, each process keeps the caps by itself.
-"""
+"""The caps of origins across the whole fleet, on the engine of the cache whose functions ask the origin. A place at an
+origin is a place of a bulkhead: it has a lease that is renewed, and ends if its holder dies. While the engine can't be
+asked, each process keeps the caps by itself."""
 
 from __future__ import annotations
 
@@ -99,10 +97,8 @@ class OriginGate:
     async def _find_place(
         self, colour: Colour, end: float, lease: float, longest: float
     ) -> tuple[int | None, Holding | None]:
-        """Return the room that was asked for, and the place.
-
-        The engine is asked twice before it counts as down, so that one failed question does not open the cap.
-        """
+        """Return the room that was asked for, and the place. The engine is asked twice before it counts as down, so
+        that one failed question does not open the cap."""
         for _ in range(2):
             if _clock() < self._down_until:
                 break
@@ -155,10 +151,8 @@ class _Caps:
     async def enter(
         self, colour: Colour, room: int | None, wait: float, lease: float, longest: float
     ) -> Holding | None:
-        """Return a place, or None if the origin has no cap on places. Raise OriginFull after `wait` seconds.
-
-        The place comes first, and the start of the rate limit second, because a start has to be used at once.
-        """
+        """Return a place, or None if the origin has no cap on places. Raise OriginFull after `wait` seconds. The place
+        comes first, and the start of the rate limit second, because a start has to be used at once."""
         began, place = _clock(), None
         if room is not None:
             bulkhead = Bulkhead(f"origin/{self._name}", self.engine, concurrency=room, lease=lease, max_hold=longest)

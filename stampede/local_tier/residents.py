@@ -1,8 +1,6 @@
-"""The local tier: values kept as objects inside the process, evicted by SIEVE.
-
-A hit takes no lock and moves nothing. It only increments the resident's count, which is also SIEVE's visited bit,
-because the hand remembers the count that it saw last. The hand goes from the oldest to the newest, in rounds.
-"""
+"""The local tier: values kept as objects inside the process, evicted by SIEVE. A hit takes no lock and moves nothing.
+It only increments the resident's count, which is also SIEVE's visited bit, because the hand remembers the count that it
+saw last. The hand goes from the oldest to the newest, in rounds."""
 
 from __future__ import annotations
 
@@ -20,10 +18,8 @@ __all__ = ["Resident", "Residents"]
 
 
 class Resident:
-    """An entry that lives in this process, with the moments (of `time.monotonic`) that a hit compares.
-
-    A hit is `end > now and (stamp is None or (pulse.until > now and stamps[slot] == stamp))`, and counts in `hits`.
-    """
+    """An entry that lives in this process, with the moments (of `time.monotonic`) that a hit compares. A hit is `end >
+    now and (stamp is None or (pulse.until > now and stamps[slot] == stamp))`, and counts in `hits`."""
 
     __slots__ = (
         "end", "value", "hits", "stamp", "stamps", "slot", "pulse", "entry", "fresh", "keep", "key", "scope",
@@ -64,10 +60,8 @@ class Resident:
         return max(self.keep, self.fresh + GRACE)
 
     def lives_in(self, table: Any) -> bool:
-        """Return whether the table leads here by some key, so that no other key is needed.
-
-        If the cache's key is made from a part of the arguments, there may be any number of such keys.
-        """
+        """Return whether the table leads here by some key, so that no other key is needed. If the cache's key is made
+        from a part of the arguments, there may be any number of such keys."""
         homes = self.homes
         for number in range(0, len(homes), 2):
             if homes[number] is table and table.get(homes[number + 1]) is self:
@@ -154,10 +148,8 @@ class Residents:
         return hits, saved
 
     def _write(self, act: Callable[..., None], *args: Any) -> None:
-        """Do one write after another.
-
-        If a finalizer or signal handler writes in the middle of a write, that one does both.
-        """
+        """Do one write after another. If a finalizer or signal handler writes in the middle of a write, that one does
+        both."""
         dead: list[object] = []  # outlives the lock, so that no user's finalizer runs inside it
         with process_lock.lock:
             self._later.append((act, args))

@@ -1,8 +1,6 @@
-"""What a cache keeps in this process: the local tier in front of its engine, or the memory engine's own.
-
-A resident is kept only while it is known to be valid. That is as long as the engine's ticket holds. If the engine
-gives no ticket, it is `believed` seconds, and a ticket of our own ends with any change by this process.
-"""
+"""What a cache keeps in this process: the local tier in front of its engine, or the memory engine's own. A resident is
+kept only while it is known to be valid. That is as long as the engine's ticket holds. If the engine gives no ticket, it
+is `believed` seconds, and a ticket of our own ends with any change by this process."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ class LocalTier:
 
     def sample(self, key: str) -> Ticket:
         """Return a ticket that ends with the next change of the key by this process. Take it before asking the engine.
-
-        The residents of an engine's own tier need none.
-        """
+        The residents of an engine's own tier need none."""
         slot = hash(key) % _SLOTS
         return Ticket(self._stamps, slot, self._stamps[slot])
 

@@ -4,8 +4,7 @@ Only a few of them ask the engine at a time, because the cost of a question ther
 others wait for their turn to ask, or for a place that a holder in this process leaves. For a moment after the engine
 has granted a place, it may go to another caller here without asking the engine. Then other processes have their turn.
 
-Each event loop has its own crowd, so that a place goes only to a caller that is running.
-"""
+Each event loop has its own crowd, so that a place goes only to a caller that is running."""
 
 from __future__ import annotations
 
@@ -31,10 +30,8 @@ LENT = 0.1
 """Seconds after the engine has granted a place in which it may go from holder to holder inside the process."""
 
 LOOK = 2.0
-"""Seconds between two looks of a waiter that is not woken, but at most half a lease.
-
-An asker that has not asked for two looks does not count: its event loop may be blocked, or have ended.
-"""
+"""Seconds between two looks of a waiter that is not woken, but at most half a lease. An asker that has not asked for
+two looks does not count: its event loop may be blocked, or have ended."""
 
 
 class Waiter:
@@ -115,10 +112,8 @@ class Crowd:
             return me not in self._waiting
 
     def leave(self, me: Waiter, error: EngineError | None) -> None:
-        """Let the next waiter ask. If two askers in a row got an error, all waiters get it.
-
-        So an engine that hangs costs them one time-out together, not one after the other.
-        """
+        """Let the next waiter ask. If two askers in a row got an error, all waiters get it. So an engine that hangs
+        costs them one time-out together, not one after the other."""
         called: list[Waiter] = []
         with process_lock.lock:
             self._waiting.pop(me, None)
@@ -145,10 +140,8 @@ _crowds: WeakValueDictionary[Hashable, Crowd] = WeakValueDictionary()
 
 
 def crowd_of(*bulkhead: Hashable, lease: float, loop: Loop | None) -> Crowd:
-    """Return the crowd of an event loop (None: of the threads) at a bulkhead with this lease.
-
-    It exists as long as something refers to it.
-    """
+    """Return the crowd of an event loop (None: of the threads) at a bulkhead with this lease. It exists as long as
+    something refers to it."""
     key = (*bulkhead, lease, id(loop))
     with process_lock.lock:
         found = _crowds.get(key)

@@ -1,7 +1,5 @@
-"""A holding: a lock as it was taken once. Any thread or task that has this object may release it.
-
-If a holding is dropped without a release, the keeper releases the lock when it would renew the lease.
-"""
+"""A holding: a lock as it was taken once. Any thread or task that has this object may release it. If a holding is
+dropped without a release, the keeper releases the lock when it would renew the lease."""
 
 from __future__ import annotations
 
@@ -132,8 +130,7 @@ class Holding:
         """Whether the lock ended before its release, or may have ended, so that another holder may be inside.
 
         It is True as soon as `lease` seconds have passed since the last renewal, by the clock of this process: after
-        `max_hold`, or while the engine can't be reached. That is before another holder can get the lock.
-        """
+        `max_hold`, or while the engine can't be reached. That is before another holder can get the lock."""
         return self.hold is not None and not self.over and self.hold.lost
 
     @property
@@ -203,10 +200,8 @@ class Holding:
     # -- implementation -------------------------------------------------------------------------------------------
 
     def grant(self, fence: int | None, lease: float, max_hold: float, since: float) -> None:
-        """Take note that the engine granted the lock, and have the keeper renew it.
-
-        A fence of None: this holding continues another one, and has its fence already.
-        """
+        """Take note that the engine granted the lock, and have the keeper renew it. A fence of None: this holding
+        continues another one, and has its fence already."""
         self._fence, self.since = self._fence if fence is None else fence, since
         locks, key, token = self.access.blocking.locks, self.key, self.token
         # The keeper must not refer to the holding, or a dropped one would never be collected. With a chosen token,
@@ -217,10 +212,8 @@ class Holding:
         keeper.add(self.hold)
 
     def ends_with_loop(self) -> None:
-        """Have the keeper release the lock, when it would renew it, if the running loop was closed.
-
-        Then the task that has this holding never continues.
-        """
+        """Have the keeper release the lock, when it would renew it, if the running loop was closed. Then the task that
+        has this holding never continues."""
         loop = running_loop()
         self._loop = None if loop is None else ref(loop)
 
@@ -327,10 +320,8 @@ class Holding:
     async def _between_renewals(
         self, side: LocksSide, hold: Hold, question: Callable[[], Coroutine[Any, Any, bool]]
     ) -> bool:
-        """Ask while no renewal is under way, which could reach the engine later, and undo the change.
-
-        Return False if the lock is lost.
-        """
+        """Ask while no renewal is under way, which could reach the engine later, and undo the change. Return False if
+        the lock is lost."""
         while not hold.begin():
             await side.colour.park(Bell(), 0.005)
         try:
@@ -402,11 +393,9 @@ def _trace(error: BaseException) -> str:
 
 
 class Release:
-    """The function that `release_via` gets. Calling it releases the lock. It raises LockLost if the lock had ended.
-
-    It is called after a commit, when it is too late to fail. So an EngineError is logged, and the lock ends with its
-    lease. For an `async with` in a running event loop it returns a task, which also logs a LockLost.
-    """
+    """The function that `release_via` gets. Calling it releases the lock. It raises LockLost if the lock had ended. It
+    is called after a commit, when it is too late to fail. So an EngineError is logged, and the lock ends with its
+    lease. For an `async with` in a running event loop it returns a task, which also logs a LockLost."""
 
     __slots__ = ("_holding", "_suspending", "name", "task", "token")
 

@@ -233,9 +233,7 @@ class Lock:
         self, side: LocksSide, wait: float, on_ask: Callable[[], object] | None = None
     ) -> Holding:
         """Ask the engine until the lock is granted, or `wait` seconds have passed. Then the holding has a `refusal`.
-
-        `on_ask` is called before each question.
-        """
+        `on_ask` is called before each question."""
         holding = Holding(side.access, self.name, self._token)
         if self._token is not None:
             if self._last is not None and not self._last.over:
@@ -300,11 +298,9 @@ class Lock:
         return holding
 
     def _leave_block(self) -> Holding:
-        """Return the holding of the block that ends here.
-
-        A generator's block may end in another thread or task than it began in, while other callers are in blocks of the
-        same object. Then take a block that holds nothing, if there is one, so that no caller loses its lock.
-        """
+        """Return the holding of the block that ends here. A generator's block may end in another thread or task than it
+        began in, while other callers are in blocks of the same object. Then take a block that holds nothing, if there
+        is one, so that no caller loses its lock."""
         blocks, here = list(self._blocks), _caller_id()
         mine = [each for each in blocks if each[0] == here][-1:]
         block = (mine or [each for each in blocks if not each[1].unreleased] or blocks)[0]
@@ -349,10 +345,8 @@ class TryLock(Lock):
 
 
 def token_of(own: bytes | str | None) -> bytes | None:
-    """Return the token of a lock for `token=`: a token itself, its hexadecimal digits, or any other text.
-
-    Raise OptionError if it is neither bytes nor a text, or empty.
-    """
+    """Return the token of a lock for `token=`: a token itself, its hexadecimal digits, or any other text. Raise
+    OptionError if it is neither bytes nor a text, or empty."""
     if own is None:
         return None
     if not isinstance(own, (bytes, str)) or not own:

@@ -1,8 +1,7 @@
 """Observers of events: statistics, log lines, Prometheus and OpenTelemetry.
 
 Here is the code that receives events and counts. The events themselves are in `events.py`, and the code where something
-happens sends them. Begin with `table.py`, which has every metric.
-"""
+happens sends them. Begin with `table.py`, which has every metric."""
 
 from stampede.metrics.counters import Counters, Stats
 from stampede.metrics.log import log_events

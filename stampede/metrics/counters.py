@@ -71,10 +71,8 @@ class Counters:
     def note(
         self, emit: Callable[[events.Event], object], kind: type[events.Event], scope: str, key: str, *what: Any
     ) -> None:
-        """Report what happened to all observers, including this one.
-
-        An event that no other observer needs is only counted, and not made.
-        """
+        """Report what happened to all observers, including this one. An event that no other observer needs is only
+        counted, and not made."""
         if self.all_are_heard or kind not in DAILY or log.isEnabledFor(DEBUG):
             emit(kind(scope, key, *what))
         else:

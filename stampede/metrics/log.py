@@ -25,8 +25,7 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
 
     This is an observer. Lines contain keys and the messages of errors. If these are secret, use
     `functools.partial(log_events, keys=False)`: lines then contain only the function and the error's type. `cache` is
-    the name of the event's cache. With `named`, each line contains it.
-    """
+    the name of the event's cache. With `named`, each line contains it."""
     level = _level(event)
     floods = level > DEBUG and isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept))
     if floods and not _is_due(event, cache):
@@ -75,10 +74,8 @@ def _pause(event: events.Event) -> float:
 
 
 def _has_room(frames: int) -> bool:
-    """Return whether the stack has room for so many frames.
-
-    At the end of the stack a line would be lost half-way. So it is not written there, but by a call further up.
-    """
+    """Return whether the stack has room for so many frames. At the end of the stack a line would be lost half-way. So
+    it is not written there, but by a call further up."""
     try:
         return frames == 0 or _has_room(frames - 1)
     except RecursionError:

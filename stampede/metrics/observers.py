@@ -26,11 +26,9 @@ class Collector:
 
 
 class Observers:
-    """The observers of one cache. Each is called for each event, in the thread and at the moment it happens.
-
-    So a slow observer should use a queue. An exception of an observer is logged, once for each observer, and does not
-    reach the caller. If an observer's own calls cause events, it does not get these.
-    """
+    """The observers of one cache. Each is called for each event, in the thread and at the moment it happens. So a slow
+    observer should use a queue. An exception of an observer is logged, once for each observer, and does not reach the
+    caller. If an observer's own calls cause events, it does not get these."""
 
     __slots__ = ("_inside", "_observers", "_reported")
 

@@ -18,11 +18,9 @@ __all__ = ["OpenTelemetryObserver"]
 
 
 class OpenTelemetryObserver(Collector):
-    """Instruments for all caches, locks and limits of this process, made with a meter of the global provider.
-
-    Counters and gauges are observable: they read the statistics when metrics are exported, so that a hit costs no more.
-    Histograms record waits and costs when they happen, from now on.
-    """
+    """Instruments for all caches, locks and limits of this process, made with a meter of the global provider. Counters
+    and gauges are observable: they read the statistics when metrics are exported, so that a hit costs no more.
+    Histograms record waits and costs when they happen, from now on."""
 
     def __init__(self, meter: Meter | None = None) -> None:
         try:
@@ -45,10 +43,8 @@ class OpenTelemetryObserver(Collector):
         listeners.append(self._record)
 
     def _make(self, meter: Meter, metric: Metric) -> None:
-        """Make the instrument of a metric.
-
-        An exporter to Prometheus appends the unit and `total`, which gives each metric the name that it has there.
-        """
+        """Make the instrument of a metric. An exporter to Prometheus appends the unit and `total`, which gives each
+        metric the name that it has there."""
         seconds = metric.family.endswith("_seconds")
         name, unit = f"stampede.{metric.family.removesuffix('_seconds')}", "s" if seconds else ""
         if metric.kind == "histogram":

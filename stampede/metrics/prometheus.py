@@ -31,10 +31,8 @@ PERIOD = 5.0
 
 class PrometheusObserver(Collector):
     """A collector of all caches, locks and limits of this process, in prometheus_client's default registry or another.
-
     It reads the statistics when Prometheus scrapes, so that a hit costs no more. With `$PROMETHEUS_MULTIPROC_DIR` it
-    also writes the metrics of this process to that directory, every five seconds and at the end of the process.
-    """
+    also writes the metrics of this process to that directory, every five seconds and at the end of the process."""
 
     def __init__(self, registry: CollectorRegistry | None = None, namespace: str = "stampede") -> None:
         try:

@@ -2,8 +2,7 @@
 
 The counts of a cache are read from its statistics when metrics are collected, so that a hit does no extra work. Waits
 and costs are counted in buckets when they happen. No label is a key, or the name of a lock or a limit, because the
-number of those is not bounded.
-"""
+number of those is not bounded."""
 
 from __future__ import annotations
 
@@ -76,9 +75,7 @@ PLACES = _metric("origin_places_used", "Places at an origin that this process ho
 
 Cell: TypeAlias = tuple[Metric, tuple[str, ...], float | None]
 """The address of one value: a metric, its labels, and for a histogram the upper end of a bucket, or None for the sum.
-
-Buckets are not cumulative.
-"""
+Buckets are not cumulative."""
 
 
 def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[float | None, float]]]:
@@ -171,10 +168,8 @@ def watch(cache: Any) -> None:
 
 
 def reading() -> dict[Cell, float]:
-    """Return the values of all metrics of this process.
-
-    No counter ever falls: the last values of a cache remain when the cache is gone.
-    """
+    """Return the values of all metrics of this process. No counter ever falls: the last values of a cache remain when
+    the cache is gone."""
     with process_lock.lock:
         caches = list(_caches)
     for cache in caches:  # outside the lock, as a local tier may be large

@@ -48,8 +48,7 @@ class Adaptive:
     Times are compared as means of logarithms, so that a few long computations among many short ones have little effect.
     There is no target time for an origin, because times may differ by nature.
 
-    Each process decides by its own computations. The fleet has the smallest room of all holders inside.
-    """
+    Each process decides by its own computations. The fleet has the smallest room of all holders inside."""
 
     def __init__(self, most: int, least: int = 1) -> None:
         self._most, self._least = float(most), float(min(least, most))

@@ -30,10 +30,8 @@ class Backoff:
 
 
 def look_again(ahead: int, left: float, turn: float, safety: float) -> float:
-    """Return the seconds after which a waiter in a queue looks again, even if no message has woken it.
-
-    `left` is the rest of the holder's lease in seconds, negative if the lease has no end. A waiter with `ahead` others
-    in front leaves each of them a `turn`, and looks more rarely. `safety` is the pause of the first waiter.
-    """
+    """Return the seconds after which a waiter in a queue looks again, even if no message has woken it. `left` is the
+    rest of the holder's lease in seconds, negative if the lease has no end. A waiter with `ahead` others in front
+    leaves each of them a `turn`, and looks more rarely. `safety` is the pause of the first waiter."""
     rarely = min(safety * (1 + ahead), max(FARTHEST, safety))
     return rarely if left < 0 else min(rarely, left + turn * ahead)

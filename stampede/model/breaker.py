@@ -26,11 +26,9 @@ class Breaker:
         return self.since is not None
 
     def allow(self, now: float) -> bool:
-        """Return whether this caller may ask the engine. While it is down, one caller per pause may.
-
-        That caller has to call `failed` or `succeeded`. If it never does, because it hangs or was killed, another
-        caller may ask after the pause.
-        """
+        """Return whether this caller may ask the engine. While it is down, one caller per pause may. That caller has to
+        call `failed` or `succeeded`. If it never does, because it hangs or was killed, another caller may ask after the
+        pause."""
         if self.since is None:
             return True
         with process_lock.lock:

@@ -2,8 +2,7 @@
 
 In XFetch, the random draw has to prevent that many processes compute at once. Here the lease does that. So the draw
 only spreads the claims of many processes, for which a tenth of the cost is enough. The margin, a high quantile of the
-key's cost, makes sure that the new value is ready in time.
-"""
+key's cost, makes sure that the new value is ready in time."""
 
 from __future__ import annotations
 
@@ -46,11 +45,9 @@ def due(entry: Entry[Any], draw: float) -> bool:
 
 
 def observe(previous: Entry[Any] | None, cost: float) -> tuple[float, float]:
-    """Return the (cost, margin) to store with a value that took `cost` seconds and replaces `previous`.
-
-    Costs are assumed to be log-normal. The moving averages of the typical cost and of its deviation are remembered;
-    the two numbers hold both: `margin = cost * exp(HEIGHT * deviation)`.
-    """
+    """Return the (cost, margin) to store with a value that took `cost` seconds and replaces `previous`. Costs are
+    assumed to be log-normal. The moving averages of the typical cost and of its deviation are remembered; the two
+    numbers hold both: `margin = cost * exp(HEIGHT * deviation)`."""
     cost = max(cost, INSTANT)
     if previous is None or not 0 < previous.cost < previous.margin:
         return cost, cost * exp(HEIGHT * FIRST)

@@ -9,8 +9,7 @@ its starts may lie. So there are never more than `most`, the state stays small, 
 is lost.
 
 Times are whole microseconds, because engines that decide in their servers implement these rules in their own number
-types, and tests compare the results.
-"""
+types, and tests compare the results."""
 
 from __future__ import annotations
 
@@ -84,11 +83,9 @@ def take(
     window: Window, now: int, most: int, per: int, cost: int, ahead: int, was: int = 0
 ) -> tuple[Window, int, int | None]:
     """Return the new state, the microseconds until a start of this cost (0: it is made now), and its moment if booked.
-
     The start is booked if it is at most `ahead` from now. `was` is the moment that an earlier answer has booked for it,
     or 0. That booking remains if it lies in the future and no earlier moment is free. Otherwise the new one replaces
-    it. It is given back if the start is too far away.
-    """
+    it. It is given back if the start is too far away."""
     checked(cost, most)
     span = per + slack(per)
     today = _today(window, now, span)
@@ -153,11 +150,9 @@ def ends(window: Window) -> int:
 
 
 def _today(window: Window, now: int, span: int) -> Window:
-    """Return the state at `now`, without bookings that are too old to matter.
-
-    If the clock has stepped back by up to a second, time stands still. If it has stepped back further, all moments are
-    moved by the step, as if no time had passed.
-    """
+    """Return the state at `now`, without bookings that are too old to matter. If the clock has stepped back by up to a
+    second, time stands still. If it has stepped back further, all moments are moved by the step, as if no time had
+    passed."""
     back = window.seen - now
     if back > SECOND:
         moved = tuple(Booking(each.first - back, each.last - back, each.cost) for each in window.booked)
@@ -174,12 +169,10 @@ def _today(window: Window, now: int, span: int) -> Window:
 
 
 def _first_free(window: Window, most: int, span: int, cost: int, at: int, until: int) -> int:
-    """Return the first moment from `at` with room for a start of this cost.
-
-    If a pair and those less than a `span` before it leave no room for this cost, it closes the interval from a `span`
-    before itself to a `span` after the last of them that has to leave the window. The intervals are in order of both
-    their ends. Pairs that begin after `until` and after `at` close nothing.
-    """
+    """Return the first moment from `at` with room for a start of this cost. If a pair and those less than a `span`
+    before it leave no room for this cost, it closes the interval from a `span` before itself to a `span` after the last
+    of them that has to leave the window. The intervals are in order of both their ends. Pairs that begin after `until`
+    and after `at` close nothing."""
     booked, low, total = window.booked, 0, 0
     for high in booked:
         if high.first > max(at, until):
@@ -195,9 +188,7 @@ def _first_free(window: Window, most: int, span: int, cost: int, at: int, until:
 
 def _with(window: Window, at: int, cost: int, width: int, span: int) -> tuple[Booking, ...] | None:
     """Return the bookings with a new one, in a pair that contains it or is near enough, or else in a pair of its own.
-
-    None means that there are too many pairs.
-    """
+    None means that there are too many pairs."""
     booked = window.booked
     place = len(booked)
     while place and booked[place - 1].first > at:
@@ -224,11 +215,9 @@ def _with(window: Window, at: int, cost: int, width: int, span: int) -> tuple[Bo
 
 
 def bytes_of(window: Window) -> bytes:
-    """Return the state as decimal numbers, which the language of every server can read.
-
-    They are `1 most per long until rest seen`, and three numbers for each pair: the distance from the beginning of the
-    previous pair (or from `seen`) to its own, the distance from there to its end, and its cost.
-    """
+    """Return the state as decimal numbers, which the language of every server can read. They are `1 most per long until
+    rest seen`, and three numbers for each pair: the distance from the beginning of the previous pair (or from `seen`)
+    to its own, the distance from there to its end, and its cost."""
     seen = window.seen
     head = 1, window.most, window.per, window.long, max(window.until - seen, 0), max(window.rest - seen, 0), seen
     numbers, before = [*head], seen

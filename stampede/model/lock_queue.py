@@ -11,8 +11,7 @@ waiter that has to wait for the holders, has not asked lately, and does not answ
 passed over keeps its place in the queue: as soon as it asks again, later ones are behind it.
 
 A transition returns the next state, the answer, and the waiters to wake. An engine stores the state, and wakes them.
-Postgres applies the same rules in its own functions, and a test compares the two.
-"""
+Postgres applies the same rules in its own functions, and a test compares the two."""
 
 from __future__ import annotations
 
@@ -204,10 +203,8 @@ def acquire(
 
 
 def renew(before: Room, token: bytes, lease: float, now: float, *, holder: str | None = None) -> Change[bool]:
-    """Extend the lease to so many seconds from now. The answer is False if it is lost.
-
-    `holder` is the new holder's name. None: it stays the same.
-    """
+    """Extend the lease to so many seconds from now. The answer is False if it is lost. `holder` is the new holder's
+    name. None: it stays the same."""
     state, wakeups = _passed(before, now)
     mine = find(state.inside, token)
     if mine is None:
@@ -232,10 +229,8 @@ def release(before: Room, token: bytes, now: float) -> Change[bool]:
 
 
 def awaited(state: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
-    """Return what a refused caller waits for: a wake-up of this token, at most for so many seconds.
-
-    None means that the caller may ask again at once, because something has changed.
-    """
+    """Return what a refused caller waits for: a wake-up of this token, at most for so many seconds. None means that the
+    caller may ask again at once, because something has changed."""
     if not isinstance(busy, Queued):
         mine, own = find(state.inside, busy.token), state.queue.get(busy.token)
         stands = mine.end > now if mine is not None else own is not None and own.turn is not None
@@ -252,10 +247,8 @@ def awaited(state: Room, busy: Busy, now: float) -> tuple[bytes, float] | None:
 
 
 def _passed(before: Room, now: float) -> tuple[Room, Wakeups]:
-    """Drop holders and waiters whose time is over, and call the next.
-
-    If the clock was set back, no lease or turn becomes longer than it was granted.
-    """
+    """Drop holders and waiters whose time is over, and call the next. If the clock was set back, no lease or turn
+    becomes longer than it was granted."""
     if before.looked <= now < before.until:
         return before, NOBODY
     state, left, queue = before, list[bytes](), before.queue.values()
@@ -303,10 +296,8 @@ def _in_time(each: Waiting, now: float) -> Waiting:
 
 
 def _called(state: Room, now: float) -> tuple[Room, list[bytes]]:
-    """Call the first waiters, as many as may be inside with the holders and with waiters that were called before.
-
-    If the next waiter has not asked lately, call it, too, to see if it is alive.
-    """
+    """Call the first waiters, as many as may be inside with the holders and with waiters that were called before. If
+    the next waiter has not asked lately, call it, too, to see if it is alive."""
     new, called, until = dict[bytes, Waiting](), list[bytes](), state.until
     rooms = [each.room for each in state.inside]
     rooms += [each.room for each in state.queue.values() if each.turn is not None]

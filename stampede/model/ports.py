@@ -1,7 +1,5 @@
 """The interfaces between the algorithm and an engine: questions, answers, and what an engine declares about itself.
-
-Every verb is `async def`, in both colours. In a blocking port the coroutines never suspend.
-"""
+Every verb is `async def`, in both colours. In a blocking port the coroutines never suspend."""
 
 from __future__ import annotations
 
@@ -68,22 +66,18 @@ class Ask:
 
 
 class Pulse:
-    """The moment until which every change that has reached this process is known to be processed.
-
-    After a freeze (SIGSTOP, `docker pause`) a local hit may run before the thread that receives changes. So a hit
-    compares `until` with the time, and calls `holds` if that moment has passed.
-    """
+    """The moment until which every change that has reached this process is known to be processed. After a freeze
+    (SIGSTOP, `docker pause`) a local hit may run before the thread that receives changes. So a hit compares `until`
+    with the time, and calls `holds` if that moment has passed."""
 
     __slots__ = ("_heard_until", "stood", "until")
 
     def __init__(
         self, heard_until: Callable[[float], float], stood: Callable[[int, int], bool] = lambda slot, stamp: False
     ) -> None:
-        """Take two functions of the engine.
-
-        `heard_until(now)` looks for changes that have arrived, and returns the new `until`. `stood(slot, stamp)` tells
-        of a ticket that is not valid any more whether it was valid until the connection to the server was lost.
-        """
+        """Take two functions of the engine. `heard_until(now)` looks for changes that have arrived, and returns the new
+        `until`. `stood(slot, stamp)` tells of a ticket that is not valid any more whether it was valid until the
+        connection to the server was lost."""
         self._heard_until = heard_until
         self.stood = stood
         self.until = 0.0
@@ -100,10 +94,8 @@ ALWAYS = Pulse(lambda now: inf)
 
 
 class Ticket(NamedTuple):
-    """The proof that an entry in a local tier is still the one in the engine: valid while `stamps[slot] == stamp`.
-
-    An engine samples the stamp before it reads the entry. It gives no ticket if a change may be under way.
-    """
+    """The proof that an entry in a local tier is still the one in the engine: valid while `stamps[slot] == stamp`. An
+    engine samples the stamp before it reads the entry. It gives no ticket if a change may be under way."""
 
     stamps: Sequence[int]
     slot: int
@@ -140,10 +132,8 @@ class Busy:
 
 @dataclass(slots=True)
 class Failed:
-    """The answer after a failure: the awaited lease was abandoned with this verdict, or the key rests.
-
-    A key rests if a computation failed and a pause before the next attempt was asked for (`abandon` with `rest`).
-    """
+    """The answer after a failure: the awaited lease was abandoned with this verdict, or the key rests. A key rests if a
+    computation failed and a pause before the next attempt was asked for (`abandon` with `rest`)."""
 
     verdict: Verdict
     entry: Entry[Any] | None = None  # what may be served meanwhile
@@ -154,10 +144,8 @@ Reply: TypeAlias = Found | Granted | Busy | Failed
 
 
 class Claims(Protocol):
-    """The verbs of a computation: claim, fill or abandon, wait, renew. Each may be sent twice with the same token.
-
-    All but `renew` raise EngineError if the engine can't be asked. Their outcome is then unknown.
-    """
+    """The verbs of a computation: claim, fill or abandon, wait, renew. Each may be sent twice with the same token. All
+    but `renew` raise EngineError if the engine can't be asked. Their outcome is then unknown."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         """Return the value, or the right to compute it, decided in one step. The first case that applies counts:
@@ -167,29 +155,22 @@ class Claims(Protocol):
         - the awaited lease left a verdict, or the key rests: Failed, with the stored entry if there is one
           (with `force`: never);
         - a lease of another token is valid: Busy, with the stored entry if there is one (with `force`: never);
-        - otherwise, and also if the valid lease has this very token: Granted. The lease lasts from now.
-        """
+        - otherwise, and also if the valid lease has this very token: Granted. The lease lasts from now."""
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
-        """Store the entry if the lease is valid, end the lease, and wake the herd.
-
-        Return False if the lease was lost; then nothing changes. Return True if the entry is stored, or a ticket if the
-        engine also tells when it changes. Return None if the engine does not know whether the lease was valid.
-        """
+        """Store the entry if the lease is valid, end the lease, and wake the herd. Return False if the lease was lost;
+        then nothing changes. Return True if the entry is stored, or a ticket if the engine also tells when it changes.
+        Return None if the engine does not know whether the lease was valid."""
 
     async def abandon(self, key: str, token: bytes, verdict: Verdict | None = None, rest: float = 0.0) -> bool:
-        """End the lease if it is valid, store the verdict under its token for a while, and wake the herd.
-
-        With `rest`, the key is not granted for so many seconds, except with `force`: a claim that finds no acceptable
-        entry is answered Failed, with what is stored. Return False, without an effect, if the lease is not valid.
-        """
+        """End the lease if it is valid, store the verdict under its token for a while, and wake the herd. With `rest`,
+        the key is not granted for so many seconds, except with `force`: a claim that finds no acceptable entry is
+        answered Failed, with what is stored. Return False, without an effect, if the lease is not valid."""
 
     async def wait(self, key: str, busy: Busy, timeout: float) -> Found | None:
         """Sleep until something may have changed: fill, abandon, invalidate, set, the holder's death, the lease's end.
-
         It may return early for no reason. It must not miss a change since the claim that answered `busy`. Return None
-        if the caller has to claim again, and Found if the message that woke it contained the value.
-        """
+        if the caller has to claim again, and Found if the message that woke it contained the value."""
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now. Return False if it is lost. The keeper's thread calls this."""
@@ -205,32 +186,24 @@ class Store(Protocol):
         """Store the entry, cancel a lease that is valid, and wake the herd."""
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
-        """Store the entry if the one stored now has the id `seen`, in one step. Otherwise return False.
-
-        None as `seen` means that nothing is stored. A stale entry counts as stored, as it does in `get`.
-        """
+        """Store the entry if the one stored now has the id `seen`, in one step. Otherwise return False. None as `seen`
+        means that nothing is stored. A stale entry counts as stored, as it does in `get`."""
 
     async def expire(self, key: str) -> bool:
-        """Make the entry stale, but store it as long as before. Return whether it was fresh.
-
-        A lease that is valid is cancelled, because its computation may have read what is no longer true.
-        """
+        """Make the entry stale, but store it as long as before. Return whether it was fresh. A lease that is valid is
+        cancelled, because its computation may have read what is no longer true."""
 
     async def invalidate(self, key: str) -> bool:
         """Remove value, verdict and rest, cancel a valid lease, wake the herd. Return whether there was a value."""
 
     async def generation(self, scope: str) -> str:
-        """Return the part of a physical key that `bump` changes.
-
-        The process usually remembers it. So the answer may be a moment old.
-        """
+        """Return the part of a physical key that `bump` changes. The process usually remembers it. So the answer may be
+        a moment old."""
 
     async def generations(self, scope: str) -> Sequence[str]:
-        """Return the current generation, and after it those that ended a moment ago.
-
-        The first one includes every bump that has returned in any process. Other processes may still use the older
-        ones, so a change of a key is made in all of them.
-        """
+        """Return the current generation, and after it those that ended a moment ago. The first one includes every bump
+        that has returned in any process. Other processes may still use the older ones, so a change of a key is made in
+        all of them."""
 
     async def bump(self, scope: str) -> None:
         """Begin a new generation of a scope, or of all scopes with "". All older values are gone."""
@@ -251,10 +224,8 @@ class Softens(Protocol):
 
     async def soften(self, scope: str) -> None:
         """Change the part behind a `~` in the `generation` of a scope, or of all scopes with "". Add it if missing.
-
-        Entries remain stored, under the names that they have. Processes learn of the change as they learn of a bump.
-        A bump may remove the part.
-        """
+        Entries remain stored, under the names that they have. Processes learn of the change as they learn of a bump. A
+        bump may remove the part."""
 
 
 class Shows(Protocol):
@@ -269,22 +240,16 @@ class Lists(Protocol):
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         """Return some of the stored keys that begin with `prefix`, and the cursor of the next page, or None at the end.
-
-        A key that exists from the first page to the last is in one of the pages. One that comes or goes may be.
-        """
+        A key that exists from the first page to the last is in one of the pages. One that comes or goes may be."""
 
 
 class Changes(Store, Protocol):
-    """A store that is far away, and returns the current generations in the reply to a change.
-
-    An engine whose stores have this says so with `Engine.changes`.
-    """
+    """A store that is far away, and returns the current generations in the reply to a change. An engine whose stores
+    have this says so with `Engine.changes`."""
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
-        """Make these changes, then read generations, in one round trip.
-
-        Return what each verb of `Store` would have returned, and what `generations` would have returned of each scope.
-        """
+        """Make these changes, then read generations, in one round trip. Return what each verb of `Store` would have
+        returned, and what `generations` would have returned of each scope."""
 
 
 class Recalls(Protocol):
@@ -295,10 +260,8 @@ class Recalls(Protocol):
 
 
 class Looks(Protocol):
-    """Claims with a read that costs the engine less than a claim, because a hit needs no decision.
-
-    An engine whose claims have this says so with `Engine.looks`.
-    """
+    """Claims with a read that costs the engine less than a claim, because a hit needs no decision. An engine whose
+    claims have this says so with `Engine.looks`."""
 
     async def look(self, key: str) -> Found | None:
         """Return the entry if it is fresh. None, also in any doubt, means claim. Raise EngineError as `claim` does."""
@@ -309,9 +272,7 @@ class Near(Protocol):
 
     def look(self, key: str) -> Found | None:
         """Return the entry if it is fresh; otherwise None, also if the engine fails. Callers of both colours use this.
-
-        The entry may lack what is also in the header of its bytes: cost, margin, ttl, raised.
-        """
+        The entry may lack what is also in the header of its bytes: cost, margin, ttl, raised."""
 
 
 class Asked(NamedTuple):
@@ -348,8 +309,7 @@ class Locks(Protocol):
         with 1, which is an exclusive lock.
 
         With `waits`, a caller that is refused asks again with this token, until it is granted or calls `release`. An
-        engine that is `fair` serves these waiters in the order of arrival.
-        """
+        engine that is `fair` serves these waiters in the order of arrival."""
 
     async def renew(self, name: str, token: bytes, lease: float) -> bool:
         """Extend the lock to `lease` seconds from now. Return False if it is lost. The keeper's thread calls this."""
@@ -358,20 +318,16 @@ class Locks(Protocol):
         """Release the lock, or leave the queue, and wake a waiter. Return False if this token did not hold the lock."""
 
     async def wait(self, name: str, busy: Busy, timeout: float) -> None:
-        """Sleep until the lock may be free: its release, its holder's death, its lease's end.
-
-        It may return early for no reason. It must not miss a change since the `acquire` that answered `busy`.
-        """
+        """Sleep until the lock may be free: its release, its holder's death, its lease's end. It may return early for
+        no reason. It must not miss a change since the `acquire` that answered `busy`."""
 
 
 class Holds(Protocol):
     """An engine that can tell who holds its locks. These verbs change nothing."""
 
     async def holder(self, name: str) -> list[tuple[bytes, float]]:
-        """Return the token of each holder, and the seconds until its lease ends unless it is renewed.
-
-        An empty token stands for holders that the server does not know yet (`Engine.grace`).
-        """
+        """Return the token of each holder, and the seconds until its lease ends unless it is renewed. An empty token
+        stands for holders that the server does not know yet (`Engine.grace`)."""
 
     async def held(self, prefix: str = "") -> list[Held] | None:
         """Return the held locks whose names begin with `prefix`, the longest held first. None: the engine can't."""
@@ -381,10 +337,8 @@ class Handover(Protocol):
     """An engine whose locks can go from one process to another."""
 
     async def hand_over(self, name: str, token: bytes, lease: float) -> bool:
-        """Extend the lock to `lease` seconds from now, independently of its holder, whose death no longer ends it.
-
-        Any process can continue it by `acquire` with this token. Return False if the lock is lost.
-        """
+        """Extend the lock to `lease` seconds from now, independently of its holder, whose death no longer ends it. Any
+        process can continue it by `acquire` with this token. Return False if the lock is lost."""
 
 
 class Rate(NamedTuple):
@@ -413,9 +367,7 @@ class Usage(NamedTuple):
 
 class Limits(Protocol):
     """The verbs of a rate limit, one round trip each. They raise EngineError if the engine fails.
-
-    `model/limit_window.py` has the rules.
-    """
+    `model/limit_window.py` has the rules."""
 
     async def take(self, name: str, rate: Rate, cost: int, ahead: float, was: int = 0) -> Booked:
         """Return when a start of this cost may be made, and book it if that is at most `ahead` seconds from now.
@@ -425,8 +377,7 @@ class Limits(Protocol):
         gives it back. `ahead` of 0 means at once. Below 0, nothing is booked.
 
         The answer may be that nothing is booked, although the moment is near enough. Then the caller asks again when
-        half of the delay has passed.
-        """
+        half of the delay has passed."""
 
     async def give_back(self, name: str, rate: Rate, cost: int, at: int) -> None:
         """Cancel a booking. `at` is the moment of the start that is not made."""
@@ -494,10 +445,8 @@ class Reports(Protocol):
     """An engine that can list the past holdings of its locks. This blocks. Names that are not text are escaped."""
 
     async def released(self, *, failed: bool, since: float, most: int) -> list[Released]:
-        """Return the records of the last `since` seconds, newest first, at most `most`.
-
-        With `failed`, return only those with a problem.
-        """
+        """Return the records of the last `since` seconds, newest first, at most `most`. With `failed`, return only
+        those with a problem."""
 
 
 class HasColour(Protocol):
@@ -522,11 +471,9 @@ class Side:
 
 
 class Engine(ABC):
-    """The engine of one URL: a store, locks, limits, or several of these. An engine inherits from this class.
-
-    Its attributes declare what the engine can do. What it can't do is None or False. The library relies on these
-    attributes, and does not search an engine for methods.
-    """
+    """The engine of one URL: a store, locks, limits, or several of these. An engine inherits from this class. Its
+    attributes declare what the engine can do. What it can't do is None or False. The library relies on these
+    attributes, and does not search an engine for methods."""
 
     scheme: str
     url: str = ""  # without secrets, for messages
@@ -570,17 +517,13 @@ class Engine(ABC):
         """Return the seconds of one round trip. Raise EngineError if there is no answer."""
 
     def grace(self) -> Mapping[str, float]:
-        """Return the servers that were just started, and the seconds for which each grants no new locks.
-
-        Such a server does not know the locks from before its start. Meanwhile it accepts what their holders renew.
-        """
+        """Return the servers that were just started, and the seconds for which each grants no new locks. Such a server
+        does not know the locks from before its start. Meanwhile it accepts what their holders renew."""
         return {}
 
     def facts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what each server reports about itself, by its name: numbers and texts. None means "no limit".
-
-        The mapping is empty if the engine asks no server.
-        """
+        """Return what each server reports about itself, by its name: numbers and texts. None means "no limit". The
+        mapping is empty if the engine asks no server."""
         return {}
 
     @abstractmethod

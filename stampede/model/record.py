@@ -2,8 +2,7 @@
 
 A record is all that an engine knows of one key. Its moments are those of the clock from which `now` is read. A
 transition returns the next record, the answer, and the lease whose waiters the engine wakes. Nothing is read, stored or
-sent here: an engine reads the record, and prevents other changes of it until the next record is written.
-"""
+sent here: an engine reads the record, and prevents other changes of it until the next record is written."""
 
 from __future__ import annotations
 

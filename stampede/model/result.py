@@ -79,10 +79,8 @@ class LeftOut(Exception):
 
 
 class Nothing(LeftOut):
-    """A key was left out by the one function that all callers use, so all of them get that answer.
-
-    A caller that asked for this key alone gets `Absent`.
-    """
+    """A key was left out by the one function that all callers use, so all of them get that answer. A caller that asked
+    for this key alone gets `Absent`."""
 
 
 _NOTHING = "stampede.outcome.Nothing"

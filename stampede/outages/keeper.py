@@ -1,9 +1,6 @@
-"""Renews leases while their holders live.
-
-Renewals run in threads, because an event loop that is blocked by its own computation renews nothing. The thread that
-watches for what is due (`runtime.watch`) never asks an engine itself. Each engine has a few threads for that, so that
-an engine that hangs does not delay the leases of another engine.
-"""
+"""Renews leases while their holders live. Renewals run in threads, because an event loop that is blocked by its own
+computation renews nothing. The thread that watches for what is due (`runtime.watch`) never asks an engine itself. Each
+engine has a few threads for that, so that an engine that hangs does not delay the leases of another engine."""
 
 from __future__ import annotations
 
@@ -45,11 +42,9 @@ class Renewable(Protocol):
 
 
 class Hold:
-    """A context manager that has one lease renewed until the block ends, or for at most `max_hold` seconds.
-
-    `lost` needs no thread. A lease is valid for its length, counted from the moment before it was last asked for,
-    whatever the engine's clock says. Whether it is valid for longer is known only when a renewal has been answered.
-    """
+    """A context manager that has one lease renewed until the block ends, or for at most `max_hold` seconds. `lost`
+    needs no thread. A lease is valid for its length, counted from the moment before it was last asked for, whatever the
+    engine's clock says. Whether it is valid for longer is known only when a renewal has been answered."""
 
     def __init__(
         self,
@@ -104,10 +99,8 @@ class Hold:
         return self._taken or not self.lost
 
     def begin(self) -> bool:
-        """Return whether this caller may ask the engine for a renewal. If so, `again` or `end` must follow.
-
-        Only one caller at a time may: a renewal could undo an extension that was sent after it.
-        """
+        """Return whether this caller may ask the engine for a renewal. If so, `again` or `end` must follow. Only one
+        caller at a time may: a renewal could undo an extension that was sent after it."""
         with self._keeper.lock:
             begun, self.under_way = not self.under_way, True
         return begun
@@ -295,10 +288,8 @@ def _nothing() -> None: ...
 
 
 def _quietly(action: Callable[[], object]) -> None:
-    """Run an action that gives a lease back, and log what it raises, so that other leases are given back, too.
-
-    It may raise because of a port's own bug, or because the interpreter ends.
-    """
+    """Run an action that gives a lease back, and log what it raises, so that other leases are given back, too. It may
+    raise because of a port's own bug, or because the interpreter ends."""
     try:
         action()
     except BaseException:  # CancelledError, for example, is no Exception

@@ -27,10 +27,8 @@ REFUGE_TTL = 5.0
 """Seconds for which this process keeps a value that the engine could not store."""
 
 BRIEFLY = 1.0
-"""Seconds for which this process keeps a value that a running engine refused, for example because it is full.
-
-This is shorter, because the key may be invalidated there without this process knowing.
-"""
+"""Seconds for which this process keeps a value that a running engine refused, for example because it is full. This is
+shorter, because the key may be invalidated there without this process knowing."""
 
 
 class Outage:
@@ -146,9 +144,8 @@ class GuardedClaims:
 
     async def look(self, key: str) -> Found | None:
         """Return the stored entry if it is fresh. Return None also if the engine is down: the claim decides what to do.
-
-        All is done in one step here, instead of a layer each for codec and outage, because this is the path of a hit.
-        """
+        All is done in one step here, instead of a layer each for codec and outage, because this is the path of a
+        hit."""
         outage = self._outage
         if outage.closed or outage.breaker.since is not None or self._looks is None:
             return None
@@ -209,10 +206,8 @@ class GuardedClaims:
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         """Store the value where the lease was granted: in the engine, or in the refuge. Return None if that is unknown.
-
         An engine that went down cannot say whether its lease is still valid. The key may have been invalidated there
-        without this process knowing, so the value is not kept here, either.
-        """
+        without this process knowing, so the value is not kept here, either."""
         outage = self._outage
         keeps = outage.refuge_leases.pop(token, None)
         if keeps is not None:

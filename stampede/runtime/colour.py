@@ -1,8 +1,6 @@
-"""The boundary between blocking and suspending code.
-
-The algorithm is written once, as coroutines. `BLOCKING` gives them operations that never suspend, so that one `send`
-runs them to their end. `SUSPENDING` gives them the operations of asyncio.
-"""
+"""The boundary between blocking and suspending code. The algorithm is written once, as coroutines. `BLOCKING` gives
+them operations that never suspend, so that one `send` runs them to their end. `SUSPENDING` gives them the operations of
+asyncio."""
 
 from __future__ import annotations
 
@@ -73,11 +71,9 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Stopped(RuntimeError):
-    """A function's StopIteration on its way through coroutines, which can't raise StopIteration.
-
-    A caller that awaits such a coroutine gets this error, as Python itself would raise it. `run_blocking` and `ended`
-    turn it back into the StopIteration.
-    """
+    """A function's StopIteration on its way through coroutines, which can't raise StopIteration. A caller that awaits
+    such a coroutine gets this error, as Python itself would raise it. `run_blocking` and `ended` turn it back into the
+    StopIteration."""
 
     def __init__(self, end: StopIteration) -> None:
         super().__init__("coroutine raised StopIteration")
@@ -85,11 +81,9 @@ class Stopped(RuntimeError):
 
 
 async def ended(work: Awaitable[T]) -> tuple[T | None, BaseException | None]:
-    """Await `work`, and return (its result, None) or (None, its error).
-
-    The error is caught in this frame because the frame refers to nothing else. A frame with the caller or its flight
-    would make a reference cycle, which lives until the garbage collector runs.
-    """
+    """Await `work`, and return (its result, None) or (None, its error). The error is caught in this frame because the
+    frame refers to nothing else. A frame with the caller or its flight would make a reference cycle, which lives until
+    the garbage collector runs."""
     try:
         return await work, None
     except GeneratorExit:
@@ -107,10 +101,8 @@ def called(function: Callable[[], T]) -> T:
 
 
 class Bell:
-    """A one-time signal for listeners of both colours, in any thread.
-
-    Ringing takes no lock, because a finalizer or a signal handler may ring or listen in the middle of it.
-    """
+    """A one-time signal for listeners of both colours, in any thread. Ringing takes no lock, because a finalizer or a
+    signal handler may ring or listen in the middle of it."""
 
     __slots__ = ("_listeners", "rung")
 
@@ -359,10 +351,8 @@ def after_commit(
     expected: type[Exception] | tuple[type[Exception], ...],
 ) -> asyncio.Task[None] | None:
     """Do work that was postponed until a database's commit. With `suspending`, return its task if a loop is running.
-
     After a commit it is too late to fail. So an expected error is passed to `complain`. In an event loop the work is a
-    task, so that a server that hangs does not block the loop.
-    """
+    task, so that a server that hangs does not block the loop."""
 
     async def tried(colour: Colour) -> None:
         try:

@@ -1,8 +1,7 @@
 """Signatures, annotations and slots of functions and classes, also while names in annotations are not defined yet.
 
-Since Python 3.14 annotations are evaluated when they are read. A name that is missing then raises NameError: the name
-of a class whose method is being decorated, or one that is imported under TYPE_CHECKING. Here it becomes a ForwardRef.
-"""
+Since Python 3.14 a name that is missing when annotations are read raises NameError: that of a class whose method is
+being decorated, or one that is imported under TYPE_CHECKING. Here it becomes a ForwardRef."""
 
 from __future__ import annotations
 

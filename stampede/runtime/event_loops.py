@@ -18,10 +18,8 @@ _numbers = itertools.count()
 
 
 def _objects_of(loop: Any) -> dict[int, Any]:
-    """Return the objects that a loop stores for us, by number. They are in one attribute of the loop.
-
-    Never use the loop's `__dict__`: after that, CPython makes this loop slower by a fifth until its end.
-    """
+    """Return the objects that a loop stores for us, by number. They are in one attribute of the loop. Never use the
+    loop's `__dict__`: after that, CPython makes this loop slower by a fifth until its end."""
     try:
         objects: dict[int, Any] = loop._stampede
     except AttributeError:
@@ -30,10 +28,8 @@ def _objects_of(loop: Any) -> dict[int, Any]:
 
 
 class PerLoop(Generic[T]):
-    """One object for each event loop, stored in the loop itself.
-
-    A connection refers to its loop. So a dictionary, even one with weak keys, would keep the loop alive for ever.
-    """
+    """One object for each event loop, stored in the loop itself. A connection refers to its loop. So a dictionary, even
+    one with weak keys, would keep the loop alive for ever."""
 
     def __init__(self) -> None:
         self._number = next(_numbers)
@@ -65,9 +61,7 @@ class PerLoop(Generic[T]):
 
 
 def in_empty_context(begin: Callable[..., T], *args: Any) -> T:
-    """Call `begin` in an empty context, and return its value. Use it to start work that serves all callers.
-
-    A timer or task would keep a copy of its caller's context, and all that it refers to, such as a request, for as long
-    as a connection lasts.
-    """
+    """Call `begin` in an empty context, and return its value. Use it to start work that serves all callers. A timer or
+    task would keep a copy of its caller's context, and all that it refers to, such as a request, for as long as a
+    connection lasts."""
     return Context().run(begin, *args)

@@ -54,11 +54,9 @@ def each(hooks: Iterable[Hook]) -> None:
 
 
 def closing(owner: object, close: Hook) -> Callable[[], object]:
-    """Return a function that calls `close` once. It also runs when the owner is collected, or the interpreter ends.
-
-    It never runs in a forked child, where open files and connections are the parent's. `close` must not refer to the
-    owner.
-    """
+    """Return a function that calls `close` once. It also runs when the owner is collected, or the interpreter ends. It
+    never runs in a forked child, where open files and connections are the parent's. `close` must not refer to the
+    owner."""
     return weakref.finalize(owner, _in_this_process, os.getpid(), close)
 
 

@@ -38,12 +38,10 @@ _cooperative = cooperative()
 
 
 def adapt() -> None:
-    """Adapt to a monkey patch. Call this at the first use, and whenever `threading.Lock` is not `known`.
-
-    Locks that were made before gevent's patch do not exclude one greenlet from another, and with gunicorn's `--preload`
-    only the children are patched. So everything that a forked child replaces is replaced here, too. Raise
-    UnsupportedPatch if eventlet has patched the program.
-    """
+    """Adapt to a monkey patch. Call this at the first use, and whenever `threading.Lock` is not `known`. Locks that
+    were made before gevent's patch do not exclude one greenlet from another, and with gunicorn's `--preload` only the
+    children are patched. So everything that a forked child replaces is replaced here, too. Raise UnsupportedPatch if
+    eventlet has patched the program."""
     global known, _cooperative
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):

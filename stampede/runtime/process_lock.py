@@ -2,8 +2,7 @@
 
 There is one for all caches, and it is re-entrant. Any allocation under it may run the garbage collector, which may run
 a finalizer, which may use this cache or another. If each cache had a lock, two threads could deadlock: each holds one
-lock, and runs a finalizer that needs the other. No code waits or takes another lock while it holds this one.
-"""
+lock, and runs a finalizer that needs the other. No code waits or takes another lock while it holds this one."""
 
 from __future__ import annotations
 

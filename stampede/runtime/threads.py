@@ -1,8 +1,6 @@
-"""The library's own threads: daemons that are started when they are needed, and receive no signals.
-
-A program that blocks a signal in its main thread, as Celery's workers do with SIGTERM, relies on all other threads to
-block it, too.
-"""
+"""The library's own threads: daemons that are started when they are needed, and receive no signals. A program that
+blocks a signal in its main thread, as Celery's workers do with SIGTERM, relies on all other threads to block it,
+too."""
 
 from __future__ import annotations
 
@@ -29,11 +27,8 @@ REST = 30.0
 
 
 def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Thread | None:
-    """Start a thread that does the work, and return it, or None if no thread can be started.
-
-    That happens if the system has no more threads, while the interpreter ends, and in an isolated subinterpreter, which
-    refuses daemons.
-    """
+    """Start a thread that does the work, and return it, or None if no thread can be started. That happens if the system
+    has no more threads, while the interpreter ends, and in an isolated subinterpreter, which refuses daemons."""
     try:
         thread = threading.Thread(target=work, name=name, args=args, daemon=True)
         with signals_blocked():
@@ -46,11 +41,9 @@ def begun(name: str, work: Callable[..., object], *args: Any) -> threading.Threa
 
 
 def on_stack(size: int, work: Callable[[], T]) -> T:
-    """Call `work` in a thread of its own with a stack of `size` bytes, and return its value.
-
-    Raise RuntimeError if no thread can be started. It is a real thread even under gevent's patch, because greenlets use
-    the stack of their thread.
-    """
+    """Call `work` in a thread of its own with a stack of `size` bytes, and return its value. Raise RuntimeError if no
+    thread can be started. It is a real thread even under gevent's patch, because greenlets use the stack of their
+    thread."""
     monkey = sys.modules.get("gevent.monkey")
     made = getattr(monkey, "get_original", lambda module, name: getattr(sys.modules[module], name))
     start, lock = made("_thread", "start_new_thread"), made("_thread", "allocate_lock")
@@ -81,10 +74,8 @@ def on_stack(size: int, work: Callable[[], T]) -> T:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block all signals in this thread, so that threads which are started in the block never receive any.
-
-    Under gevent's monkey patch this does nothing: a "thread" started there is a greenlet of this thread.
-    """
+    """Block all signals in this thread, so that threads which are started in the block never receive any. Under
+    gevent's monkey patch this does nothing: a "thread" started there is a greenlet of this thread."""
     if not _MASKS or cooperative():
         yield
         return
@@ -97,10 +88,8 @@ def signals_blocked() -> Iterator[None]:
 
 
 def with_signals_of_caller(work: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that runs `work` with the signal mask of the thread that calls this.
-
-    Otherwise a child process that a user's function starts in our threads would inherit a mask with SIGTERM blocked.
-    """
+    """Return a function that runs `work` with the signal mask of the thread that calls this. Otherwise a child process
+    that a user's function starts in our threads would inherit a mask with SIGTERM blocked."""
     if not _MASKS:
         return work
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -1,7 +1,5 @@
-"""One daemon thread that looks at things when they are due: followed flights, leases to renew, servers that hang.
-
-It is started with the first of them.
-"""
+"""One daemon thread that looks at things when they are due: followed flights, leases to renew, servers that hang. It is
+started with the first of them."""
 
 from __future__ import annotations
 
@@ -95,10 +93,8 @@ class Watch:
                 self._running = False  # the next `add` starts another thread
 
     def _next(self, lock: threading.RLock) -> Watched | None:
-        """Wait for the next object that is due, and return it.
-
-        None means that this thread has to end: gevent's patch came late, and `_reset` has replaced everything.
-        """
+        """Wait for the next object that is due, and return it. None means that this thread has to end: gevent's patch
+        came late, and `_reset` has replaced everything."""
         with lock:
             while self._lock is lock:
                 self._alarm = self._due[0][0] if self._due else inf

@@ -65,9 +65,7 @@ class RateSetting:
 @dataclass(frozen=True, slots=True)
 class OriginSettings:
     """The caps of one origin over the whole fleet: on concurrent computations, and on their rate. None means no cap.
-
-    With `adaptive`, the concurrency follows how the origin copes with it, between `at_least` and `concurrency`.
-    """
+    With `adaptive`, the concurrency follows how the origin copes with it, between `at_least` and `concurrency`."""
 
     concurrency: int | None = None
     rate: RateSetting | None = None

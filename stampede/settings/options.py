@@ -38,10 +38,8 @@ _DURATION = re.compile(r"\s*".join(f"(?:{NUMBER}{unit}(?![a-z]))?" for unit in U
 
 
 def duration(name: str, value: Any) -> Any:
-    """Return the seconds of a text such as "500ms", "10m", "1h30m" or "90", and inf for "forever".
-
-    A value that is not a text is returned unchanged. Raise OptionError with this name if the text is no duration.
-    """
+    """Return the seconds of a text such as "500ms", "10m", "1h30m" or "90", and inf for "forever". A value that is not
+    a text is returned unchanged. Raise OptionError with this name if the text is no duration."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -56,10 +54,8 @@ def duration(name: str, value: Any) -> Any:
 
 
 def seconds(name: str, value: object) -> float:
-    """Return the seconds of a number, a text or a timedelta; None is for ever.
-
-    Raise OptionError with this name if the value is negative, longer than a hundred years, or no duration.
-    """
+    """Return the seconds of a number, a text or a timedelta; None is for ever. Raise OptionError with this name if the
+    value is negative, longer than a hundred years, or no duration."""
     value = duration(name, value)
     if value is None:
         return inf
@@ -196,11 +192,9 @@ class Policy:
         return replace(self, **checked)
 
     def after(self, waited: float, gone: float) -> Policy:
-        """Return a copy for the next step of a call that takes several steps, such as several waits.
-
-        `waited` is the time that the caller has waited for others, and is subtracted from `wait`. `gone` is all the
-        time since the call began, and is subtracted from `patience` and `deadline`.
-        """
+        """Return a copy for the next step of a call that takes several steps, such as several waits. `waited` is the
+        time that the caller has waited for others, and is subtracted from `wait`. `gone` is all the time since the call
+        began, and is subtracted from `patience` and `deadline`."""
         spent = {"wait": waited, "patience": gone, "deadline": gone}
         given = {name: getattr(self, name) for name in spent}
         return self.with_options(

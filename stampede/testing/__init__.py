@@ -1,8 +1,7 @@
 """Tools for tests of applications and engines: `isolated()`, `disabled()`, `FakeClock`, and the conformance suites.
 
 Users import these in their own tests. The tests of stampede itself are in `tests/`, outside of the package.
-Begin with `clock.py`, then `conformance/suite.py`.
-"""
+Begin with `clock.py`, then `conformance/suite.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """dogpile.cache: a backend for its regions, and a region class that uses our engines.
 
-`region.configure("stampede", arguments={"url": ...})` needs no import: dogpile finds the backend by its entry point.
-"""
+`region.configure("stampede", arguments={"url": ...})` needs no import: dogpile finds the backend by its entry point."""
 
 from __future__ import annotations
 

@@ -122,11 +122,8 @@ class StampedeBackend(BytesBackend):
         self.set_multi({key: value})
 
     def set_multi(self, mapping: Mapping[str, BackendSetType]) -> None:
-        """Store many values, in one round trip if the engine can.
-
-        If a computed value can't be stored, no request fails, because its creator has returned it. A value that was not
-        computed here raises the error.
-        """
+        """Store many values, in one round trip if the engine can. If a computed value can't be stored, no request
+        fails, because its creator has returned it. A value that was not computed here raises the error."""
         computed = all(self._mutexes.held_here(key) for key in mapping)
         storable = {key: _plain(value) for key, value in mapping.items() if self._may_store(key, value, computed)}
         if not storable:

@@ -52,10 +52,8 @@ class Mutexes:
 
 
 class Mutex(CacheMutex):
-    """Exclusion for one key over every process that reaches the engine, or within this one while it is down.
-
-    Any thread may release it: a region hands it to its `async_creation_runner`.
-    """
+    """Exclusion for one key over every process that reaches the engine, or within this one while it is down. Any thread
+    may release it: a region hands it to its `async_creation_runner`."""
 
     def __init__(self, key: str, mutexes: Mutexes) -> None:
         self.key = key

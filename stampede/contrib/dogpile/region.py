@@ -2,8 +2,7 @@
 
 All that is not defined here is dogpile's own: key generators and manglers, decorators, proxies, invalidation, metadata.
 Some of it are private names of dogpile.cache 1.5: a region's mutexes, the conversion of values for the backend and
-back, what counts as a miss, and what is logged.
-"""
+back, what counts as a miss, and what is logged."""
 
 from __future__ import annotations
 
@@ -102,11 +101,9 @@ class CacheRegion(_CacheRegion):
         should_cache_fn: Callable[[Any], bool] | None = None,
         creator_args: CreatorArgs | None = None,
     ) -> Any:
-        """Return the key's value. If it is missing or has expired, `creator` computes it, for one of all callers.
-
-        If a value has expired, or was invalidated softly, one caller computes a new one while all others are served the
-        old one.
-        """
+        """Return the key's value. If it is missing or has expired, `creator` computes it, for one of all callers. If a
+        value has expired, or was invalidated softly, one caller computes a new one while all others are served the old
+        one."""
         wanted = _Wanted(self, key, self._lifetime(expiration_time))
         while True:
             value, state = wanted.look()
@@ -161,11 +158,9 @@ class CacheRegion(_CacheRegion):
         expiration_time: float | None = None,
         should_cache_fn: Callable[[Any], bool] | None = None,
     ) -> Sequence[Any]:
-        """Return the values in the order of the keys.
-
-        `creator` is called with the keys that are to be computed, in sorted order, and returns as many values. It is
-        called again for each key that another caller was computing, and did not store.
-        """
+        """Return the values in the order of the keys. `creator` is called with the keys that are to be computed, in
+        sorted order, and returns as many values. It is called again for each key that another caller was computing, and
+        did not store."""
         keys, lifetime = list(keys), self._lifetime(expiration_time)
 
         def is_kept(value: Any) -> bool:

@@ -68,9 +68,7 @@ class Ages:
 
 
 def age_of(sighting: Age, reported: float, sent: float, received: float) -> float:
-    """Return the seconds from the write until `sent`: `reported`, corrected by what this process has seen.
-
-    `reported` is the age by the wall clocks of the writer and of this machine, which may differ.
-    """
+    """Return the seconds from the write until `sent`: `reported`, corrected by what this process has seen. `reported`
+    is the age by the wall clocks of the writer and of this machine, which may differ."""
     least, most = sent - sighting.first, received - sighting.since
     return min(max(reported, least, 0.0), max(most, 0.0))

@@ -22,12 +22,9 @@ __all__ = ["CellEngine"]
 
 
 class CellEngine(Engine):
-    """Values, leases, locks and limits in the cells of a store.
-
-    Each change of a key swaps its whole record, including the value. Waiters are woken by a cell that reports changes.
-    With other cells they poll: often at first, and often around the time at which the last cost of the key lets them
-    expect the value.
-    """
+    """Values, leases, locks and limits in the cells of a store. Each change of a key swaps its whole record, including
+    the value. Waiters are woken by a cell that reports changes. With other cells they poll: often at first, and often
+    around the time at which the last cost of the key lets them expect the value."""
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 The version that was seen last is tried first. So a start takes one round trip unless another process came in between.
 The time is that of the machine that asks. If its clock is behind that of the last writer, the window's time stands
-still until it has caught up.
-"""
+still until it has caught up."""
 
 from __future__ import annotations
 

@@ -15,12 +15,9 @@ __all__ = ["CellLocks"]
 
 
 class CellLocks:
-    """Locks of one colour.
-
-    If the versions of the cells only grow, they are the fences. Otherwise the fence is a number in the record, which is
-    stored also while the lock is free. If that record has expired, the fence is taken from the clock. So it always
-    grows, unless the clocks of two machines differ by a day.
-    """
+    """Locks of one colour. If the versions of the cells only grow, they are the fences. Otherwise the fence is a number
+    in the record, which is stored also while the lock is free. If that record has expired, the fence is taken from the
+    clock. So it always grows, unless the clocks of two machines differ by a day."""
 
     def __init__(self, records: CellRecords) -> None:
         self._records = records

@@ -11,8 +11,7 @@
     def from_url(url, **options):                           # the entry point, in the group `stampede.engines`
         return MyCell(...)
 
-`CellEngine` builds claims, a store, locks, limits and batches from these two verbs, for blocking and async callers.
-"""
+`CellEngine` builds claims, a store, locks, limits and batches from these two verbs, for blocking and async callers."""
 
 from __future__ import annotations
 
@@ -52,12 +51,10 @@ class Faster(NamedTuple):
 
 
 class Cell(ABC):
-    """Named bytes, each with a version, in a store that many processes share.
-
-    A name has 1 to 250 printable ASCII characters and no blanks. Names are case-sensitive: `a` and `A` are two names.
-    The engine may call each method from many threads at once. A method may raise any exception if the store fails: the
-    caller gets an EngineError. A swap that raises may or may not have written. A method must not retry a swap itself.
-    """
+    """Named bytes, each with a version, in a store that many processes share. A name has 1 to 250 printable ASCII
+    characters and no blanks. Names are case-sensitive: `a` and `A` are two names. The engine may call each method from
+    many threads at once. A method may raise any exception if the store fails: the caller gets an EngineError. A swap
+    that raises may or may not have written. A method must not retry a swap itself."""
 
     ends: bool = False
     """Whether the store removes data by itself after its ttl: some time later is allowed, earlier is not. Other stores
@@ -84,21 +81,16 @@ class Cell(ABC):
 
     @abstractmethod
     def read(self, names: Sequence[str]) -> list[Seen]:
-        """Return the state of each name, in this order; if possible in one round trip. No name occurs twice.
-
-        The result must include every swap that has returned before, on any machine: a lagging replica must not answer.
-        """
+        """Return the state of each name, in this order; if possible in one round trip. No name occurs twice. The result
+        must include every swap that has returned before, on any machine: a lagging replica must not answer."""
 
     @abstractmethod
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         """Write `data` if the stored version equals `version` (None: if nothing is stored), and return the new version.
         Otherwise change nothing and return Faster. This is one atomic step: if many callers swap at once, from any
-        machines, exactly one succeeds.
-
-        If `data` is None, remove the name; the engine ignores the version that is returned. After `ttl` seconds (more
-        than 0, or infinite) the data is not needed any more. Pass the ttl to the store if it can expire data, or store
-        it beside the data for a cleanup. Data may stay longer than that.
-        """
+        machines, exactly one succeeds. If `data` is None, remove the name; the engine ignores the version that is
+        returned. After `ttl` seconds (more than 0, or infinite) the data is not needed any more. Pass the ttl to the
+        store if it can expire data, or store it beside the data for a cleanup. Data may stay longer than that."""
 
     def ping(self) -> float:
         """Return the seconds of one round trip."""
@@ -124,5 +116,4 @@ class WatchingCell(Cell):
 
         Every change after `watch` has returned must be reported, so that a caller that reads afterwards misses nothing.
         `notify` may be called without a change. Call it if a change may have been missed, such as after a lost
-        connection.
-        """
+        connection."""

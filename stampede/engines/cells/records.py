@@ -265,11 +265,9 @@ class CellRecords:
     async def wait(
         self, name: str, busy: Busy, timeout: float, cost: float = 0.0, longest: float = inf
     ) -> tuple[Record, float, float]:
-        """Wait until the lease that `busy` names has ended, or until the time-out.
-
-        Return the record (empty after a time-out), the seconds waited, and the present time. `cost` is the likely
-        length of the computation, and `longest` the most seconds between two reads.
-        """
+        """Wait until the lease that `busy` names has ended, or until the time-out. Return the record (empty after a
+        time-out), the seconds waited, and the present time. `cost` is the likely length of the computation, and
+        `longest` the most seconds between two reads."""
         began, waiter, opened, backoff = time.monotonic(), _Waiter(), self.open, Backoff()
         waited = took = last = 0.0
         left = busy.lease

@@ -2,8 +2,7 @@
 
 A hit takes one read. A miss takes a read, a swap, and the swap of its fill. The fill does not read: it swaps against
 the version that its own claim has written, and fails if any other one is there. If a refused swap returns the present
-state (`Cell.tells`), a hit is found by `look`, and a claim swaps without reading first.
-"""
+state (`Cell.tells`), a hit is found by `look`, and a claim swaps without reading first."""
 
 from __future__ import annotations
 

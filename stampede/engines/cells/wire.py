@@ -13,8 +13,7 @@ of a record
    0     1   flags: 1 there is a lease, 2 a past, 4 an entry, 8 the entry is a raised exception
    1    18   lease: seconds left, fence, lengths of token and holder; both follow
          4   past: length of its JSON, which follows
-        48   entry: id, seconds fresh and kept (infinity: for ever), cost, margin, ttl; its bytes follow
-"""
+        48   entry: id, seconds fresh and kept (infinity: for ever), cost, margin, ttl; its bytes follow"""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def record_of(body: memoryview, written: float, latest: float) -> Record:
     """Return the record in these bytes. If they are damaged, the record contains an entry that can't be read.
 
     `written` is the best estimate of when they were written: the entry ages from then. They were certainly written by
-    `latest`: a lease lasts from then.
-    """
+    `latest`: a lease lasts from then."""
     try:
         return _record_of(body, written, latest)
     except (error, ValueError, TypeError, LookupError, OverflowError, RecursionError):

@@ -31,11 +31,9 @@ _LEAST = 1 << 20
 
 class DiskEngine(Engine):
     """About `max_bytes` of data in one directory, shared by all processes of this machine (and user) that open it.
-
     Entries that are not read are evicted first. `timeout` is how many seconds a writer waits for its turn before
     EngineError. The directory is made if needed, also after it was removed, and a damaged file is moved aside. It must
-    be on a local disk: SQLite's log needs memory that all processes share.
-    """
+    be on a local disk: SQLite's log needs memory that all processes share."""
 
     scheme = "disk"
     pushes = True

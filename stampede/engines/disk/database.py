@@ -1,8 +1,6 @@
-"""The SQLite file of one directory: open it, read it, write it one process at a time, replace it if it is damaged.
-
-The file has a random name, which is stored in the file of stamps. Both are removed together. If the inode of the stamps
-has changed, each process sees that its open database is no longer the one that the directory uses.
-"""
+"""The SQLite file of one directory: open it, read it, write it one process at a time, replace it if it is damaged. The
+file has a random name, which is stored in the file of stamps. Both are removed together. If the inode of the stamps has
+changed, each process sees that its open database is no longer the one that the directory uses."""
 
 from __future__ import annotations
 
@@ -97,11 +95,8 @@ class DiskDatabase:
     # -- opening --------------------------------------------------------------------------------------------------
 
     def opened(self, now: float | None = None) -> Opened:
-        """Return the open database. Raise `Locked` if it must be opened first.
-
-        Without `now`, check that the directory still uses it. With `now`, a check less than `LOOK` seconds ago is
-        enough.
-        """
+        """Return the open database. Raise `Locked` if it must be opened first. Without `now`, check that the directory
+        still uses it. With `now`, a check less than `LOOK` seconds ago is enough."""
         opened = self._opened
         if opened is not None:
             if now is not None and abs(now - opened.looked) < LOOK:
@@ -160,10 +155,8 @@ class DiskDatabase:
 
     def _discard(self, opened: Opened) -> str:
         """Remove a missing or damaged database from the directory, and return what was done. The next `open` makes a
-        new one.
-
-        This is not locked: if two processes find the damage at once, the second one may discard a new database.
-        """
+        new one. This is not locked: if two processes find the damage at once, the second one may discard a new
+        database."""
         if not opened.stamps.current:
             return "another process has removed it"
         opened.stamps.mark_all()  # before new stamps exist: a reader must not trust these while a writer marks those

@@ -152,12 +152,9 @@ class Opened:
     # -- forks ----------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Close all links, and let no statement begin until the fork is done.
-
-        A fork copies SQLite's table of locks, which is wrong in the child: the child would believe that it holds the
-        parent's locks, and the parent might remove the log while the child uses it. This waits at most one second for
-        the statements under way.
-        """
+        """Close all links, and let no statement begin until the fork is done. A fork copies SQLite's table of locks,
+        which is wrong in the child: the child would believe that it holds the parent's locks, and the parent might
+        remove the log while the child uses it. This waits at most one second for the statements under way."""
         deadline = time.monotonic() + 1
         self._lock.acquire()
         while any(link.busy for link in list(self._links)) and time.monotonic() < deadline:

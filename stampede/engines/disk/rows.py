@@ -267,10 +267,8 @@ class Rows:
     # -- storing and evicting -----------------------------------------------------------------------------------------
 
     def _limit(self, file: Path) -> int:
-        """Return how many bytes the database may have: `max_bytes`, or less on a small or nearly full file system.
-
-        Some room is left free for SQLite's log, without which nothing could be evicted.
-        """
+        """Return how many bytes the database may have: `max_bytes`, or less on a small or nearly full file system. Some
+        room is left free for SQLite's log, without which nothing could be evicted."""
         try:
             disk, size = os.statvfs(file), os.stat(file).st_size
         except FileNotFoundError:

@@ -10,8 +10,7 @@ memoryview reads and writes aligned words of 8 bytes in one step on each 64-bit 
 machines that reorder memory accesses, the system calls of a transaction separate the mark, the commit and the stamp.
 
 The file also identifies the directory's present database file. It is written completely under another name before other
-processes can see it: a hole in it would raise SIGBUS on a full disk.
-"""
+processes can see it: a hole in it would raise SIGBUS on a full disk."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ leases.py       leases of the server, which are reused by later locks
 names.py        the keys of locks and values, and the content of a lock's keys
 queue.py        a lock's queue, as waiters of this process know it
 lock_steps.py   the steps of a lock, and `Locks` in both colours
-cell.py         values
-"""
+cell.py         values"""
 
 from __future__ import annotations
 
@@ -40,10 +39,8 @@ THREADS = 16
 
 
 class EtcdEngine(CellEngine):
-    """A cluster, by one or more of its members. All keys begin with `prefix`.
-
-    Each waiter for a lock has a place in the lock's queue, and its process watches the queue.
-    """
+    """A cluster, by one or more of its members. All keys begin with `prefix`. Each waiter for a lock has a place in the
+    lock's queue, and its process watches the queue."""
 
     fair = True
     pushes = True

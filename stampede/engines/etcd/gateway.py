@@ -1,7 +1,5 @@
-"""Requests to etcd, over the JSON gateway that each member offers besides gRPC.
-
-This uses HTTP because the library of gRPC does not survive a fork, and serves only one event loop of a process.
-"""
+"""Requests to etcd, over the JSON gateway that each member offers besides gRPC. This uses HTTP because the library of
+gRPC does not survive a fork, and serves only one event loop of a process."""
 
 from __future__ import annotations
 
@@ -59,10 +57,8 @@ class Stream(NamedTuple):
 
 
 class Gateway:
-    """The members of a cluster, for all threads. If one member does not reply, the request goes to the next one.
-
-    A request that must not be executed twice goes to the next member only if the first has certainly not received it.
-    """
+    """The members of a cluster, for all threads. If one member does not reply, the request goes to the next one. A
+    request that must not be executed twice goes to the next member only if the first has certainly not received it."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""Leases of the server, to which keys are attached. A key is removed when its lease ends.
-
-Leases are reused, so that taking a lock is mostly one round trip: a lock that is released leaves its lease to the next
-lock of this process, as long as enough of it remains. The server's lease is a little longer than the lock's own.
-"""
+"""Leases of the server, to which keys are attached. A key is removed when its lease ends. Leases are reused, so that
+taking a lock is mostly one round trip: a lock that is released leaves its lease to the next lock of this process, as
+long as enough of it remains. The server's lease is a little longer than the lock's own."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A lock is a queue of keys, one for each token that has the lock or waits for it, in the order of the revisions that
 created them. `room.admitted` decides how many of the first ones have the lock: an exclusive lock is a room for one. The
-revision is the fence. Each key has its own lease, so that it is removed if its process ends.
-"""
+revision is the fence. Each key has its own lease, so that it is removed if its process ends."""
 
 from __future__ import annotations
 

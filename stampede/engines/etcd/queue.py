@@ -2,8 +2,7 @@
 
 The queue is read once; from then on a watch reports each change. So the event of a release is enough for the next
 waiter to know that it has the lock: the first place in the queue has the lock, and no new place can come before an
-existing one. For the same reason, an outdated state may let a caller wait too long, but never lets it in too early.
-"""
+existing one. For the same reason, an outdated state may let a caller wait too long, but never lets it in too early."""
 
 from __future__ import annotations
 

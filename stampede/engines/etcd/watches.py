@@ -79,9 +79,7 @@ class Watches:
 
     def watch(self, span: Span, on_events: OnEvents, revision: int = 0) -> KeyWatch | None:
         """Call `on_events` for each change from this revision on; without one, for each change after this has returned.
-
-        This blocks until the server has begun the watch. None: there are too many watches already.
-        """
+        This blocks until the server has begun the watch. None: there are too many watches already."""
         if len(self._watches) >= MOST:
             return None
         key, end = span

@@ -34,13 +34,11 @@ _ends = Watch("stampede-ends")
 
 
 class FileEngine(Engine):
-    """Locks among the processes of one machine that open the same directory. There is no server and no database.
-
-    The kernel releases a lock when the holder's process ends, however it ends. If a lease is not renewed, the holder's
-    own process releases the lock, since no other process can unlock it. So a frozen process (SIGSTOP, a debugger) keeps
-    its locks beyond their leases, until it resumes or is killed. If that matters, use disk://. The files are never
-    removed: each one stores the last fence of its name.
-    """
+    """Locks among the processes of one machine that open the same directory. There is no server and no database. The
+    kernel releases a lock when the holder's process ends, however it ends. If a lease is not renewed, the holder's own
+    process releases the lock, since no other process can unlock it. So a frozen process (SIGSTOP, a debugger) keeps its
+    locks beyond their leases, until it resumes or is killed. If that matters, use disk://. The files are never removed:
+    each one stores the last fence of its name."""
 
     scheme = "file"
     pushes = True
@@ -86,9 +84,7 @@ _EXAMPLE = "file:///run/app, or file:// alone"
 
 def default_directory() -> Path:
     """Return the directory for this user's locks, which is the same for all processes of the user; make it if needed.
-
-    It is not under $XDG_RUNTIME_DIR: a cron job or a service has none, and would use other locks than a terminal.
-    """
+    It is not under $XDG_RUNTIME_DIR: a cron job or a service has none, and would use other locks than a terminal."""
     path = Path(tempfile.gettempdir()) / f"stampede-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)

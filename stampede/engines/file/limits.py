@@ -33,11 +33,9 @@ _LENGTH = 65_536
 
 
 class LimitFiles(WindowLimits):
-    """Limits of one colour in one directory. Their clock counts from the machine's start, so it is never set.
-
-    A file contains the window in its first line, followed by the name, for people. Files of expired limits are removed
-    now and then, and when limits are listed.
-    """
+    """Limits of one colour in one directory. Their clock counts from the machine's start, so it is never set. A file
+    contains the window in its first line, followed by the name, for people. Files of expired limits are removed now and
+    then, and when limits are listed."""
 
     def __init__(self, directory: Path, colour: Colour) -> None:
         self._directory, self._colour = directory, colour

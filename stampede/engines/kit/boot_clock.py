@@ -1,9 +1,6 @@
-"""The clock of a directory: all processes of the machine share it, and setting the time of day does not change it.
-
-It starts anew with each boot; the time of day is used once, to carry stored entries over a reboot. Where the kernel
-does not identify its boots (outside Linux), the clock is the time of day, and setting it makes entries older or
-younger.
-"""
+"""The clock of a directory: all processes of the machine share it, and setting the time of day does not change it. It
+starts anew with each boot; the time of day is used once, to carry stored entries over a reboot. Where the kernel does
+not identify its boots (outside Linux), the clock is the time of day, and setting it makes entries older or younger."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What failed computations leave behind for a key, as bytes, for engines that have no other place for it.
-
-Moments are stored as lags behind a moment that the reader knows too, such as the end of the record around the bytes.
-"""
+"""What failed computations leave behind for a key, as bytes, for engines that have no other place for it. Moments are
+stored as lags behind a moment that the reader knows too, such as the end of the record around the bytes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Waiters listen to channels, and local values are valid under stamps, which news change. While there is no connection,
 local values are not trusted, and no waiter relies on a message. An engine inherits from `Feed` and says how it
-connects; its `Source` says how to subscribe to names, and what has come.
-"""
+connects; its `Source` says how to subscribe to names, and what has come."""
 
 from __future__ import annotations
 
@@ -247,12 +246,10 @@ class Feed(ABC):
         return Ticket(self.stamps, slot, stamp, self.pulse)
 
     def stored(self, slot: int, stamp: int) -> Ticket | None:
-        """Return a ticket for a value that this process has just stored, or None if there can be none.
-
-        `stamp` was read before the value was sent. The server must be certain to report this change, and all changes in
-        their order, each by itself. The ticket begins with the first news of the slot. If those are about an older
-        change, the news about this value end it. News about a later change always do.
-        """
+        """Return a ticket for a value that this process has just stored, or None if there can be none. `stamp` was read
+        before the value was sent. The server must be certain to report this change, and all changes in their order,
+        each by itself. The ticket begins with the first news of the slot. If those are about an older change, the news
+        about this value end it. News about a later change always do."""
         with process_lock.lock:
             changes = self.stamps[slot] - stamp
             if changes == 0:
@@ -270,10 +267,8 @@ class Feed(ABC):
 
     def heard_until(self, now: float) -> float:
         """Return until when local hits may trust the stamps, or a moment in the past if they may not trust them now.
-
         Any thread may ask. The reading thread may not have run for long: then this looks whether something waits to be
-        read. If the whole machine was frozen, nothing may have come yet; the age of the last message shows that.
-        """
+        read. If the whole machine was frozen, nothing may have come yet; the age of the last message shows that."""
         if now - self._read < LATELY:
             return self._read + LATELY
         quiet = self._quiet

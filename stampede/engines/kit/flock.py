@@ -1,8 +1,6 @@
-"""Files locked by the kernel, and the names of processes that hold something.
-
-A name identifies a process on this machine, even after its number has been given to another one. It says nothing about
-leases, which are rows with an end. It only tells that a holder is dead, so that waiters need not wait for that end.
-"""
+"""Files locked by the kernel, and the names of processes that hold something. A name identifies a process on this
+machine, even after its number has been given to another one. It says nothing about leases, which are rows with an end.
+It only tells that a holder is dead, so that waiters need not wait for that end."""
 
 from __future__ import annotations
 

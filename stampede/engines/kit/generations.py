@@ -1,8 +1,6 @@
-"""Generations: their names, how engines store them, and how long a process believes one.
-
-A generation is named by the id of all scopes and by a scope's own id. In both, a part behind `~` marks a softer change:
-stored entries are stale, not gone.
-"""
+"""Generations: their names, how engines store them, and how long a process believes one. A generation is named by the
+id of all scopes and by a scope's own id. In both, a part behind `~` marks a softer change: stored entries are stale,
+not gone."""
 
 from __future__ import annotations
 
@@ -73,11 +71,8 @@ class Beliefs:
 
 
 class NewsOfServer(Protocol):
-    """What generations need of one server's news, such as a `Feed`.
-
-    `reporter` is the number of the connection on which changes are reported, 0 while there is none. `tracks` says
-    whether changes are reported at all.
-    """
+    """What generations need of one server's news, such as a `Feed`. `reporter` is the number of the connection on which
+    changes are reported, 0 while there is none. `tracks` says whether changes are reported at all."""
 
     stamps: NewsStamps
 

@@ -29,10 +29,8 @@ def together(
     answered: Callable[[dict[int, Any]], dict[int, Any]],
     errors: type[BaseException] = StampedeError,
 ) -> list[Any]:
-    """Return what each verb returned, or the error (one of `errors`) that it raised.
-
-    `answered` takes the questions of one round by the number of their verb, and returns the answers, or errors.
-    """
+    """Return what each verb returned, or the error (one of `errors`) that it raised. `answered` takes the questions of
+    one round by the number of their verb, and returns the answers, or errors."""
     results: list[Any] = [None] * len(work)
     answers: dict[int, Any] = dict.fromkeys(range(len(work)))
     answer: Any = None

@@ -2,8 +2,7 @@
 
 Replies come in the order of the questions, so many callers share the connection without waiting for each other, and
 none is refused because there are too many. A server is said to hang when it owes a reply and no byte was sent or
-received for the time of a time-out. An engine says in a `Pipe` of its own how it connects, writes and reads.
-"""
+received for the time of a time-out. An engine says in a `Pipe` of its own how it connects, writes and reads."""
 
 from __future__ import annotations
 

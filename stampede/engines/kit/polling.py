@@ -2,8 +2,7 @@
 
 If the cost is known, looks become denser towards the moment at which the computation is likely to end, and rarer after
 it. No pause is longer than a tenth of the time waited so far (or 50 ms if that is more), nor than the caller allows. So
-a waiter learns of the end at most that much later.
-"""
+a waiter learns of the end at most that much later."""
 
 from __future__ import annotations
 

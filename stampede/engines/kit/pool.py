@@ -22,11 +22,8 @@ W = TypeVar("W", bound="Pooled")
 
 
 class SentOnce(tuple[Any, ...]):
-    """A command that is not sent again if the connection breaks before its reply.
-
-    A compare-and-set is such a command: it recognises its own write, but not if another client has written over that
-    since.
-    """
+    """A command that is not sent again if the connection breaks before its reply. A compare-and-set is such a command:
+    it recognises its own write, but not if another client has written over that since."""
 
     __slots__ = ()
 
@@ -69,11 +66,9 @@ class _Server(Protocol):
 
 
 class Pool(ABC, Generic[W, Q, A]):
-    """Connections to one server, for callers from any thread. The connection used last takes the next question.
-
-    The libraries' own pools check a connection before they hand it out, or make the next one in a thread. Our questions
-    may be asked twice, so it is enough to notice that a connection was broken.
-    """
+    """Connections to one server, for callers from any thread. The connection used last takes the next question. The
+    libraries' own pools check a connection before they hand it out, or make the next one in a thread. Our questions may
+    be asked twice, so it is enough to notice that a connection was broken."""
 
     broken: tuple[type[BaseException], ...]
     """Errors that mean that the connection is of no use any more."""
@@ -100,10 +95,8 @@ class Pool(ABC, Generic[W, Q, A]):
         """Send the question over this connection, which is connected first if necessary, and return the answer."""
 
     def lost(self, wire: W, error: BaseException) -> None:
-        """Disconnect, since no answer will come, and raise a clearer error if this one would mislead.
-
-        Without that, replies that were never read would be taken for replies to the next question.
-        """
+        """Disconnect, since no answer will come, and raise a clearer error if this one would mislead. Without that,
+        replies that were never read would be taken for replies to the next question."""
         if isinstance(error, RecursionError):
             return  # disconnecting would fail half-way, too; it is done before the next question
         since, cut = wire.since, wire.is_cut()

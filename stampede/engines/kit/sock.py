@@ -1,13 +1,10 @@
-"""A connection of the blocking colour, for one question at a time. Its bytes are read and written here.
-
-The time-out bounds each piece that is sent or received, not the whole. The first thread whose time-out runs out ends
-the waits of all others for the same server.
-"""
+"""A connection of the blocking colour, for one question at a time. Its bytes are read and written here. The time-out
+bounds each piece that is sent or received, not the whole. The first thread whose time-out runs out ends the waits of
+all others for the same server."""
 
 from __future__ import annotations
 
-# Python imports this at the first connection to a host. If a signal's exception interrupts that import, the process can
-# never connect again; if another thread forks during it, the child waits for it for ever.
+# If Python imported this at the first connection, an exception or a fork in the middle would break all later ones.
 import encodings.idna  # noqa: F401
 import select
 import socket

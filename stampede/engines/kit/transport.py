@@ -23,11 +23,9 @@ def shut(transport: Any) -> None:
 
 
 def disown(transport: Any) -> None:
-    """Detach the transport in a forked child, without the server noticing.
-
-    A normal close would remove it from its loop's epoll, which is shared with the parent. Its file descriptor stays in
-    use: the transport may close that number some day, and would close another file that has it by then.
-    """
+    """Detach the transport in a forked child, without the server noticing. A normal close would remove it from its
+    loop's epoll, which is shared with the parent. Its file descriptor stays in use: the transport may close that number
+    some day, and would close another file that has it by then."""
     _inherited.append(transport)
     shared = transport.get_extra_info("socket")
     number = -1 if shared is None else shared.fileno()

@@ -3,8 +3,7 @@
 A waiting process has a named pipe in the folder `wake`; a process that changes something writes the number of what
 changed into each pipe. A pipe holds thousands of such numbers; a full one tells its reader that some were lost. If a
 process dies, the next writer removes its pipe. The same thread checks every 10 ms whether the processes that are waited
-for still live.
-"""
+for still live."""
 
 from __future__ import annotations
 
@@ -36,11 +35,8 @@ _FULL = 1 << 16
 
 
 class WakeFiles:
-    """Bells by number. They ring here and in every other process that uses the directory.
-
-    For a number from `SINGLE` on, one bell rings in each process, that of the longest waiter: only one waiter can get
-    the lock.
-    """
+    """Bells by number. They ring here and in every other process that uses the directory. For a number from `SINGLE`
+    on, one bell rings in each process, that of the longest waiter: only one waiter can get the lock."""
 
     def __init__(self, directory: Path, dead: Callable[[str], bool]) -> None:
         self._wake = directory / "wake"

@@ -1,8 +1,6 @@
-"""The suspending side of blocking clients: a few threads make the calls of event loops.
-
-The threads belong to the engine and are daemons. A server that hangs does not delay other engines or the end of the
-program, as it would on asyncio's default executor.
-"""
+"""The suspending side of blocking clients: a few threads make the calls of event loops. The threads belong to the
+engine and are daemons. A server that hangs does not delay other engines or the end of the program, as it would on
+asyncio's default executor."""
 
 from __future__ import annotations
 
@@ -46,10 +44,8 @@ class WorkerThreads:
 
     async def run(self, function: Callable[..., T], /, *args: Any) -> T:
         """Return what the function returns, or raise its error. A call that is cancelled before it begins never runs;
-        later it runs to its end.
-
-        What the function acquires for a caller that has left by then must end by itself, as a lease does.
-        """
+        later it runs to its end. What the function acquires for a caller that has left by then must end by itself, as a
+        lease does."""
         job = _Job(asyncio.get_running_loop(), partial(function, *args))
         try:
             self._pool.do(job.do)

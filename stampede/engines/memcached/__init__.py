@@ -3,8 +3,7 @@
 meta.py         commands and replies of the meta protocol, as bytes;  items.py   a key's record as an item
 servers.py      the servers of a URL, and which of them has a key
 blocking.py, suspending.py   how each colour sends commands
-verbs.py        Claims and Store;  generations.py, locks.py, limits.py   their ports
-"""
+verbs.py        Claims and Store;  generations.py, locks.py, limits.py   their ports"""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class MemcachedEngine(Engine):
     - A plain `get` of another program finds our items with the client flags 1470758913 (a header of 50 bytes, then the
       value) or 1470758914 (a lease, perhaps with a value). They are no values for other programs.
 
-    Options are passed to pymemcache's `Client`, `tls_context` too.
-    """
+    Options are passed to pymemcache's `Client`, `tls_context` too."""
 
     scheme = "memcached"
     looks = True

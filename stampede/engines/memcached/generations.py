@@ -60,10 +60,8 @@ class MemcachedGenerations(Store):
         return generations
 
     async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
-        """Return the current generation of a scope, and with `noted` those that ended a moment ago.
-
-        It consists of the scope's own id and that of all scopes. Every server has the latter: so one server is asked.
-        """
+        """Return the current generation of a scope, and with `noted` those that ended a moment ago. It consists of the
+        scope's own id and that of all scopes. Every server has the latter: so one server is asked."""
         names = [_ALL, _scope_name(scope)]
         server = self._line.servers.of(names[1])
         asked = [meta.look(name) for name in (*names, *(map(_note, names) if noted else ()))]

@@ -2,8 +2,7 @@
 
 The client flags tell two kinds apart: an entry (`PLAIN`), and a lease or a past, perhaps with an entry (`STATE`). An
 item stores all times relative to its own end, which the server counts in whole seconds: 2.4 s end with the third tick
-of its clock. In a record that was read here, times are seconds from now, so that now is 0.
-"""
+of its clock. In a record that was read here, times are seconds from now, so that now is 0."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Limits: each is an item that is replaced under its CAS number.
-
-A change is first tried on the item that was last seen, together with a read of the present one. So it takes one round
-trip, and one more for each time that another client was faster. Times are by the clients' clocks.
-"""
+"""Limits: each is an item that is replaced under its CAS number. A change is first tried on the item that was last
+seen, together with a read of the present one. So it takes one round trip, and one more for each time that another
+client was faster. Times are by the clients' clocks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Locks: each is an item that is added with a token, and removed only with it.
-
-On the server that gave it, the CAS number identifies the holder as well as the token does: a holder that knows the
-number removes the item without reading it. (A renewal changes the number.)
-"""
+"""Locks: each is an item that is added with a token, and removed only with it. On the server that gave it, the CAS
+number identifies the holder as well as the token does: a holder that knows the number removes the item without reading
+it. (A renewal changes the number.)"""
 
 from __future__ import annotations
 

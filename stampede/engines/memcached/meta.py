@@ -1,7 +1,5 @@
-"""Memcached's meta protocol: commands as bytes, replies from bytes. Pure.
-
-Replies are read by length: a value may contain `\\r\\n`, `END`, or the text of another reply.
-"""
+"""Memcached's meta protocol: commands as bytes, replies from bytes. Pure. Replies are read by length: a value may
+contain `\\r\\n`, `END`, or the text of another reply."""
 
 from __future__ import annotations
 

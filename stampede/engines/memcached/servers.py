@@ -47,10 +47,8 @@ class MemcachedNode:
         self.closed = False
 
     def admit(self) -> None:
-        """Raise EngineError if this server of a ring was down a moment ago.
-
-        A single server is always asked: its cache decides when.
-        """
+        """Raise EngineError if this server of a ring was down a moment ago. A single server is always asked: its cache
+        decides when."""
         if self.others and not self.breaker.allow(time.monotonic()):
             raise trouble(self, ConnectionError("it was down a moment ago"))
 
@@ -121,11 +119,9 @@ class MemcachedLine(Protocol):
     ) -> tuple[list[MetaReply], float]:
         """Send the commands together, and return their replies, in order, and a moment before they were sent. Raise
         EngineError if no reply comes, or a refusal. If a connection turns out to be closed, send again over a new one.
-
         `since`: a command contains a CAS number that was read at that moment. A restarted server counts anew. So the
         commands are sent once, over a connection that has lasted since then, and so leads to the server that gave the
-        number. If there is no such connection, all replies are OTHER, as if the item had another number.
-        """
+        number. If there is no such connection, all replies are OTHER, as if the item had another number."""
 
 
 def checked(server: MemcachedNode, version: bytes) -> None:

@@ -2,8 +2,7 @@
 
 A lease is an item with its holder's token. The holder's process remembers the CAS number that memcached gave the item,
 and its fill replaces only this item: a miss takes an `ms` that adds the lease, and an `ms` over it. If the number is
-not known (the lease was renewed, or the connection is new), the token in the item identifies the holder.
-"""
+not known (the lease was renewed, or the connection is new), the token in the item identifies the holder."""
 
 from __future__ import annotations
 

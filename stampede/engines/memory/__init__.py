@@ -30,12 +30,10 @@ T = TypeVar("T")
 
 
 class MemoryEngine(Engine):
-    """At most `entries` values in the memory of this process, shared by its threads and event loops.
-
-    `tier` contains the values, for hits that need no claim. A resident enters it with `end = 0.0`: the cache draws the
-    moment of its early refresh. `store` is a cachetools cache that is used instead. Its policy then evicts, each read
-    takes a lock, and its `getsizeof` gets the values. `sealed` stores bytes instead of objects.
-    """
+    """At most `entries` values in the memory of this process, shared by its threads and event loops. `tier` contains
+    the values, for hits that need no claim. A resident enters it with `end = 0.0`: the cache draws the moment of its
+    early refresh. `store` is a cachetools cache that is used instead. Its policy then evicts, each read takes a lock,
+    and its `getsizeof` gets the values. `sealed` stores bytes instead of objects."""
 
     scheme = "memory"
     pushes = True

@@ -8,8 +8,7 @@ verbs.py     Claims and Store, written once over a `PostgresLine`;  locks.py   L
 line.py      sends commands, and maps psycopg's errors;  blocking.py, suspending.py   how each colour sends: with the
              pool and the pipe of the kit
 news.py      the connection that receives notifications;  tell.py   sends notifications to other processes
-sweep.py     removes expired rows, and entries beyond the limits
-"""
+sweep.py     removes expired rows, and entries beyond the limits"""
 
 from __future__ import annotations
 
@@ -39,11 +38,9 @@ __all__ = ["PostgresEngine", "check_url", "from_url", "of_client"]
 
 
 class PostgresEngine(Engine):
-    """Tables of one database, shared by all processes that connect to it. `stampede postgres init` creates them.
-
-    `url` takes every option of libpq in its query; options given here win. Or pass a `pool` of psycopg, of either
-    colour: the engine makes connections of its own, in the same way as the pool does, and uses none of the pool's.
-    """
+    """Tables of one database, shared by all processes that connect to it. `stampede postgres init` creates them. `url`
+    takes every option of libpq in its query; options given here win. Or pass a `pool` of psycopg, of either colour: the
+    engine makes connections of its own, in the same way as the pool does, and uses none of the pool's."""
 
     scheme = "postgres"
     pushes = True

@@ -1,7 +1,5 @@
-"""Postgres URLs: read as libpq and SQLAlchemy read them, and written so that they can be copied.
-
-Messages show a URL only through `safe_url`. libpq's own errors quote passwords that it cannot parse.
-"""
+"""Postgres URLs: read as libpq and SQLAlchemy read them, and written so that they can be copied. Messages show a URL
+only through `safe_url`. libpq's own errors quote passwords that it cannot parse."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ _SECRET = {"password", "sslpassword", "oauth_client_secret", "scram_client_key",
 
 def read(url: str) -> dict[str, Any]:
     """Return the options in `postgres://user:password@host:5432/database?sslmode=require`: libpq's, and the engine's.
-
-    Raise OptionError if the URL cannot be read.
-    """
+    Raise OptionError if the URL cannot be read."""
     options = _read(url)
     if set("@= ") & set(f"{options.get('host', '')}{options.get('port', '')}"):
         raise _unreadable(safe_url(url) if _URL.match(url) else "that address")

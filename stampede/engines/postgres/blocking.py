@@ -92,11 +92,8 @@ class _Wire:
         return talk
 
     def answers(self, commands: Sequence[Command]) -> list[Answer]:
-        """Send these commands and return their answers.
-
-        Raise TimeoutError if nothing is sent or received for `timeout` seconds. Raise an error of psycopg if it breaks
-        the connection; other refusals are answers.
-        """
+        """Send these commands and return their answers. Raise TimeoutError if nothing is sent or received for `timeout`
+        seconds. Raise an error of psycopg if it breaks the connection; other refusals are answers."""
         count, answers = len(commands), list[Answer]()
         asked = [encoded(commands[0])] if count == 1 else list(map(encoded, commands))
         server, talk = self._server, self.talk or self._stand()

@@ -43,13 +43,11 @@ gives up no later than its caller does."""
 
 
 class PostgresConnector:
-    """Makes connections to one database. They are in autocommit: each question is a transaction.
-
-    A question takes at most `timeout` seconds. `listen` is the address of the server itself, if the other address is
-    a pooler's. With `bound`, a lease ends with the connection on which its holder's process listens. About `entries`
-    entries and `max_bytes` bytes of values are kept; without these limits, all that have not expired. The record of
-    locks covers `history` seconds, and at most `history_rows` rows.
-    """
+    """Makes connections to one database. They are in autocommit: each question is a transaction. A question takes at
+    most `timeout` seconds. `listen` is the address of the server itself, if the other address is a pooler's. With
+    `bound`, a lease ends with the connection on which its holder's process listens. About `entries` entries and
+    `max_bytes` bytes of values are kept; without these limits, all that have not expired. The record of locks covers
+    `history` seconds, and at most `history_rows` rows."""
 
     closed = False
     pooled = False
@@ -136,10 +134,8 @@ class PostgresConnector:
         return self._direct or self._conninfo
 
     def listening(self) -> Connection[Row] | None:
-        """Return a new connection to the server itself, for notifications. None: there is a pooler in between.
-
-        The server never ends it for being idle: other processes take this process for dead when it ends.
-        """
+        """Return a new connection to the server itself, for notifications. None: there is a pooler in between. The
+        server never ends it for being idle: other processes take this process for dead when it ends."""
         self.check()
         made = self._connect(self.direct)
         try:
@@ -166,10 +162,8 @@ class PostgresConnector:
         return "" if made is None else None
 
     def _check_same(self, pid: int, started: float) -> None:
-        """Raise OperationalError unless the server that stores the keys knows this backend.
-
-        Otherwise it would take this process for dead, and grant its leases to others.
-        """
+        """Raise OperationalError unless the server that stores the keys knows this backend. Otherwise it would take
+        this process for dead, and grant its leases to others."""
         if self._direct is None:
             return
         asked = self.connection()
@@ -192,10 +186,8 @@ def of_url(url: str, options: Mapping[str, Any]) -> PostgresConnector:
 
 
 def of_pool(pool: Any, options: Mapping[str, Any]) -> PostgresConnector:
-    """Return the connector of the database of a psycopg pool, of either colour.
-
-    The pool is only a recipe: none of its connections is used, and it need not be open. Its `configure` is not called.
-    """
+    """Return the connector of the database of a psycopg pool, of either colour. The pool is only a recipe: none of its
+    connections is used, and it need not be open. Its `configure` is not called."""
     conninfo, kwargs = getattr(pool, "conninfo", None), getattr(pool, "kwargs", None)
     if not isinstance(conninfo, str) or not isinstance(kwargs, Mapping | None):
         raise OptionError(

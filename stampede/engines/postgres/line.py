@@ -74,10 +74,8 @@ def _all_rows(answers: Sequence[Answer], *, last: bool = False) -> list[list[Row
 
 
 def trouble(server: PostgresConnector, error: Exception) -> EngineError | TooLarge:
-    """Return the error of this library for one that psycopg raised.
-
-    Refusals of this one question are `partial` and `refused`: they say nothing about other keys.
-    """
+    """Return the error of this library for one that psycopg raised. Refusals of this one question are `partial` and
+    `refused`: they say nothing about other keys."""
     if isinstance(error, EngineError):
         return error
     code = getattr(error, "sqlstate", None) or ""

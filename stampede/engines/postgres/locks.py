@@ -4,8 +4,7 @@ A queue on the server makes them fair. A waiter takes a place, in the order of a
 gives it up when it leaves. A lock that comes free is reserved for the first waiter for a fifth of a second, and only
 this waiter is notified. So a holder that comes back at once finds the lock taken. A dead waiter costs no time if the
 end of its connection shows that it is dead; a frozen one costs a fifth of a second. A caller that does not wait
-(`try_lock`) has no place in the queue, and no lock is reserved for it.
-"""
+(`try_lock`) has no place in the queue, and no lock is reserved for it."""
 
 from __future__ import annotations
 

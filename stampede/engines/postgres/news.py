@@ -2,8 +2,7 @@
 
 Wake-ups for waiters come on a channel of this process alone. Changes come on a channel that all processes listen to,
 and only while some process has a local tier; new generations always do. The connection's backend is also this
-process's sign of life. Only connecting blocks here. A server that hangs is recognized by its silence.
-"""
+process's sign of life. Only connecting blocks here. A server that hangs is recognized by its silence."""
 
 from __future__ import annotations
 
@@ -48,12 +47,10 @@ _PASSING = ("25", "40", "55", "57")  # conflicts, locks, time limits; read-only,
 
 class PostgresNews(Feed):
     """The feed of one server. `listens` is a number of the connection that listens, 0 if there is none. `reporter` is
-    the same number once changes come on this connection. Before that it is 0, and there are no tickets.
-
-    A reader samples the stamp of the key's slot before it sends its question, and keeps a ticket only if `reporter` is
-    not 0 when the answer is there. Then a change that is committed after the read is either notified later, or has
-    changed the stamp already. Each beginning and end of the connection changes all stamps, too.
-    """
+    the same number once changes come on this connection. Before that it is 0, and there are no tickets. A reader
+    samples the stamp of the key's slot before it sends its question, and keeps a ticket only if `reporter` is not 0
+    when the answer is there. Then a change that is committed after the read is either notified later, or has changed
+    the stamp already. Each beginning and end of the connection changes all stamps, too."""
 
     def __init__(self, connection: Callable[[], Any], *, tracks: bool = False, bound: bool = True) -> None:
         """`connection` returns a new blocking connection to the server itself, or None if only a pooler can be reached.
@@ -104,10 +101,8 @@ class PostgresNews(Feed):
         return self._source
 
     def start_again(self) -> None:
-        """Detach the parent's connection in a forked child, and start anew.
-
-        As long as the child kept it open, a parent that was killed would seem to live.
-        """
+        """Detach the parent's connection in a forked child, and start anew. As long as the child kept it open, a parent
+        that was killed would seem to live."""
         inherited, self._source = self._source, None
         super().start_again()
         if inherited is not None and not inherited.connection.closed:

@@ -23,19 +23,15 @@ _ONE = 8319104481669375078  # the advisory lock of a process that creates the sc
 
 
 def statements(*, durable: bool = False) -> str:
-    """Return all SQL statements, for a migration by hand.
-
-    With `durable`, nothing is lost in a crash, and every change is written to the write-ahead log.
-    """
+    """Return all SQL statements, for a migration by hand. With `durable`, nothing is lost in a crash, and every change
+    is written to the write-ahead log."""
     tables, *functions = map(_text, ("tables.sql", "values.sql", "locks.sql", "limits.sql"))
     return "\n".join([re.sub(r"\bUNLOGGED (?=TABLE)", "", tables) if durable else tables, *functions])
 
 
 def grants(role: str) -> str:
-    """Return the statements that grant a program's role the rights it needs, and no more.
-
-    They must be run again after each new version.
-    """
+    """Return the statements that grant a program's role the rights it needs, and no more. They must be run again after
+    each new version."""
     name = '"' + role.replace('"', '""') + '"'
     return "\n".join(f"GRANT {right} TO {name};" for right in _RIGHTS)
 
@@ -50,10 +46,8 @@ _RIGHTS = (
 
 def make(connection: Connection[Any], *, durable: bool = False) -> str:
     """Create the schema if it is missing, in one transaction, and return what was done. Raise EngineError if another
-    version is there. The connection must be in autocommit.
-
-    With `durable`, unlogged tables become logged; without it, existing tables stay as they are.
-    """
+    version is there. The connection must be in autocommit. With `durable`, unlogged tables become logged; without it,
+    existing tables stay as they are."""
     with connection.transaction():
         # With a snapshot, a process that waits for the lock would not see what the holder has created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -107,10 +101,8 @@ _NEWER = "has the tables of a newer release (version {}; this one's is {}): inst
 
 
 def check_version(version: int | None, server: str, init: str) -> None:
-    """Raise EngineError, with what to do, unless this is the version of this release. None: there are no tables.
-
-    `init` is the command that creates the tables.
-    """
+    """Raise EngineError, with what to do, unless this is the version of this release. None: there are no tables. `init`
+    is the command that creates the tables."""
     if version == VERSION:
         return
     if version is not None and version > VERSION:

@@ -2,8 +2,7 @@
 
 psycopg connects, encrypts and logs in. Its cursors take as long as the server takes to find a row: they parse each
 statement anew, and look up converters for arguments and results by their types. Here all that is known in advance.
-Nothing waits here: `blocking.py` and `suspending.py` wait for the socket.
-"""
+Nothing waits here: `blocking.py` and `suspending.py` wait for the socket."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ _ROWS, _DONE, _SYNC = int(ExecStatus.TUPLES_OK), int(ExecStatus.COMMAND_OK), int
 
 class Talk:
     """The conversation over one connection, in libpq's pipeline mode: commands are sent without waiting for answers.
-
     Statements are prepared on the connection, but not with `pooled`: a pooler gives each transaction to another
-    connection. It may also lose its place in a pipeline, so that commands are sent one by one.
-    """
+    connection. It may also lose its place in a pipeline, so that commands are sent one by one."""
 
     def __init__(self, connection: Any, *, pooled: bool) -> None:
         self.connection = connection

@@ -2,8 +2,7 @@
 
 The server runs commits that notify one after the other, so there should be few. The first notification is sent at once.
 Those that come while it is under way, and for a few milliseconds more, are sent together. No caller waits for them. If
-one is lost, its waiters find the change when they look next.
-"""
+one is lost, its waiters find the change when they look next."""
 
 from __future__ import annotations
 

@@ -137,11 +137,9 @@ def message_of(entry: Entry[Any] | None) -> bytes:
 
 
 def news_of(message: bytes, token: bytes) -> Entry[Any] | None:
-    """Return the entry in a message of `message_of`, if it was computed under the lease with this token, else None.
-
-    A message of an older lease may be late, and any client can send one. So the id of the entry must be the token: the
-    id is part of what the codec signs.
-    """
+    """Return the entry in a message of `message_of`, if it was computed under the lease with this token, else None. A
+    message of an older lease may be late, and any client can send one. So the id of the entry must be the token: the id
+    is part of what the codec signs."""
     try:
         id, fresh, keep, cost, margin, ttl, raised = _ALONG.unpack_from(message)
     except error:

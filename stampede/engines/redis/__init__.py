@@ -9,8 +9,7 @@ news.py      subscriptions, and what keeps tickets valid;  readers.py   watches 
 clients.py   turns a URL or a client into connections to a server
 shard.py     one server's ports;  sentinel.py   the server that sentinels name
 cluster.py   many shards, one for each master;  routed.py   the ports over them
-inside.py    the private parts of redis-py that are used: sockets, streams, and hiredis' parser
-"""
+inside.py    the private parts of redis-py that are used: sockets, streams, and hiredis' parser"""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class RedisEngine(Engine):
     The blocking side has at most `max_connections` open (50); further callers wait for one (for at most `timeout`
     seconds, 20). An event loop has one. With `tracking` the server reports every change of what was read here. This
     keeps local tiers valid, and costs a little for each key that is read. By default it begins when a local tier asks
-    for it; True begins at once, and False turns it off.
-    """
+    for it; True begins at once, and False turns it off."""
 
     scheme = "redis"
     pushes = True
@@ -131,8 +129,7 @@ def from_url(url: str, **options: Any) -> RedisEngine:
     """Return the engine of a URL.
 
     `redis://user:password@host:6379/0?socket_timeout=0.5`, `rediss://` for TLS, `unix:///run/redis.sock?db=0`,
-    `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`.
-    """
+    `redis+sentinel://host:26379,host:26379/service/0` or `redis+cluster://host:6379,host:6379`."""
     query = dict(parse_qsl(urlsplit(url).query))
     tracking = options.pop("tracking", query.get("tracking"))
     if tracking is not None:

@@ -1,8 +1,6 @@
-"""How connections are made: one function for each topology, which takes a URL or a client object.
-
-The client library connects, encrypts and logs in; all of its options are passed on. Its own retries are off: the engine
-sends again by itself, since it knows which commands may be sent twice.
-"""
+"""How connections are made: one function for each topology, which takes a URL or a client object. The client library
+connects, encrypts and logs in; all of its options are passed on. Its own retries are off: the engine sends again by
+itself, since it knows which commands may be sent twice."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def _said(wrong: Exception) -> str:
 
 def several(url: str, port: int) -> tuple[list[RedisAddress], dict[str, Any]]:
     """Return the addresses in `scheme://user:password@host:port,host:port/path?options`, and the client's options.
-
-    `kind` among the options is the connection class: an encrypted one with `ssl=true`.
-    """
+    `kind` among the options is the connection class: an encrypted one with `ssl=true`."""
     from redis.connection import parse_url
 
     parts = parts_of(url)

@@ -6,8 +6,7 @@ silence. While a slot is being moved (ASK, TRYAGAIN), a verb asks again until it
 
 A shard that is down affects only its own keys. The shard of the generations affects all: while it is down, the
 generation of a key cannot be known, and no key is asked for. Otherwise a `clear` by a process that still reaches that
-shard, or made just before it died, would be overlooked for as long as it is down.
-"""
+shard, or made just before it died, would be overlooked for as long as it is down."""
 
 from __future__ import annotations
 
@@ -153,10 +152,8 @@ class Cluster:
 
     async def at(self, slot: int, colour: Colour, verb: Verb[T], *, always: bool = False) -> T:
         """Return the verb's answer from the shard that has the slot, even if the slot moves meanwhile: verbs may be
-        sent twice.
-
-        `always` is for finishing what has begun there: a computed value should not be lost by a moment's silence.
-        """
+        sent twice. `always` is for finishing what has begun there: a computed value should not be lost by a moment's
+        silence."""
         from redis import exceptions
 
         if self._closed:

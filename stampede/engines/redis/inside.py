@@ -1,8 +1,6 @@
-"""The private parts of redis-py that are used, and nowhere else; present in 5.3 to 8.1 (`make oldest`).
-
-The library makes a connection, encrypts and logs in. From then on commands and replies are sent and read here, without
-the library's buffers, retries and warnings.
-"""
+"""The private parts of redis-py that are used, and nowhere else; present in 5.3 to 8.1 (`make oldest`). The library
+makes a connection, encrypts and logs in. From then on commands and replies are sent and read here, without the
+library's buffers, retries and warnings."""
 
 from __future__ import annotations
 

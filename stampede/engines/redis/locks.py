@@ -4,8 +4,7 @@ A queue on the server keeps them fair. A waiter takes a place with its first ref
 Whenever there is room for the first waiter of the queue, the server keeps its place for a fifth of a second, and
 notifies only that waiter; once it is inside, the next. So a holder that comes back at once finds the lock taken. A
 waiter costs three commands however many there are. One whose process died costs nothing, and one that is frozen costs a
-fifth of a second. A caller that never waits (`try_lock`) has no place in the queue.
-"""
+fifth of a second. A caller that never waits (`try_lock`) has no place in the queue."""
 
 from __future__ import annotations
 

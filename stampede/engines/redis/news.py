@@ -2,8 +2,7 @@
 
 Waiters subscribe to their key's channel. Local tiers' tickets are ended by the server's invalidation messages (CLIENT
 TRACKING, redirected from the reading connections to this one). The connection uses RESP3, because there invalidation
-messages need no channel rights. If a server refuses to redirect, there are no tickets.
-"""
+messages need no channel rights. If a server refuses to redirect, there are no tickets."""
 
 from __future__ import annotations
 
@@ -41,12 +40,10 @@ class Refusal(Exception):
 
 
 class RedisNews(Feed):
-    """One server's news. `reporter` is the id of the connection on which changes are reported, 0 while there is none.
-
-    A reader samples the stamp of the key's slot before the question is sent. It keeps a ticket only if the reading
+    """One server's news. `reporter` is the id of the connection on which changes are reported, 0 while there is none. A
+    reader samples the stamp of the key's slot before the question is sent. It keeps a ticket only if the reading
     connection had been asked to redirect its news to `reporter`, which is still the same. Then news that overtake the
-    reply have changed the stamp already, and later news will change it.
-    """
+    reply have changed the stamp already, and later news will change it."""
 
     def __init__(self, server: RedisConnector, *, tracks: bool = True, sharded: bool = False) -> None:
         """`tracks` says whether changes are wanted. With `sharded`, channels are those of a cluster's shard."""
@@ -106,10 +103,8 @@ class RedisNews(Feed):
 
     def watch(self, sock: Any) -> bool:
         """Watch a connection whose reads are followed, so that its end is noticed even if its thread or loop is busy.
-        Return False if that is impossible: then it gets no tickets.
-
-        Everything that it received before its end was asked before: those tickets are older than what its end voids.
-        """
+        Return False if that is impossible: then it gets no tickets. Everything that it received before its end was
+        asked before: those tickets are older than what its end voids."""
         return self._readers.watch(sock)
 
     def reader_lost(self, *, ours: bool = False) -> None:

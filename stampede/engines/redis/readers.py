@@ -1,8 +1,6 @@
-"""Watches connections whose reads the server follows. A thread that always runs notices when one ends.
-
-The connection's own thread or loop may be busy or idle, and would not notice. After its end, changes of what it had
-read are not reported any more.
-"""
+"""Watches connections whose reads the server follows. A thread that always runs notices when one ends. The connection's
+own thread or loop may be busy or idle, and would not notice. After its end, changes of what it had read are not
+reported any more."""
 
 from __future__ import annotations
 

@@ -131,12 +131,9 @@ class RedisKeys:
         return Found(entry, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
 
     def _looking(self, key_names: RedisNames, known: KnownEnd | None) -> list[Command]:
-        """Return plain commands that find what `claim.lua` would find.
-
-        One of them counts as a write, so that a server that is no longer the master refuses it. It must not be the one
-        that is to be followed: CLIENT TRACKING ignores what GETEX reads. If the entry's end is known and the entry is
-        unchanged, its end is not asked for again.
-        """
+        """Return plain commands that find what `claim.lua` would find. One of them counts as a write, so that a server
+        that is no longer the master refuses it. It must not be the one that is to be followed: CLIENT TRACKING ignores
+        what GETEX reads. If the entry's end is known and the entry is unchanged, its end is not asked for again."""
         left: list[Command] = [(b"PTTL", key_names.entry)] if known is None else []
         if self._news.tracks:
             return [*left, (b"GET", key_names.entry), (b"GETEX", key_names.lease)]

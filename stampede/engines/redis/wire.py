@@ -138,11 +138,8 @@ def kept(answer: Any) -> Entry[Any] | None:
 def fresh_of(left: float, string: bytes | None) -> Entry[Any] | None:
     """Return the entry that a plain read has found, if it is fresh. Return None also for what only `entry.lua` can
     judge: damaged bytes, and a key with more time left than it was given, for example because the server's clock was
-    set back.
-
-    The time left was asked for before the entry. If another process stores an entry in between, the older one does not
-    get the new one's time.
-    """
+    set back. The time left was asked for before the entry. If another process stores an entry in between, the older one
+    does not get the new one's time."""
     if string is None or left == -2 or len(string) < HEAD or string[0] != _VERSION:
         return None
     _, flags, id, lag, keeplag, cost, margin, ttl = _HEAD.unpack_from(string)
@@ -241,11 +238,9 @@ def _verdict_of(string: bytes) -> Verdict:
 
 
 def news_of(message: bytes, token: bytes) -> Entry[Any] | None:
-    """Return the entry that a fill has sent along, if it was computed under the lease of this token.
-
-    An older lease's message may arrive late, and any client can publish one. So the entry's own id, which its codec
-    signs, must be that token.
-    """
+    """Return the entry that a fill has sent along, if it was computed under the lease of this token. An older lease's
+    message may arrive late, and any client can publish one. So the entry's own id, which its codec signs, must be that
+    token."""
     if message[:8] != token or len(message) < 16 + _HEAD.size:
         return None
     try:

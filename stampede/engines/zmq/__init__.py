@@ -4,8 +4,7 @@ machine.py   what a broker decides about locks; limits.py, about limits
 server.py    the broker: how it talks to its clients;  peers.py   how it talks to other brokers
 wire.py      the messages between client and broker
 client.py    a process' connection to a broker;  locks.py   the engine's ports over it
-curve.py     keys, and sockets
-"""
+curve.py     keys, and sockets"""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class ZmqEngine(Engine):
 
     `timeout` is the number of seconds to wait for an answer. `keys` is the directory with `server.key` and
     `client.key_secret`; brokers that are not on loopback require it. A process has one connection to each broker, and
-    one thread for that connection. All its threads and event loops share it.
-    """
+    one thread for that connection. All its threads and event loops share it."""
 
     scheme = "zmq"
     pushes = True

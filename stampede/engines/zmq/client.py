@@ -2,8 +2,7 @@
 
 A question asked while the broker can't be reached waits for it until the caller's time is up. When a connection breaks,
 unanswered questions are asked again on the next connection, except those that must not be carried out twice. The thread
-sends regular signs of life, so that a blocked event loop doesn't make this process look dead.
-"""
+sends regular signs of life, so that a blocked event loop doesn't make this process look dead."""
 
 from __future__ import annotations
 
@@ -94,10 +93,8 @@ class BrokerLink:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, colour: Colour, kind: int, payload: bytes = b"") -> tuple[int, bytes]:
-        """Return the kind and the payload of the broker's answer.
-
-        Raise EngineError if there is no answer in time, or if the broker reports trouble.
-        """
+        """Return the kind and the payload of the broker's answer. Raise EngineError if there is no answer in time, or
+        if the broker reports trouble."""
         question = self._asked(kind, payload)
         try:
             await colour.park(question.bell, self._timeout)

@@ -39,10 +39,8 @@ class ClientKeys(NamedTuple):
 
 
 def make_keys(directory: Path) -> list[Path]:
-    """Write new keys for a broker and for its clients, and return their files. Raise OptionError if a file exists.
-
-    Only this user can read the files of secret keys.
-    """
+    """Write new keys for a broker and for its clients, and return their files. Raise OptionError if a file exists. Only
+    this user can read the files of secret keys."""
     made = []
     for name, public in ((SERVER, directory), (CLIENT, directory / CLIENTS)):
         pair = Pair(*zmq.curve_keypair())

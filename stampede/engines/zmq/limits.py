@@ -14,11 +14,9 @@ __all__ = ["Counts"]
 
 
 class Counts:
-    """All limits of one broker.
-
-    `quiet` is the length of its grace in seconds. An earlier broker may have granted starts that this one knows nothing
-    of. So a limit that is new here begins when such starts have left its window, or when the grace is over.
-    """
+    """All limits of one broker. `quiet` is the length of its grace in seconds. An earlier broker may have granted
+    starts that this one knows nothing of. So a limit that is new here begins when such starts have left its window, or
+    when the grace is over."""
 
     def __init__(self, now: float, *, quiet: float, most: int) -> None:
         self._began, self._quiet = now, now + quiet

@@ -1,7 +1,5 @@
-"""The ports of locks and limits over brokers, one of each per colour.
-
-A waiter has a place in the queue of its broker, which notifies it when its turn has come.
-"""
+"""The ports of locks and limits over brokers, one of each per colour. A waiter has a place in the queue of its broker,
+which notifies it when its turn has come."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ passed over; when it asks again, it goes to the end of the queue. The cost of a 
 of locks nor on the number of waiters. Leaving a bulkhead scans all its holders.
 
 Locks and places in queues belong to a client's session, and end with it. `Machine.notices` collects what other sessions
-must be notified of: a turn that has come, or a lock that came free.
-"""
+must be notified of: a turn that has come, or a lock that came free."""
 
 from __future__ import annotations
 
@@ -130,11 +129,9 @@ class _Lock:
 
 
 class Machine:
-    """All locks of one broker.
-
-    The first `quiet` seconds are its grace period: leases of an earlier broker may still be valid. Nothing is granted
-    then, but a holder that renews its lease has it again. All fences that it grants are above `fence`.
-    """
+    """All locks of one broker. The first `quiet` seconds are its grace period: leases of an earlier broker may still be
+    valid. Nothing is granted then, but a holder that renews its lease has it again. All fences that it grants are above
+    `fence`."""
 
     def __init__(self, now: float, *, quiet: float, fence: int, limits: Capacity = LIMITS) -> None:
         self.limits = limits
@@ -331,10 +328,8 @@ class Machine:
     def _restore(
         self, session: ClientSession, name: bytes, token: bytes, room: float, fence: int, now: float
     ) -> _Lease | None:
-        """Restore a lease that an earlier broker granted, because its holder renews it in the grace period.
-
-        If two holders exclude each other, the higher fence wins: the other lease must have ended before that grant.
-        """
+        """Restore a lease that an earlier broker granted, because its holder renews it in the grace period. If two
+        holders exclude each other, the higher fence wins: the other lease must have ended before that grant."""
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = _Lock(name)

@@ -2,8 +2,7 @@
 
 When a client dies, the kernel closes its connection. Its locks are freed if it stays away for a moment: a living client
 reconnects at once. A client that is silent on an open connection may be dead, frozen or cut off. Its locks remain until
-their leases end, and only its places in queues are given up.
-"""
+their leases end, and only its places in queues are given up."""
 
 from __future__ import annotations
 
@@ -93,13 +92,11 @@ class Memory:
 
 
 class Broker:
-    """A server of locks and limits. It runs until it is stopped.
-
-    `quiet` is its grace period: the seconds in which it grants nothing, and clients only renew what they held before.
-    It must be as long as the longest lease that an earlier broker at this address may have granted; the file `memory`
-    stores that. `keys` is the directory of CURVE keys; without it, the broker listens on loopback only. `peers` are
-    other brokers, which share its limits and its keys.
-    """
+    """A server of locks and limits. It runs until it is stopped. `quiet` is its grace period: the seconds in which it
+    grants nothing, and clients only renew what they held before. It must be as long as the longest lease that an
+    earlier broker at this address may have granted; the file `memory` stores that. `keys` is the directory of CURVE
+    keys; without it, the broker listens on loopback only. `peers` are other brokers, which share its limits and its
+    keys."""
 
     def __init__(
         self,
@@ -315,10 +312,8 @@ class Broker:
     # -- lists ----------------------------------------------------------------------------------------------------
 
     def _page(self, kind: int, payload: bytes, now: float) -> list[Any]:
-        """Return where the next page begins (0: there is none), and the rows of this page.
-
-        Each page counts the names again: a lock may be missing if an older one was dropped between two pages.
-        """
+        """Return where the next page begins (0: there is none), and the rows of this page. Each page counts the names
+        again: a lock may be missing if an older one was dropped between two pages."""
         start, prefix = wire.unpack_page(payload)
         names = (self.machine if kind == Word.HELD else self.counts).names(start, start + SCANNED)
         rows = list[Any]()

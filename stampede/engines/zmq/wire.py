@@ -1,8 +1,5 @@
-"""The protocol between a client and a broker: messages, and the records in them.
-
-A message is one frame: the version of the protocol, then records. A record has a length, a kind, and a number. An
-answer has the number of its question.
-"""
+"""The protocol between a client and a broker: messages, and the records in them. A message is one frame: the version of
+the protocol, then records. A record has a length, a kind, and a number. An answer has the number of its question."""
 
 from __future__ import annotations
 

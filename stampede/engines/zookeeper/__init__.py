@@ -4,8 +4,7 @@ session.py      sessions of kazoo; a lost one is never used again
 line.py         the connection of a session: its signs of life, and its end if the server is silent
 queue.py        the meaning of the nodes in a lock's queue
 lock_steps.py   the steps of a lock, and `Locks` in both colours
-cell.py         values
-"""
+cell.py         values"""
 
 from __future__ import annotations
 
@@ -33,10 +32,8 @@ THREADS = 16
 
 
 class ZooKeeperEngine(CellEngine):
-    """An ensemble, by one or more of its servers. All nodes are below the node `root`.
-
-    Each waiter for a lock has a place in the lock's queue, and watches the place before its own.
-    """
+    """An ensemble, by one or more of its servers. All nodes are below the node `root`. Each waiter for a lock has a
+    place in the lock's queue, and watches the place before its own."""
 
     fair = True
     pushes = True

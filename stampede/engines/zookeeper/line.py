@@ -42,10 +42,8 @@ GRAIN, KEPT = 0.1, 32
 
 
 class ZooKeeperLine:
-    """The requests that a kazoo client sends to its server, and the replies, in their order.
-
-    All methods but `last_sign` run in kazoo's thread.
-    """
+    """The requests that a kazoo client sends to its server, and the replies, in their order. All methods but
+    `last_sign` run in kazoo's thread."""
 
     def __init__(self, client: KazooClient, timeout: float) -> None:
         self.seconds = 0.0  # the session's time-out, as the server grants it

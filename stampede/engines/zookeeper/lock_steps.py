@@ -1,8 +1,6 @@
-"""The steps of a lock on ZooKeeper, which block, for both colours.
-
-A lock is a node. Each token that has the lock or waits for it has an ephemeral sequential node below, which ends with
-its session. ZooKeeper has no leases: the process itself removes its node if the lease is not renewed in time.
-"""
+"""The steps of a lock on ZooKeeper, which block, for both colours. A lock is a node. Each token that has the lock or
+waits for it has an ephemeral sequential node below, which ends with its session. ZooKeeper has no leases: the process
+itself removes its node if the lease is not renewed in time."""
 
 from __future__ import annotations
 
@@ -148,11 +146,9 @@ class ZooKeeperLockSteps:
             return []
 
     def _read_queue(self, own: _OwnPlace) -> list[QueuedNode]:
-        """Return the present queue, in one round trip.
-
-        A server that is cut off from the others does not know which sessions they have ended. So a `sync` comes first,
-        which needs the leader: the list after it contains only nodes of sessions that are alive.
-        """
+        """Return the present queue, in one round trip. A server that is cut off from the others does not know which
+        sessions they have ended. So a `sync` comes first, which needs the leader: the list after it contains only nodes
+        of sessions that are alive."""
         client, top = own.session.client, own.top
         client.sync_async(top)
         try:

@@ -79,12 +79,10 @@ class ZooKeeperSession:
             return
 
     def ensure_outlasts(self, lease: float, asked: float) -> None:
-        """Return when the session, unless it has ended already, outlasts a lease that begins at `asked`.
-
-        Our server may lose its leader right after a reply. Then the leader knows only the signs of life that it has
-        asked for before. The latest of these may be old if this process was frozen: send another one, and wait until
-        the leader knows it.
-        """
+        """Return when the session, unless it has ended already, outlasts a lease that begins at `asked`. Our server may
+        lose its leader right after a reply. Then the leader knows only the signs of life that it has asked for before.
+        The latest of these may be old if this process was frozen: send another one, and wait until the leader knows
+        it."""
         if not self._outlasts(asked + lease, asked):
             self.reply(self.client.exists_async("/"))
             if not self._outlasts(asked + lease, asked):  # it does if the connection is a new one

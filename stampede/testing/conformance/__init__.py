@@ -16,8 +16,7 @@
             return MyCodec()
 
 pytest and unittest both collect such classes. The docstring of each test says what an engine must do, and what would go
-wrong for users otherwise. Tests of an ability that the engine does not declare are skipped.
-"""
+wrong for users otherwise. Tests of an ability that the engine does not declare are skipped."""
 
 from __future__ import annotations
 

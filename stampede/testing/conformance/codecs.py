@@ -70,10 +70,8 @@ class CodecSuite:
             assert first is not second or isinstance(value, (type(None), bool, int, float, str, bytes, tuple, date))
 
     def test_what_it_can_not_hold_is_an_error(self) -> None:
-        """A value that can't be stored must raise an error; otherwise another value would come back.
-
-        A codec that can store all of these values passes, too.
-        """
+        """A value that can't be stored must raise an error; otherwise another value would come back. A codec that can
+        store all of these values passes, too."""
         for value in (object(), (1, 2), {1: 2}, {3}, datetime(2020, 1, 1), b"x", 1 << 70, Exception):
             try:
                 back = self._read(value)

@@ -482,6 +482,7 @@ def test_a_commit_elsewhere_releases_nothing(server: PostgresServer, open_: Open
         pass
 
 
+@pytest.mark.alone  # a connection has 0.4 s to say that it may be idle
 @both
 def test_a_program_s_role_has_the_rights_it_needs(server: PostgresServer, open_: Open, colour: str) -> None:
     """Who follows the docs would get errors in the middle of the night; or a lock end with an idle connection."""
