@@ -141,7 +141,7 @@ def _write(out: Path, timelines: list[Timeline], rows: list[list[str]], herd: st
     origin = f"The origin computes it in {cost:g} s, for {room} at a time."
     picture = draw(
         _panels(timelines),
-        f"{herd}, one key: served_callers computes?",
+        f"{herd}, one key: who computes?",
         f"Each row is a caller; time runs from left to right. {origin}",
     )
     text = picture if out.suffix == ".svg" else page(picture, COLUMNS, rows)
