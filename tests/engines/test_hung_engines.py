@@ -142,8 +142,8 @@ def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
 
         until(asks)
         assert time.monotonic() - back < 4
-        # The claims of before may have been granted when the engine went on: one attempt was made to give each back, and
-        # what stands for all that ends by itself.
+        # The engine may have granted the earlier claims when it went on. One attempt was made to give each back; what
+        # is still valid ends by itself.
         for n in range(3):
             assert took(lambda n=n: its.direct.get_or_compute(f"k{n}", lambda: n)) < MUCH / 4
 
