@@ -43,7 +43,7 @@ class Stats:
 
     @property
     def computations(self) -> int:
-        """The number of computations that ended in this process, including those that failed."""
+        """The number of computations that ended in this process, also by an error. `unkept` ones are not among them."""
         return sum(self.computed.values()) + self.failed
 
     @property
