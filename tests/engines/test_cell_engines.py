@@ -169,7 +169,9 @@ def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
     cache, downs = mine(), 0
     with other(compute_in_rounds, url, keys, lease) as holder:
         assert holder.hear() == "ready"
-        for number in range(6):
+        for number in range(40):
+            if number >= 6 and caught >= 6:
+                break  # on a fast machine a round may be over before its holder is frozen
             for key in range(keys):
                 cache.invalidate(str(key))
             holder.tell(number)
