@@ -121,7 +121,7 @@ STEPS = [
     ("1 join", "algorithm/flight.py", "one caller of this process leads, the others wait for its landing", "follow"),
     ("2 look, claim", "algorithm/fill.py, engines/", "the engine says: found, granted, busy or failed", "found"),
     ("3 busy", "algorithm/fill.py, engines/", "served what is kept, or asleep until woken; then 2 again", "stale"),
-    ("4 compute", "finish.py, outages/keeper.py", "the function runs; a thread renews the lease", ""),
+    ("4 compute", "finish.py, leases/keeper.py", "the function runs; a thread renews the lease", ""),
     ("5 fill", "algorithm/finish.py, engines/", "stored if the lease still stands; the herd wakes", "value"),
     ("6 or abandon", "algorithm/finish.py, engines/", "a verdict, a rest, or what is kept; the herd wakes", "error"),
 ]

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from stampede.algorithm.call import Call, Gate, OriginPlace
 from stampede.algorithm.flight import Flight
 from stampede.errors import OriginFull
+from stampede.leases.keeper import Hold
 from stampede.metrics.table import ORIGIN, PLACES, add, histogram
 from stampede.model.entry import Entry
-from stampede.outages.keeper import Hold
 from stampede.runtime.colour import ended
 
 __all__ = ["compute_at_origin", "drop_place", "leave_origin", "load_at_origin"]

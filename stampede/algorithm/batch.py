@@ -24,9 +24,9 @@ from stampede.algorithm.loaders import BatchFunction, Computed, WantedKey
 from stampede.algorithm.patience import Delivery, deadline_error
 from stampede.algorithm.scope import ScopeSide, later
 from stampede.errors import WaitTimeout
+from stampede.leases.keeper import Hold
 from stampede.model.entry import Entry
 from stampede.model.result import MayCompute, Result, empty, values_of
-from stampede.outages.keeper import Hold
 from stampede.settings.options import Policy
 
 __all__ = ["value_of_each"]

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from stampede import events
 from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.flight import Flights, Leader
+from stampede.leases.keeper import Hold
 from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
 from stampede.model.ports import Ask, Claims, Found, Ticket
 from stampede.model.result import Result
-from stampede.outages.keeper import Hold
 from stampede.runtime.colour import Colour, Loop
 from stampede.settings.options import Policy
 

@@ -11,9 +11,9 @@ from stampede import events
 from stampede.algorithm.call import Gates
 from stampede.algorithm.flight import Flights
 from stampede.errors import EngineError
+from stampede.leases.keeper import Hold, keeper
 from stampede.local_tier.tier import LocalTier
 from stampede.model.ports import Engine
-from stampede.outages.keeper import Hold, keeper
 from stampede.outages.outage import Outage
 from stampede.runtime.colour import run_blocking
 

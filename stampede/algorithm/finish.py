@@ -10,11 +10,11 @@ from typing import Any
 from stampede import events
 from stampede.algorithm.call import Call
 from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComputation
+from stampede.leases.keeper import Hold
 from stampede.model import early
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ticket
 from stampede.model.result import LeftOut, Nothing, Result, comes_back, parts_of
-from stampede.outages.keeper import Hold
 
 __all__ = ["covers", "finish", "quietly", "release", "served"]
 

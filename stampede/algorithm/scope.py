@@ -19,12 +19,12 @@ from stampede.algorithm.gather import Gathering, run_together
 from stampede.algorithm.generations import Generations
 from stampede.algorithm.stored import Stored
 from stampede.errors import OptionError
+from stampede.leases.keeper import Hold, keeper
 from stampede.local_tier.residents import Resident
 from stampede.model import early
 from stampede.model.entry import Entry
 from stampede.model.ports import Asked, Claims, Found, Looks, Store
 from stampede.model.result import Result
-from stampede.outages.keeper import Hold, keeper
 from stampede.outages.outage import GuardedClaims
 from stampede.runtime import greenlets
 from stampede.runtime.colour import BLOCKING, PROMPT, SUSPENDING, Colour, Loop, run_blocking, running_loop, settled

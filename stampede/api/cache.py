@@ -37,6 +37,7 @@ from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
 from stampede.errors import KeyingError, OptionError
 from stampede.keys import in_namespace, quoted
+from stampede.leases.keeper import keeper
 from stampede.limits import origins as caps
 from stampede.limits.limiter import Limiter
 from stampede.local_tier.residents import Resident, Residents
@@ -47,7 +48,6 @@ from stampede.metrics import Counters, Observers, Stats, log_events, watch
 from stampede.model.entry import Entry
 from stampede.model.ports import Engine
 from stampede.model.result import value_of
-from stampede.outages.keeper import keeper
 from stampede.outages.outage import Outage
 from stampede.runtime.colour import BLOCKING, SUSPENDING, called, run_blocking, running_loop
 from stampede.runtime.signatures import showing, with_twins

@@ -16,10 +16,10 @@ from weakref import ReferenceType, ref
 
 from stampede.algorithm.finish import quietly
 from stampede.errors import EngineClosed, EngineError, LockLost, OptionError
+from stampede.leases.keeper import Hold, keeper
 from stampede.metrics.table import LOCKS_HELD, LOCKS_LOST, Metric, add, gauges
 from stampede.model.entry import new_id
 from stampede.model.ports import Busy, Engine, Holds, Locks, Problem
-from stampede.outages.keeper import Hold, keeper
 from stampede.runtime.colour import BLOCKING, PROMPT, SUSPENDING, Bell, Colour, after_commit, run_blocking, running_loop
 from stampede.runtime.event_loops import Loop
 from stampede.runtime.signatures import with_twins

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from faces import Suspending, blocking
+from both_colours import Suspending, blocking
 from herd import PATIENCE, Herd, Origin, had, until, until_async
 from hypothesis import given, settings
 from hypothesis import strategies as st

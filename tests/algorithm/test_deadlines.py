@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from bare import LONG, Gate, Room, never, until
+from bare_cache import LONG, Gate, Room, never, until
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from proxy import Proxy

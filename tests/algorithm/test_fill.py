@@ -33,11 +33,11 @@ from model import Listener, Model
 from stampede.algorithm import fill, finish, patience
 from stampede.algorithm.call import Call
 from stampede.algorithm.flight import Flight, Flights
+from stampede.leases.keeper import Hold
 from stampede.model.entry import Entry
 from stampede.model.ports import Ask, Found, Reply
 from stampede.model.record import Record
 from stampede.model.result import Result
-from stampede.outages.keeper import Hold
 from stampede.settings.options import Policy
 
 HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)

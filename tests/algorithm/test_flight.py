@@ -11,17 +11,17 @@ from contextvars import copy_context
 from typing import Any
 
 import pytest
-from bare import LONG, PLAIN, Gate, Room, World, never, until
+from bare_cache import LONG, PLAIN, Gate, Room, World, never, until
 
 from stampede import Cache
 from stampede.algorithm import background, flight
 from stampede.algorithm.flight import Flight
 from stampede.errors import EngineError, RecursiveComputation, WaitTimeout
 from stampede.events import Computed
+from stampede.leases.keeper import keeper
 from stampede.model.entry import Entry
 from stampede.model.record import NOTHING
 from stampede.model.result import own_copy
-from stampede.outages.keeper import keeper
 from stampede.runtime import process_lock
 from stampede.runtime.colour import hold_task, run_blocking
 from stampede.settings.options import Policy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from far import Far
+from far_engine import Far
 
 from stampede import Cache, CodecError, EngineError
 

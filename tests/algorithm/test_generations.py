@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import Gate, Room, until
+from bare_cache import Gate, Room, until
 from interrupting import Line, lines_in, lines_of, looked
 from memcached_server import shared_memcached
 from servers import shared_redis

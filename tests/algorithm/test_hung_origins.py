@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from bare import LONG, Gate, Room
+from bare_cache import LONG, Gate, Room
 from memcached_server import shared_memcached
 from servers import free_port, shared_cluster, shared_redis
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faces import Face
+from both_colours import Face
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from servers import shared_redis

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from faces import Suspending
+from both_colours import Suspending
 from herd import Herd, Origin, had, until, until_async
 from servers import RedisServer
 

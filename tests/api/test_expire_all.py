@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
-from faces import Number
+from both_colours import Number
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from servers import RedisServer, shared_redis, wait_until

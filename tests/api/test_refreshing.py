@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
-from faces import Number
+from both_colours import Number
 from herd import Herd, had
 from memcached_server import shared_memcached
 from servers import shared_redis

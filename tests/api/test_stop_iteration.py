@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import LONG, Gate, Room, World
+from bare_cache import LONG, Gate, Room, World
 
 from stampede import Cache
 from stampede.testing import disabled

@@ -31,7 +31,7 @@ from dogpile.testing.fixtures import (
     _GenericMutexTestSuite,
     _GenericSerializerTestSuite,
 )
-from far import Far
+from far_engine import Far
 from herd import Herd, Origin, until
 from memcached_server import shared_memcached
 from servers import RedisServer, shared_redis

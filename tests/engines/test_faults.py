@@ -20,8 +20,8 @@ pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 pytest.importorskip("psycopg")
 
-import faces
-from faces import LONG, Number, never
+import both_colours
+from both_colours import LONG, Number, never
 from herd import PATIENCE, Herd, Origin, until, until_async
 from memcached_server import MemcachedServer, shared_memcached
 from postgres_server import PostgresServer, prepared_postgres
@@ -46,7 +46,7 @@ def url_of(engine: str, port: int, timeout: float = PATIENCE) -> str:
     }[engine]
 
 
-class Face(faces.Face):
+class Face(both_colours.Face):
     """One cache, with a short pause between two questions to a dead server."""
 
     def __init__(self, engine: str, port: int, colour: str = "sync", *, timeout: float = PATIENCE, **options: Any):

@@ -23,7 +23,7 @@ pytest.importorskip("urllib3")
 pytest.importorskip("kazoo")
 pytest.importorskip("zmq")
 
-from places import EMPTY
+from addresses import EMPTY
 
 from stampede.engines import open_engine
 from stampede.engines.memory import MemoryEngine

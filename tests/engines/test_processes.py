@@ -27,10 +27,10 @@ pytest.importorskip("urllib3")
 pytest.importorskip("kazoo")
 pytest.importorskip("zmq")
 
+from addresses import EMPTY, cache_at
 from disk_world import PATIENCE, Connection, other, others
 from herd import Herd, until, until_async
 from interleaving import Plan, check, played
-from places import EMPTY, cache_at
 
 from stampede import Cache, ComputationFailed, WaitTimeout
 

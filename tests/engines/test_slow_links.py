@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from faces import Face, never
+from both_colours import Face, never
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from proxy import Proxy

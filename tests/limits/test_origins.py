@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import Gate, until
+from bare_cache import Gate, until
 from servers import RedisServer, shared_redis, to_empty, wait_until
 
 from stampede import Cache, EngineError, OriginFull, SettingsError, WaitTimeout

@@ -28,8 +28,8 @@ from servers import shared_redis
 import stampede
 from stampede import EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
 from stampede.engines import open_engine
+from stampede.leases.keeper import keeper
 from stampede.model.ports import Engine
-from stampede.outages.keeper import keeper
 from stampede.testing import isolated
 
 ROOT = Path(__file__).parents[2]

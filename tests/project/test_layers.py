@@ -31,6 +31,7 @@ ROOMS = """
     locks
     algorithm
     outages
+    leases
     codecs
     engines
     engines.kit

@@ -17,7 +17,7 @@ from weakref import WeakSet, ref
 
 import pytest
 import trio
-from bare import until
+from bare_cache import until
 from memcached_server import shared_memcached
 from postgres_server import prepared_postgres
 from servers import shared_redis

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import never
+from bare_cache import never
 from child import Child
 from disk_world import Connection, other
 from herd import PATIENCE, Herd, Origin, had, until

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import LONG, Gate, Room, World
+from bare_cache import LONG, Gate, Room, World
 from etcd_server import shared_etcd
 from forked import python
 from greenlet import getcurrent, greenlet

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("pymemcache")
 
-from faces import Face
+from both_colours import Face
 from herd import until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("pymemcache")
 
-import faces
-from faces import BRIEF, LONG, Number, never
+import both_colours
+from both_colours import BRIEF, LONG, Number, never
 from herd import Herd, Origin, until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
@@ -26,7 +26,7 @@ from stampede.model.entry import new_id
 CROWD = 20
 
 
-class Face(faces.Face):
+class Face(both_colours.Face):
     """One cache on memcached, with short times."""
 
     def __init__(self, address: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:

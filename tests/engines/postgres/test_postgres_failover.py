@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("psycopg")
 
-from faces import Face
+from both_colours import Face
 from herd import Herd, Origin, until
 from postgres_server import PostgresServer
 

@@ -20,9 +20,9 @@ import pytest
 
 pytest.importorskip("psycopg")
 
+from both_colours import Face
 from child import Child
 from disk_world import Script
-from faces import Face
 from herd import Herd, until
 from postgres_server import PostgresServer, shared_postgres
 from proxy import Proxy

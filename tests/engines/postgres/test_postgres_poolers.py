@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
-from faces import Face
+from both_colours import Face
 from herd import Herd, Origin, until, until_async
 from postgres_server import PgBouncer, PostgresServer, shared_postgres
 from proxy import Proxy

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("redis")
 
-from faces import Face, never
+from both_colours import Face, never
 from herd import until
 from servers import RedisServer
 

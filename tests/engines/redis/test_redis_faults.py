@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("redis")
 
-import faces
+import both_colours
 import redis
-from faces import BRIEF, Number, never
+from both_colours import BRIEF, Number, never
 from herd import PATIENCE, Herd, Origin, until
 from proxy import Proxy
 from servers import RedisServer, free_port
@@ -25,7 +25,7 @@ from stampede.engines.redis.scripts import Scripts
 from stampede.model.entry import new_id
 
 
-class Face(faces.Face):
+class Face(both_colours.Face):
     """One cache on Redis, with short times; but a server may take long to reply, where it is not meant to be silent."""
 
     def __init__(self, url: str, colour: str = "sync", *, timeout: float = PATIENCE, **options: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("redis")
 
-from faces import Face
+from both_colours import Face
 from herd import until
 from servers import PATIENCE, RedisServer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faces import Face
+from both_colours import Face
 from herd import until
 from proxy import Proxy
 from servers import RedisCluster, RedisServer, is_redis_6, missing, valkey

@@ -20,9 +20,9 @@ from forked import python
 
 from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
 from stampede.__main__ import main
+from stampede.leases.keeper import Hold, Keeper
 from stampede.locks.holding import Holding, holds_of
 from stampede.locks.lock import token_of
-from stampede.outages.keeper import Hold, Keeper
 from stampede.runtime.colour import run_blocking
 
 BRIEF = 0.2

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from disk_world import Connection, Other, other
+from loop_pauses import BEAT, Pauses
 from memcached_server import MemcachedServer, shared_memcached
-from pauses import BEAT, Pauses
 from servers import RedisServer, shared_cluster, shared_redis, shared_sentinels
 
 from stampede import Cache, Lock, cached, configure, try_lock

@@ -15,9 +15,9 @@ from stampede.algorithm.finish import quietly
 from stampede.algorithm.flight import Flights
 from stampede.engines.memory import MemoryEngine
 from stampede.events import Event
+from stampede.leases.keeper import Hold, keeper
 from stampede.model.ports import Ask, Granted
 from stampede.model.result import Result
-from stampede.outages.keeper import Hold, keeper
 from stampede.runtime.colour import BLOCKING, SUSPENDING, run_blocking, running_loop
 from stampede.settings.options import Policy
 

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from bare import LONG, PLAIN, Gate, Room, World, until
+from bare_cache import LONG, PLAIN, Gate, Room, World, until
 
 from stampede.errors import EngineError
 from stampede.events import Computed, LeaseLost
-from stampede.outages.keeper import THREADS, Hold, Keeper
+from stampede.leases.keeper import THREADS, Hold, Keeper
 from stampede.settings.options import Policy
 
 SHORT = 0.6  # a lease: a machine that stands still for half of it ends none
@@ -299,7 +299,7 @@ def test_a_thread_that_could_not_start_is_started_later(monkeypatch: pytest.Monk
 
 EXIT = """
 import threading, time
-from stampede.outages.keeper import Hold, keeper
+from stampede.leases.keeper import Hold, keeper
 
 class Port:
     async def renew(self, key, token, lease):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare import never
+from bare_cache import never
 
 from stampede import Cache, KeyingError, OptionError
 from stampede.cli import command

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("redis")
 pytest.importorskip("pymemcache")
 
-import faces
-from faces import BRIEF, never
+import both_colours
+from both_colours import BRIEF, never
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 from servers import PATIENCE, RedisServer, shared_redis
@@ -27,7 +27,7 @@ from stampede.testing import isolated
 engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
 
 
-class Face(faces.Face):
+class Face(both_colours.Face):
     """One cache on either, with short times."""
 
     def __init__(
