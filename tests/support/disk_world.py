@@ -23,8 +23,8 @@ AFRESH = multiprocessing.get_context("forkserver")
 
 AFRESH.set_forkserver_preload(
     ["asyncio", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "stampede.cli"]
-    + ["disk_world", "exclusion", "faces", "forked", "herd", "interleaving"]
-    + ["places"] * (find_spec("zmq") is not None)  # without it, that skips the test that imports it
+    + ["disk_world", "exclusion", "both_colours", "forked", "herd", "interleaving"]
+    + ["addresses"] * (find_spec("zmq") is not None)  # without it, that skips the test that imports it
     + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
     + [f"stampede.engines.{each}" for each in ("zmq", "zookeeper")]
 )
