@@ -1,4 +1,4 @@
-"""What every test starts from: no settings of the developer's, and the same examples in every run."""
+"""Every test starts without the developer's settings, and each run uses the same examples."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from proxy import Proxy
 from servers import RedisServer, in_memory, shared_redis, to_empty
 from watchdog import CONTROLLER, Signs, Watchdog
 
-gc.disable()  # until all tests are collected: nothing of what they are made of goes
+gc.disable()  # until all tests are collected: nothing can be freed before
 
-# A shell that runs us in the background has Ctrl-C ignored, and so it would be in all processes that tests start.
+# A shell that runs pytest in the background ignores Ctrl-C, and all processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which nothing would be run are not even looked into: that takes longer than some tests."""
+    """A file of which no test would run is not imported: its import takes longer than some tests."""
     if config.getoption("quick") and marks.is_never_quick(collection_path):
         return True
     return True if config.getoption("half") == "alone" and marks.is_never_alone(collection_path) else None
@@ -60,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Threads that earlier tests have left may draw random numbers beside an example.
+    # Threads that earlier tests have left may draw random numbers during an example.
     random = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
     for item in items:
         marks.mark(item)
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """What a test may start is known while it runs, with its fixtures."""
+    """The marks of a test are known while it and its fixtures run: they say what it may start."""
     marks.now = {each.name for each in item.iter_markers()}
     try:
         return (yield)
@@ -94,18 +94,18 @@ def pytest_collection_finish() -> None:
 
 
 def _keep_what_is_there() -> None:
-    """What the tests are made of, and what those of a file have left, stays: others collect hundreds of times, and
-    would look at each piece of it again."""
+    """The objects that exist now are frozen. Otherwise each of the hundreds of garbage collections in later tests would
+    visit them again."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """What hangs at the interpreter's exit, a thread that is joined there, is named and ended: no timeout sees it."""
+    """A process that hangs at its exit prints its threads and is ended. No timeout of a test applies there."""
     ends = getattr(config, "workerinput", {}).get("ends")
     if ends is None:
         faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
-    else:  # one of several: it waits for the others, and is ended when its own end takes ten seconds
+    else:  # a worker: it waits for the others, and is ended if its own exit takes ten seconds
         mark = Path(ends, config.workerinput["workerid"])  # type: ignore[attr-defined]
         mark.touch()
         atexit.register(mark.unlink)
@@ -117,13 +117,13 @@ def _watch_the_end() -> None:
     faulthandler.dump_traceback_later(8, file=sys.__stderr__)
 
 
-# -- several at once: `pytest -n auto`, which `make test` says ---------------------------------------------------------
+# -- several workers: `pytest -n auto`, as `make test` runs it ---------------------------------------------------------
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tests wait for two thirds of their time: with three for each processor it is hardly idle. Those that are quick
-    hardly wait, and each process more has to import and collect them all."""
+    """Tests wait for two thirds of their time, so three workers for each processor keep it busy. Quick tests hardly
+    wait, and each additional worker has to import and collect all tests."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min((1 if config.getoption("quick") else 3) * processors, 8)
 
@@ -160,7 +160,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """A worker that hung at its exit was ended, and nobody would say so."""
+    """A worker that was ended because it hung at its exit is reported."""
     if _ends.cache_info().currsize:
         hung = sorted(mark.name for mark in _ends().iterdir())
         shutil.rmtree(_ends())
@@ -170,7 +170,7 @@ def pytest_sessionfinish() -> None:
 
 @cache
 def _ends() -> Path:
-    """Where each worker leaves a mark between its last test and its end."""
+    """The directory where each worker leaves a mark between its last test and its exit."""
     return Path(tempfile.mkdtemp(prefix="stampede-ends-"))
 
 
@@ -182,13 +182,13 @@ def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _told_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said once for each function is said in each test, whichever this process has run before."""
+    """Messages that are logged once for each function are logged again in each test."""
     monkeypatch.setattr("stampede.metrics.log._due", {})
 
 
 @pytest.fixture(autouse=True)
 def _empty_servers() -> Iterator[None]:
-    """Which tests a worker has run before is anybody's guess: nothing that they stored is there."""
+    """The servers that a test used are emptied after it, so a test never finds data of an earlier one."""
     yield
     while to_empty:
         to_empty.popitem()[1]()
@@ -196,7 +196,7 @@ def _empty_servers() -> Iterator[None]:
 
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
-    """A directory in memory, where the machine has such a place: who writes thousands of files waits for no disk."""
+    """A directory in memory, if the machine has one: tests that write thousands of files then wait for no disk."""
     with tempfile.TemporaryDirectory(prefix="stampede-", dir=in_memory(32 << 20)) as path:
         yield Path(path)
 
@@ -218,23 +218,22 @@ def own() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def colour(request: pytest.FixtureRequest) -> str:
-    """The colour in which a test asks: drawn from its name, so that it is always the same one for this test.
+    """Whether the test calls the sync or the async side: drawn from its name, so it is always the same for this test.
 
-    Above the ports both colours run the same code. Half of the tests run it in each of them; a test whose text differs
-    by colour has `colour` as a parameter, and runs in both.
-    """
+    Above the ports both colours run the same code. Half of the tests run it in each of them; a test whose code differs
+    by colour has `colour` as a parameter, and runs in both."""
     return ("sync", "async")[zlib.crc32(request.node.name.encode()) % 2]
 
 
 @pytest.fixture
 def proxies() -> list[Proxy]:
-    """Those of a test."""
+    """The proxies of a test."""
     return []
 
 
 @pytest.fixture
 def face(request: pytest.FixtureRequest, proxies: list[Proxy]) -> Callable[..., Any]:
-    """Faces, as the test's file has them, that are closed at the end, when no server hangs any more."""
+    """Makes faces of the class in the test's file. At the end the proxies are healed, and then the faces are closed."""
 
     def made(*args: Any, **options: Any) -> Any:
         face = request.module.Face(*args, **options)
@@ -247,7 +246,7 @@ def face(request: pytest.FixtureRequest, proxies: list[Proxy]) -> Callable[..., 
 
 @pytest.fixture
 def before(request: pytest.FixtureRequest, proxies: list[Proxy]) -> Callable[[Any], Proxy]:
-    """A proxy before a server, which is closed at the end."""
+    """Makes a proxy in front of a server, and closes it at the end."""
 
     def made(server: Any) -> Proxy:
         proxy = Proxy(server.port)

@@ -1,4 +1,4 @@
-"""`get_or_compute_many`: a flight and a lease for each key, one call of the function for what is missing."""
+"""`get_or_compute_many` and `f.many`: each key has its own flight and lease, and one call loads all missing keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 
 class Loader:
-    """Answers with its keys, and remembers what it was asked for."""
+    """A loader that returns its keys in upper case and records the keys of each call."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -52,7 +52,7 @@ class Loader:
 
 
 def test_one_call_for_what_is_missing(cache: Cache) -> None:
-    """The reason for batches: one query for ten rows, not ten; none for what is there."""
+    """A batch calls the loader once for all missing keys, and not at all if every key is stored."""
     load = Loader()
     cache.set("b", "there")
     assert cache.get_or_compute_many(["a", "b", "c"], load) == {"a": "A", "b": "there", "c": "C"}
@@ -64,7 +64,7 @@ def test_one_call_for_what_is_missing(cache: Cache) -> None:
 
 
 def test_async(cache: Cache) -> None:
-    """The same, awaited; the loader may be of either colour."""
+    """An async batch accepts an async loader and a sync loader."""
     load = Loader()
 
     async def main() -> None:
@@ -76,7 +76,7 @@ def test_async(cache: Cache) -> None:
 
 
 def test_what_the_loader_leaves_out_is_left_out(cache: Cache) -> None:
-    """A row that isn't there: no None is invented, nothing is kept, and its key isn't locked."""
+    """A key that the loader leaves out is missing from the result. Nothing is stored for it, and it is not locked."""
     assert cache.get_or_compute_many(["a", "b"], lambda keys: {"a": 1}) == {"a": 1}
     started = time.monotonic()
     assert cache.get_or_compute_many(["a", "b"], lambda keys: {"b": 2}) == {"a": 1, "b": 2}
@@ -84,13 +84,13 @@ def test_what_the_loader_leaves_out_is_left_out(cache: Cache) -> None:
 
 
 def test_what_the_loader_gives_besides_is_ignored(cache: Cache) -> None:
-    """It holds no lease for that."""
+    """A value for a key that was not asked for is not stored, because the batch has no lease for it."""
     assert cache.get_or_compute_many(["a"], lambda keys: {"a": 1, "z": 26}) == {"a": 1}
     assert cache.get("z") is None
 
 
 def test_a_loader_that_fails_locks_nothing(cache: Cache) -> None:
-    """All its leases are given back: dogpile's leaks the second."""
+    """If the loader fails, the batch gives back all leases. Otherwise, the next batch would wait for them."""
 
     def fails(keys: list[str]) -> dict[str, int]:
         raise ZeroDivisionError
@@ -104,14 +104,14 @@ def test_a_loader_that_fails_locks_nothing(cache: Cache) -> None:
 
 @pytest.mark.parametrize("wrong", [lambda keys: [1], lambda keys: None, lambda keys: iter(keys)])
 def test_a_loader_that_returns_no_mapping(cache: Cache, wrong: Any) -> None:
-    """The error says what it must return; nothing is locked."""
+    """If a loader returns no mapping, the batch raises a TypeError that says so. No key remains locked."""
     with pytest.raises(TypeError, match=r"map|iterator"):
         cache.get_or_compute_many(["a"], wrong)
     assert cache.get_or_compute_many(["a"], Loader()) == {"a": "A"}
 
 
 def test_a_value_that_can_not_be_kept(cache: Cache) -> None:
-    """One bad value among good ones: it is told, and locks no key."""
+    """If one value cannot be stored, the batch raises CodecError. No key remains locked."""
     with pytest.raises(CodecError):
         cache.get_or_compute_many(["a", "b", "c"], lambda keys: {"a": 1, "b": iter([]), "c": 3})
     started = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_value_that_can_not_be_kept(cache: Cache) -> None:
 
 @pytest.mark.parametrize("keys", [[5], ["a", None], [b"a"]])
 def test_wrong_keys_are_refused_before_anything_is_claimed(cache: Cache, keys: Any) -> None:
-    """The loader isn't called, and the good ones among them are not locked."""
+    """If one key of a batch is invalid, the batch raises KeyingError and does not call the loader."""
     load = Loader()
     with pytest.raises(KeyingError, match="give a str"):
         cache.get_or_compute_many(keys, load)
@@ -129,13 +129,13 @@ def test_wrong_keys_are_refused_before_anything_is_claimed(cache: Cache, keys: A
 
 
 def test_wrong_options(cache: Cache) -> None:
-    """As everywhere."""
+    """A misspelt option of a batch raises OptionError, which suggests the right name."""
     with pytest.raises(OptionError, match="did you mean 'ttl'"):
         cache.get_or_compute_many(["a"], Loader(), tll=5)
 
 
 def test_a_batch_waits_for_who_computes_already(cache: Cache) -> None:
-    """A key that another caller is computing isn't loaded again; the others don't wait for it to be loaded."""
+    """A key that another caller computes is not loaded again. The other keys are loaded without waiting for it."""
     origin, load = Origin(), Loader()
     single = Herd(lambda: cache.get_or_compute("b", origin))
     origin.has_begun()
@@ -150,7 +150,7 @@ def test_a_batch_waits_for_who_computes_already(cache: Cache) -> None:
 
 
 def test_others_wait_for_the_batch(cache: Cache) -> None:
-    """And who asks for one key of a batch under way gets it from there."""
+    """A caller of one key that a running batch loads gets the value from the batch."""
     origin = Origin()
 
     def load(keys: list[str]) -> dict[str, int]:
@@ -166,7 +166,7 @@ def test_others_wait_for_the_batch(cache: Cache) -> None:
 
 
 def test_batches_in_opposite_order_do_not_block_each_other(cache: Cache) -> None:
-    """Each holds what the other waits for: waiting while holding would end with the lease."""
+    """Batches with the same keys in opposite order do not block each other: none waits while it holds leases."""
     keys = [str(n) for n in range(12)]
     for _ in range(5):
         jobs = [lambda o=order: cache.get_or_compute_many(o, Loader()) for order in (keys, keys[::-1])] * 3
@@ -177,7 +177,7 @@ def test_batches_in_opposite_order_do_not_block_each_other(cache: Cache) -> None
 
 
 def test_a_herd_of_batches_loads_each_key_once(cache: Cache) -> None:
-    """The promise, for batches."""
+    """If several batches ask for the same keys at the same time, each key is loaded once."""
     load = Loader()
     keys = [str(n) for n in range(20)]
     Herd(*[lambda s=shift: cache.get_or_compute_many(keys[s:] + keys[:s], load) for shift in range(8)]).join()
@@ -186,7 +186,7 @@ def test_a_herd_of_batches_loads_each_key_once(cache: Cache) -> None:
 
 
 def test_a_cancelled_batch_locks_nothing(cache: Cache) -> None:
-    """All leases are given back."""
+    """A cancelled batch gives back the leases of all keys."""
     origin = Origin()
 
     async def load(keys: list[str]) -> dict[str, int]:
@@ -205,7 +205,7 @@ def test_a_cancelled_batch_locks_nothing(cache: Cache) -> None:
 
 
 def test_invalidation_wins_over_a_batch(cache: Cache) -> None:
-    """A key that is invalidated while the batch loads it isn't stored; its neighbours are."""
+    """A key that is invalidated while the batch loads it is not stored. The other keys are stored."""
     origin = Origin()
     batch = Herd(lambda: cache.get_or_compute_many(["a", "b"], lambda keys: dict.fromkeys(keys, origin())))
     origin.has_begun()
@@ -216,7 +216,7 @@ def test_invalidation_wins_over_a_batch(cache: Cache) -> None:
 
 
 def test_stale_values_are_served_when_the_loader_fails(cache: Cache) -> None:
-    """As for single keys."""
+    """If the loader fails, the batch returns the stale values."""
     cache.set_many({"a": 1, "b": 2}, stale=60)
     cache.expire("a")
 
@@ -227,7 +227,7 @@ def test_stale_values_are_served_when_the_loader_fails(cache: Cache) -> None:
 
 
 def test_options_of_a_batch(cache: Cache) -> None:
-    """ttl, cache_if and raises hold for each key."""
+    """`ttl` and `cache_if` apply to each key of a batch."""
     cache.get_or_compute_many(["a", "b"], lambda keys: {"a": 1, "b": None}, ttl=60, cache_if=lambda v: v is not None)
     entry = cache.peek("a")
     assert entry is not None
@@ -236,7 +236,7 @@ def test_options_of_a_batch(cache: Cache) -> None:
 
 
 def test_many_of_a_function_runs_together(cache: Cache) -> None:
-    """`f.many` of an async function computes its calls at once, in the order asked for."""
+    """`f.many` of an async function runs its calls at the same time. It returns the values in their order."""
     running: list[int] = []
     most: list[int] = []
 
@@ -253,7 +253,7 @@ def test_many_of_a_function_runs_together(cache: Cache) -> None:
 
 
 def test_many_of_a_function_that_fails(cache: Cache) -> None:
-    """The error reaches the caller; the other calls are not left running, nor their keys locked."""
+    """If one call fails, the caller gets its error. The other calls are cancelled, and no key remains locked."""
 
     @cache.cached(lease=60)
     async def f(n: int) -> int:
@@ -274,7 +274,7 @@ def test_many_of_a_function_that_fails(cache: Cache) -> None:
 
 
 def test_what_a_batch_leaves_out_others_ask_for_themselves(tmp_path: Path) -> None:
-    """Callers of one key, in this process and in others, would get the batch's private exception; and one by one."""
+    """Callers that wait for a key that the batch leaves out ask again. They get no internal exception."""
     with Cache(f"disk://{tmp_path}/c") as here, Cache(f"disk://{tmp_path}/c") as there:
         origin = Origin()
 
@@ -292,12 +292,12 @@ def test_what_a_batch_leaves_out_others_ask_for_themselves(tmp_path: Path) -> No
         assert singles.join() == [42, 42]
         ours, theirs = batches.join()
         assert [*first.join(), ours] == [{}, {}]
-        assert theirs in ({}, {"k": 42})  # who waits elsewhere asks again, and somebody may have been faster
+        assert theirs in ({}, {"k": 42})  # the batch in the other cache asks again, and may find the stored 42
 
 
 def test_what_is_stale_is_served_while_a_batch_refreshes_it_beside(cache: Cache) -> None:
-    """`background=True`: a batch would wait where a call of one key returns at once. (Awaited: the next test.)"""
-    cache = blocking(cache)  # a loop that lives for one call leaves no refresh
+    """With `background=True`, a batch returns stale values at once and refreshes them in the background."""
+    cache = blocking(cache)  # a loop that lives for one call cannot run a refresh in the background
     origin = Origin()
     options: dict[str, Any] = {"stale": 60, "background": True}
     cache.set_many({"a": "old", "b": "old", "c": "old"}, stale=60)
@@ -309,7 +309,7 @@ def test_what_is_stale_is_served_while_a_batch_refreshes_it_beside(cache: Cache)
     cache.expire("b")
     cache.invalidate("c")
     assert cache.get_or_compute_many(["a", "b"], load, **options) == {"a": "old", "b": "old"}
-    origin.has_begun()  # or the next batch could be the first to claim what is stale
+    origin.has_begun()  # otherwise the next batch could be the first to claim the stale keys
     assert cache.get_or_compute_many(["a", "c"], Loader(), **options) == {"a": "old", "c": "C"}
     assert cache.get_or_compute("b", lambda: "mine", **options) == "old"
     origin.let_on()
@@ -318,7 +318,7 @@ def test_what_is_stale_is_served_while_a_batch_refreshes_it_beside(cache: Cache)
 
 
 def test_an_async_batch_refreshes_beside(cache: Cache) -> None:
-    """The same, awaited."""
+    """With `background=True`, an async batch returns stale values at once and refreshes them in the background."""
     origin = Origin()
 
     async def load(keys: list[str]) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def test_an_async_batch_refreshes_beside(cache: Cache) -> None:
 
 
 def test_a_loop_that_ends_leaves_no_refresh_of_a_batch(cache: Cache) -> None:
-    """A task that is cancelled would leave the key locked and its flight under way."""
+    """If the event loop ends while a batch refreshes a key in the background, the key does not remain locked."""
 
     async def load(keys: list[str]) -> dict[str, Any]:
         await asyncio.sleep(PATIENCE)
@@ -353,7 +353,7 @@ def test_a_loop_that_ends_leaves_no_refresh_of_a_batch(cache: Cache) -> None:
 
 
 def test_many_of_a_function_refreshes_beside(colour: str, cache: Cache) -> None:
-    """`f.many([(1,)])` would wait for the computation where `f(1)` returns what is stale."""
+    """With `background=True`, `f.many` returns stale values at once, as single calls do."""
     origin = Origin(open=True)
 
     def numbered(n: int) -> tuple[int, int]:
@@ -384,7 +384,7 @@ async def gone_on(value: Any) -> Any:
 
 
 def test_many_of_a_function_is_its_calls_one_by_one(colour: str, cache: Cache) -> None:
-    """A failure that a stale value covers ended the others: a bare KeyError. And the first error is the one raised."""
+    """If a call of `f.many` fails, its stale value is returned. Without one, `f.many` raises the first error."""
     broken: set[int] = set()
 
     def compute(n: int) -> int:
@@ -421,7 +421,7 @@ KEPT, ENDS = ["nothing", "fresh", "stale"], ["value", "error", "answer", "refuse
 def test_many_gives_what_calls_would(
     url: str, colour: str, calls: list[int], kept: list[str], ends: list[str], background: bool
 ) -> None:
-    """Whatever is kept, and however each of its computations ends: the same values, or the same error."""
+    """`f.many` returns the same values as single calls, or raises the same error."""
 
     def compute(n: int) -> Any:
         match ends[n]:
@@ -458,7 +458,7 @@ def test_many_gives_what_calls_would(
         async def many() -> Any:
             return await g.many([(n,) for n in calls])
 
-        if background:  # what a refresh beside has done by the next call is a matter of luck
+        if background:  # whether a refresh in the background ends before the next call is a matter of luck
             calls = [*dict.fromkeys(calls)]
         if colour == "async":
             assert ended(lambda: asyncio.run(many())) == ended(lambda: asyncio.run(each()))
@@ -471,7 +471,7 @@ def test_many_gives_what_calls_would(
 
 
 def idle() -> None:
-    """There is a place beside the caller: without one it computes by itself."""
+    """Wait until a background thread is free: without one, the caller computes the value itself."""
     until(lambda: not _refreshers.taken)
 
 
@@ -483,7 +483,7 @@ def ended(call: Callable[[], Any]) -> Any:
 
 
 def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None:
-    """A call of the batch that another one of it asks for was taken for recursion; real recursion is still an error."""
+    """A call of a batch may ask for another call of the same batch. Only real recursion raises RecursiveComputation."""
 
     def fibonacci(n: int) -> int:
         return n if n < 2 else f(n - 1) + f(n - 2)
@@ -508,7 +508,7 @@ def test_many_of_a_function_that_calls_itself(colour: str, cache: Cache) -> None
 
 
 def test_many_by_threads(cache: Cache) -> None:
-    """`workers=3`: three calls at once, and no more; in their order, each in the caller's context."""
+    """With `workers=3`, three calls run at once, in the caller's context. The values come in the calls' order."""
     together, running, most = threading.Barrier(3), [], []
     inside: ContextVar[str] = ContextVar("inside", default="nobody")
 
@@ -531,7 +531,7 @@ def test_many_by_threads(cache: Cache) -> None:
 
 
 def test_many_by_threads_of_a_method() -> None:
-    """The object is bound there, too."""
+    """In worker threads, too, the calls of a method are bound to its object."""
     together = threading.Barrier(2)
 
     class Shop:
@@ -547,7 +547,7 @@ def test_many_by_threads_of_a_method() -> None:
 
 
 def test_many_by_threads_that_fail(cache: Cache) -> None:
-    """The first error is the one without threads; nothing is begun behind it, and nothing left running or locked."""
+    """`f.many` raises the first error in the order of the calls. No later call begins, and no key remains locked."""
     together, begun, ended = threading.Barrier(3), [], []
 
     @cache.cached(lease=60)
@@ -555,7 +555,7 @@ def test_many_by_threads_that_fail(cache: Cache) -> None:
         begun.append(n)
         if not healed:
             together.wait(PATIENCE)
-            if n:  # the second and the third at once; the first is at it yet
+            if n:  # the second and the third call fail while the first one still runs
                 ended.append(n)
                 raise LookupError(n)
             until(lambda: len(ended) == 2)
@@ -573,7 +573,7 @@ def test_many_by_threads_that_fail(cache: Cache) -> None:
 
 
 def test_many_by_threads_that_are_interrupted(cache: Cache) -> None:
-    """Ctrl-C is the caller's, whatever others fail with meanwhile; they are waited for."""
+    """`f.many` raises the KeyboardInterrupt of the caller even if other calls fail, and waits until those calls end."""
     together, ended, caller = threading.Barrier(2), [], threading.get_ident()
 
     @cache.cached(lease=60)
@@ -595,14 +595,14 @@ def test_many_by_threads_that_are_interrupted(cache: Cache) -> None:
 
 
 def test_many_by_threads_of_a_function_that_calls_itself(cache: Cache) -> None:
-    """Threads that ask for each other's calls would wait for each other; a circle is an error, and not a deadlock."""
+    """Worker threads may ask for each other's calls. A circle of calls is an error, and not a deadlock."""
     together = threading.Barrier(3)
 
     @cache.cached
     def fibonacci(n: int) -> int:
         return n if n < 2 else sum(fibonacci.many([(n - 1,), (n - 2,)], workers=2))
 
-    @cache.cached(lease=0.2)  # after which who computes waits for nobody
+    @cache.cached(lease=0.2)  # a computation waits at most this long for another one
     def circle(n: int) -> int:
         together.wait(PATIENCE)
         return circle((n + 1) % 3)
@@ -613,7 +613,7 @@ def test_many_by_threads_of_a_function_that_calls_itself(cache: Cache) -> None:
 
 
 def test_many_by_threads_that_ask_for_each_other_s(cache: Cache) -> None:
-    """What one thread is at, another would compute once more: because it asks for it, or because it is its turn."""
+    """A key that one thread computes is not computed again by another thread."""
     second, computed = threading.Event(), []
 
     @cache.cached
@@ -623,7 +623,7 @@ def test_many_by_threads_that_ask_for_each_other_s(cache: Cache) -> None:
             assert second.wait(PATIENCE)
             return f(3) + f(4)
         second.set()
-        time.sleep({2: 0.03, 3: 0.06, 4: 0.06}[n])  # the third is begun by the first, the fourth meanwhile
+        time.sleep({2: 0.03, 3: 0.06, 4: 0.06}[n])  # f(1) begins f(3); the other thread begins f(4) meanwhile
         return n
 
     assert f.many([(1,), (2,), (3,), (4,)], workers=2) == [7, 2, 3, 4]
@@ -631,14 +631,14 @@ def test_many_by_threads_that_ask_for_each_other_s(cache: Cache) -> None:
 
 
 def test_many_where_there_are_no_threads(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller does what is to be done."""
+    """If no thread can be started, the caller's thread makes all calls."""
     monkeypatch.setattr("stampede.api.many_calls.begun", lambda *args: None)
     assert cache.cached(lambda n: n).many([(1,), (2,), (3,)], workers=3) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("workers", [0, True, "3", 2.0])
 def test_wrong_workers(cache: Cache, workers: Any) -> None:
-    """Found out by a queue, or by no thread at all."""
+    """Invalid `workers` raise OptionError, and so do any `workers` for an async function."""
     with pytest.raises(OptionError, match="workers is"):
         cache.cached(lambda n: n).many([(1,)], workers=workers)
 
@@ -654,7 +654,7 @@ def test_wrong_workers(cache: Cache, workers: Any) -> None:
 
 
 def test_many_takes_arguments_by_name(colour: str, cache: Cache) -> None:
-    """`f.many([{"n": 1}])` was an error, or a call of f("n"): rows of a form are asked for as they are."""
+    """`f.many` accepts a dict as the named arguments of a call. Such a call has the same key as one by position."""
 
     def compute(n: int, *, factor: int = 2) -> int:
         return n * factor
@@ -683,7 +683,7 @@ def test_many_takes_arguments_by_name(colour: str, cache: Cache) -> None:
 
 
 def test_batches_in_a_namespace() -> None:
-    """The function was asked for the right keys, and what it gave was thrown away: the cache looked for its own."""
+    """In a namespace, the loader is called with the caller's keys, and its values are found under these keys."""
     load = Loader()
     with Cache(namespace="shop") as cache:
         assert cache.get_or_compute_many(["a", "b"], load) == {"a": "A", "b": "B"}
@@ -693,7 +693,7 @@ def test_batches_in_a_namespace() -> None:
 
 
 def test_a_batch_fills_the_local_tier(tmp_path: Path) -> None:
-    """Its values would be read from the engine again by each batch."""
+    """A batch stores its values in the local tier. Otherwise, each batch would read them from the engine again."""
     with Cache(f"disk://{tmp_path}/c", local={"entries": 10}) as cache:
         cache.get_or_compute_many(["a", "b"], Loader())
         cache.get_or_compute_many(["a", "b"], Loader())
@@ -703,16 +703,16 @@ def test_a_batch_fills_the_local_tier(tmp_path: Path) -> None:
 
 
 def test_a_refresh_that_failed_in_a_batch_is_tried_again() -> None:
-    """Who reaches the early moment takes it: given back by nobody, the key was not refreshed before its end."""
+    """If an early refresh in a batch fails, the next batch refreshes the key."""
     cache, load = Cache(), Loader()
     cache.get_or_compute_many(["k"], lambda keys: {"k": 1}, ttl=0.4, early=1e9, stale=60)
     cache.get_or_compute_many(["k"], load, ttl=0.4, early=1e9, stale=60)
-    time.sleep(0.2)  # half of ttl: its early moment
+    time.sleep(0.2)  # half of the ttl: the moment of the early refresh
 
     def fails(keys: list[str]) -> dict[str, int]:
         raise ZeroDivisionError
 
     assert cache.get_or_compute_many(["k"], fails, early=1e9, stale=60) == {"k": 1}
     assert load.asked == []
-    time.sleep(0.01)  # it rests for its cost
+    time.sleep(0.01)  # after a failure, the key is not refreshed for as long as the computation took
     assert cache.get_or_compute_many(["k"], load, early=1e9, stale=60) == {"k": "K"}

@@ -1,4 +1,4 @@
-"""`patience` and `deadline`: nobody waits longer than he said, also for his own computation, which goes on without."""
+"""`patience` and `deadline`: no caller waits longer than they allow. The computation continues without its caller."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from stampede.model.ports import Busy
 
 ENGINES = ["memory", "disk", "redis", "memcached", "postgres"]
 BRIEF = 0.05
-"""Seconds of patience: little, for who waits that long, and enough for who needn't."""
+"""A patience in seconds: short for a caller that must wait, long enough for one that need not."""
 
 
 class Asked:
-    """One cache, asked by a thread or by a task of a loop."""
+    """One cache, called from a thread or from a task of an event loop."""
 
     def __init__(self, cache: Cache, colour: str, room: Room) -> None:
         self.cache = cache
@@ -44,7 +44,7 @@ class Asked:
             self._thread.start()
 
     def begin(self, key: str, origin: Any, **terms: Any) -> Any:
-        """A call, as what it will give."""
+        """Begin a call and return its future."""
         if self.colour == "sync":
             return self.room.run(lambda: self.cache.get_or_compute(key, origin, **terms))
         return asyncio.run_coroutine_threadsafe(self.task(key, origin, **terms), self._loop)
@@ -62,7 +62,7 @@ class Asked:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LONG)
 
     def end_the_loop(self) -> None:
-        """As `asyncio.run` does: what is left is cancelled."""
+        """End the loop as `asyncio.run` does: cancel its remaining tasks."""
 
         async def rest() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -114,7 +114,7 @@ def asked(request: pytest.FixtureRequest, cache: Cache, colour: str) -> Iterator
 
 @pytest.fixture
 def gates() -> Iterator[Callable[..., Gate]]:
-    """Origins, let on at the end at the latest."""
+    """Create origins that wait at a gate. All gates open at the end of the test."""
     made: list[Gate] = []
 
     def gate(result: Any = "value") -> Gate:
@@ -130,20 +130,20 @@ Gates = Callable[..., Gate]
 
 
 def test_the_leader_has_a_patience_too(asked: Asked, gates: Gates) -> None:
-    """Who comes first after the end of a value's time would wait for a slow origin, with something to serve in hand."""
+    """A leader waits no longer than its patience if a stale value can be served."""
     asked.stale("k")
     slow = gates("new")
     began = time.monotonic()
     assert asked("k", slow, patience=BRIEF) == "old"
     assert BRIEF <= time.monotonic() - began < LONG / 2
-    assert asked("k", never, patience=BRIEF) == "old"  # somebody computes
+    assert asked("k", never, patience=BRIEF) == "old"  # the key is still being computed
     slow.open.set()
     until(lambda: asked("k", never, patience=LONG) == "new")
     assert slow.calls == 1
 
 
 def test_nobody_is_given_what_is_stale_where_the_new_one_comes_in_time(asked: Asked, gates: Gates) -> None:
-    """Patience would be `background` by another name: the leader's, its followers', and a later caller's."""
+    """If the new value comes within the patience, the leader, its followers and later callers all get it."""
     asked.stale("k")
     slow = gates("new")
     calls = [asked.begin("k", slow, patience=LONG) for _ in range(3)]
@@ -155,7 +155,7 @@ def test_nobody_is_given_what_is_stale_where_the_new_one_comes_in_time(asked: As
 
 
 def test_what_was_made_stale_with_all_others_is_stale(asked: Asked, gates: Gates) -> None:
-    """By the engine's own account it is fresh: nobody would wait for the new one."""
+    """After `expire_all`, callers with patience wait for the new value, although the stored entry looks fresh."""
     asked.cache.set("k", "old")
     asked.cache.expire_all()
     slow = gates("new")
@@ -168,7 +168,7 @@ def test_what_was_made_stale_with_all_others_is_stale(asked: Asked, gates: Gates
 
 
 def test_each_has_a_patience_of_its_own(asked: Asked, gates: Gates) -> None:
-    """Who has little would wait for one who has much, and whose question came first."""
+    """Each caller has its own patience. A caller with little patience does not wait for one with much."""
     asked.stale("k")
     slow = gates("new")
     with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
@@ -185,7 +185,7 @@ def test_each_has_a_patience_of_its_own(asked: Asked, gates: Gates) -> None:
 
 
 def test_a_deadline_is_one_where_nothing_is_kept(asked: Asked, gates: Gates) -> None:
-    """Who leads would wait for as long as its origin takes, whatever it has said; and its work would be lost."""
+    """Even a leader waits no longer than its deadline. Its computation continues, and the value is stored."""
     slow = gates()
     with pytest.raises(WaitTimeout, match=r"k' has been computed for .* deadline ran out: the computation goes on"):
         asked("k", slow, deadline=BRIEF)
@@ -198,7 +198,7 @@ def test_a_deadline_is_one_where_nothing_is_kept(asked: Asked, gates: Gates) -> 
 
 
 def test_a_computation_in_time_is_nothing_special(asked: Asked, told: list[events.Event]) -> None:
-    """Its value, its own error and what follows are as they are without."""
+    """If a computation ends in time, its value, its error and its events are the same as without a deadline."""
     assert asked("k", lambda: "value", deadline=LONG, patience=LONG) == "value"
     assert asked("k", never, deadline=LONG) == "value"
 
@@ -215,20 +215,20 @@ def test_a_computation_in_time_is_nothing_special(asked: Asked, told: list[event
 
 
 def test_what_is_stale_is_served_when_the_deadline_has_passed(asked: Asked, gates: Gates) -> None:
-    """An error, where there was something to serve."""
+    """If the deadline passes and there is a stale value, the caller gets it and no error."""
     asked.stale("k")
-    assert asked("k", gates(), deadline=10 * BRIEF) == "old"  # longer than any engine's answer takes
+    assert asked("k", gates(), deadline=10 * BRIEF) == "old"  # longer than any engine takes to reply
 
 
 def test_the_error_of_what_goes_on_is_told_to_those_who_wait(asked: Asked, gates: Gates) -> None:
-    """They would wait for a lease that nobody has; or compute, one after the other."""
+    """If a computation fails after its caller has left, its waiters get the error. They do not wait for the lease."""
     slow = gates(LookupError("no row"))
     with pytest.raises(WaitTimeout):
         asked("k", slow, deadline=BRIEF)
     here = asked.begin("k", never)
     with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
         elsewhere = room.run(there.get_or_compute, "k", never) if asked.cache.engine.shared else None
-        time.sleep(0.01)  # whether it waits by then or not, it is told
+        time.sleep(0.01)  # if it does not wait yet, it is told all the same, or computes on its own
         slow.open.set()
         if elsewhere is not None:
             assert isinstance(elsewhere.exception(LONG), ComputationFailed | AssertionError)
@@ -236,7 +236,7 @@ def test_the_error_of_what_goes_on_is_told_to_those_who_wait(asked: Asked, gates
 
 
 def test_a_hung_origin_keeps_nobody_longer_than_his_patience(asked: Asked, gates: Gates) -> None:
-    """One hung database, and all threads of a server hang in it, one for each key, with all the values in the cache."""
+    """If an origin hangs, callers wait no longer than their patience or deadline. Otherwise, all threads would hang."""
     hung = gates()
     for n in range(20):
         asked.stale(f"k{n}")
@@ -249,7 +249,7 @@ def test_a_hung_origin_keeps_nobody_longer_than_his_patience(asked: Asked, gates
 
 
 def test_where_nothing_stale_may_be_served_the_deadline_holds(asked: Asked, gates: Gates) -> None:
-    """`stale=0`, said by a caller, and its patience would have it served."""
+    """With `stale=0`, patience does not serve the stale value, and the deadline applies."""
     asked.stale("k")
     slow = gates("new")
     with pytest.raises(WaitTimeout):
@@ -259,7 +259,7 @@ def test_where_nothing_stale_may_be_served_the_deadline_holds(asked: Asked, gate
 
 
 def test_an_invalidation_ends_what_goes_on(asked: Asked, gates: Gates) -> None:
-    """What was computed before it would be stored behind it, as nobody is there to notice."""
+    """If the key is invalidated after the caller has left, the value of the continuing computation is not stored."""
     slow = gates("older than the invalidation")
     with pytest.raises(WaitTimeout):
         asked("k", slow, deadline=BRIEF)
@@ -270,7 +270,7 @@ def test_an_invalidation_ends_what_goes_on(asked: Asked, gates: Gates) -> None:
 
 
 def test_a_refresh_waits_for_its_own_value(asked: Asked, gates: Gates) -> None:
-    """Who asks for a computation wants what it gives, however long."""
+    """`refresh` waits for the new value however long the computation takes, even with `patience=0` and `deadline=0`."""
     slow = gates("new")
 
     def compute() -> Any:
@@ -293,7 +293,7 @@ def test_a_refresh_waits_for_its_own_value(asked: Asked, gates: Gates) -> None:
 
 
 class Load:
-    """A gate of many keys."""
+    """A loader of many keys that waits at a gate."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -309,7 +309,7 @@ class Load:
 
 
 def test_a_batch_has_one_patience(asked: Asked, gates: Gates) -> None:
-    """A hundred stale keys, and each would be waited for in turn; here computed by it, and there by somebody else."""
+    """A batch waits for its patience only once, both for keys it loads and for keys that others compute."""
     keys = [f"k{n}" for n in range(20)]
     for key in keys:
         asked.stale(key)
@@ -318,8 +318,8 @@ def test_a_batch_has_one_patience(asked: Asked, gates: Gates) -> None:
     assert alone.result(LONG) == "old"
     began = time.monotonic()
     assert asked.many(keys, slow, patience=0.1) == dict.fromkeys(keys, "old")
-    assert asked.many(keys, never, patience=0.1) == dict.fromkeys(keys, "old")  # others compute them all
-    assert 0.2 <= time.monotonic() - began < 1.8  # in turn, each part would take that
+    assert asked.many(keys, never, patience=0.1) == dict.fromkeys(keys, "old")  # all keys are being computed
+    assert 0.2 <= time.monotonic() - began < 1.8  # waiting for each key in turn would take longer
     assert slow.asked == [keys[1:]]
     slow.gate.open.set()
     until(lambda: asked.many(keys[1:], never, patience=LONG) == dict.fromkeys(keys[1:], "new"))
@@ -327,7 +327,7 @@ def test_a_batch_has_one_patience(asked: Asked, gates: Gates) -> None:
 
 @pytest.mark.parametrize("url", ["memory://"])
 def test_a_batch_has_no_second_patience_for_what_others_compute(asked: Asked, gates: Gates) -> None:
-    """It begins when its own part has taken all that it had."""
+    """If loading has used up the patience of a batch, it does not wait again for keys that others compute."""
     for key in ("a", "b"):
         asked.stale(key)
     assert asked("a", gates(), patience=0) == "old"
@@ -337,7 +337,7 @@ def test_a_batch_has_no_second_patience_for_what_others_compute(asked: Asked, ga
 
 
 def test_a_batch_has_one_deadline(asked: Asked, gates: Gates) -> None:
-    """Who asks for many would wait for as long as it takes; and what comes of it would not be kept."""
+    """A batch stops waiting at its deadline. The loader continues, and its values are stored."""
     asked.stale("a")
     slow = Load(gates("new"))
     with pytest.raises(WaitTimeout, match="b' has been computed"):
@@ -348,7 +348,7 @@ def test_a_batch_has_one_deadline(asked: Asked, gates: Gates) -> None:
 
 
 def test_a_batch_in_time(asked: Asked, gates: Gates) -> None:
-    """Its values, its errors and what it leaves out are as they are without; what is stale isn't held up."""
+    """If the loader ends in time, its values, its error and the missing keys are the same as without a deadline."""
     asked.stale("a")
     terms: dict[str, Any] = {"patience": LONG, "deadline": LONG}
     assert asked.many(["a", "b", "c"], lambda keys: {"a": 1, "b": 2}, **terms) == {"a": 1, "b": 2}
@@ -373,7 +373,7 @@ def test_a_batch_in_time(asked: Asked, gates: Gates) -> None:
 @pytest.mark.parametrize("url", ["memory://"])
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_a_batch_that_is_cancelled_while_it_waits_cancels_its_computation(asked: Asked, gates: Gates) -> None:
-    """Its leases would stand for as long as a computation goes on that nobody has asked for any more."""
+    """If a waiting batch is cancelled, its computation is cancelled and its leases are given back."""
     slow = Load(gates())
     work = asked.cache.aget_or_compute_many(["a", "b"], slow.suspending, deadline=LONG)
     call = asyncio.run_coroutine_threadsafe(work, asked._loop)
@@ -388,7 +388,7 @@ def test_a_batch_that_is_cancelled_while_it_waits_cancels_its_computation(asked:
 @pytest.mark.parametrize("url", ["memory://"])
 @pytest.mark.parametrize("asked", ["sync"], indirect=True)
 def test_a_block_that_refreshes_waits_for_its_values(asked: Asked) -> None:
-    """An admin's reload would be told that they take too long."""
+    """In a `refreshing()` block, callers wait for their values even with `deadline=0`."""
 
     def load(keys: list[str]) -> dict[str, int]:
         time.sleep(BRIEF)
@@ -399,7 +399,7 @@ def test_a_block_that_refreshes_waits_for_its_values(asked: Asked) -> None:
         assert asked.cache.get_or_compute("b", lambda: load(["b"]), deadline=0) == {"b": 1}
 
 
-# -- of one process: how it is done ------------------------------------------------------------------------------------
+# -- one process: how it works -----------------------------------------------------------------------------------------
 
 
 memory = pytest.mark.parametrize("url", ["memory://"])
@@ -407,7 +407,7 @@ memory = pytest.mark.parametrize("url", ["memory://"])
 
 @memory
 def test_a_fresh_value_is_never_waited_for(cache: Cache, asked: Asked, gates: Gates) -> None:
-    """An early refresh would keep its caller for its patience, though what it has is good."""
+    """A caller that finds a fresh value gets it at once. An early refresh does not keep it waiting for its patience."""
     slow = gates("new")
     terms: dict[str, Any] = {"patience": LONG, "deadline": LONG, "ttl": 60, "early": 1e6}
     asked.cache.set("k", "fresh", ttl=60, early=1e6)
@@ -419,7 +419,7 @@ def test_a_fresh_value_is_never_waited_for(cache: Cache, asked: Asked, gates: Ga
     tier = cache._core.local_tier.residents
     assert tier is not None
     (resident,) = tier._residents.values()
-    resident.end = time.monotonic() - 0.001  # its early moment has come
+    resident.end = time.monotonic() - 0.001  # the moment of its early refresh has come
     until(refreshed)
 
 
@@ -428,7 +428,7 @@ def test_a_fresh_value_is_never_waited_for(cache: Cache, asked: Asked, gates: Ga
 def test_where_there_is_no_place_the_caller_computes(
     cache: Cache, asked: Asked, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would get nothing, or nobody would compute."""
+    """If no background thread is free, the caller computes the value itself."""
     monkeypatch.setattr(background, "_beside", Workers(1, "stampede-beside"))
     hung = gates()
     with pytest.raises(WaitTimeout):
@@ -446,7 +446,7 @@ def test_where_there_is_no_place_the_caller_computes(
 @memory
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_a_caller_that_is_cancelled_while_it_waits_cancels_its_computation(asked: Asked, gates: Gates) -> None:
-    """Nobody waits for it any more; but what it was handed over to goes on, and so does what others wait for."""
+    """A cancelled caller cancels its computation, unless others wait for it or a caller has left it at a deadline."""
     slow, ended = gates(), threading.Event()
 
     async def origin() -> Any:
@@ -492,7 +492,7 @@ def test_a_caller_that_is_cancelled_while_it_waits_cancels_its_computation(asked
 
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_who_has_no_more_time_cancels_nothing(asked: Asked, gates: Gates) -> None:
-    """Its leader was cancelled, and the last one who waits leaves by deadline: it goes on, as he is told."""
+    """If the leader is cancelled and the last follower leaves at its deadline, the computation continues."""
     slow = gates()
     leader = asked.begin("k", slow, deadline=LONG)
     assert slow.begun.wait(LONG)
@@ -507,7 +507,7 @@ def test_who_has_no_more_time_cancels_nothing(asked: Asked, gates: Gates) -> Non
 
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_nor_does_he_for_who_leaves_after_him(asked: Asked, gates: Gates) -> None:
-    """The same, where the leader is cancelled last."""
+    """If a follower has left at its deadline, cancelling the leader does not end the computation."""
     slow = gates()
     leader = asked.begin("k", slow)
     assert slow.begun.wait(LONG)
@@ -520,7 +520,7 @@ def test_nor_does_he_for_who_leaves_after_him(asked: Asked, gates: Gates) -> Non
 
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_a_call_that_is_cancelled_ends_when_its_lease_is_given_back(asked: Asked, gates: Gates) -> None:
-    """Who asks next would find somebody computing who isn't there any more."""
+    """A cancelled call ends only after its lease is given back, so that the next caller can compute at once."""
     slow = gates()
 
     async def cancelled() -> int:
@@ -538,7 +538,7 @@ def test_a_call_that_is_cancelled_ends_when_its_lease_is_given_back(asked: Asked
 @pytest.mark.parametrize("url", ["redis"], indirect=True)
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_who_waits_with_patience_asks_once(asked: Asked, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is offered would send all of a flight to the engine again, one after the other."""
+    """Callers that wait with patience do not ask the engine again one after the other."""
     asked.stale("k")
     slow, joined = gates("new"), Counter[Any]()
     join = Flights.join
@@ -558,7 +558,7 @@ def test_who_waits_with_patience_asks_once(asked: Asked, gates: Gates, monkeypat
         return await asyncio.gather(*calls)
 
     assert asyncio.run_coroutine_threadsafe(herd(), asked._loop).result(LONG) == ["new"] * 6
-    # Who had begun after the question of the first asks behind it, and all together: nobody a third time.
+    # Callers that began after the leader's claim join a second flight, all together. None joins a third.
     assert len(joined) >= 5
     assert max(joined.values()) == 2
 
@@ -566,7 +566,7 @@ def test_who_waits_with_patience_asks_once(asked: Asked, gates: Gates, monkeypat
 @pytest.mark.parametrize("url", ["redis"], indirect=True)
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_who_follows_one_of_little_patience_keeps_his_own(asked: Asked, gates: Gates) -> None:
-    """What the leader was served when its patience had run out would be served to all who wait with it."""
+    """A follower keeps its own patience. If its leader's patience ends first, only the leader gets the stale value."""
     asked.stale("k")
     slow = gates("new")
     with Cache(asked.cache.name, namespace=asked.cache.namespace) as there, Room() as room:
@@ -574,7 +574,7 @@ def test_who_follows_one_of_little_patience_keeps_his_own(asked: Asked, gates: G
         assert slow.begun.wait(LONG)
 
         async def herd() -> list[Any]:
-            patience = [LONG, BRIEF, LONG]  # the second asks behind the first, and the third waits with it
+            patience = [LONG, BRIEF, LONG]  # the second leads after the first, and the third follows the second
             calls = [asyncio.ensure_future(asked.task("k", never, patience=each)) for each in patience]
             await calls[1]
             slow.open.set()
@@ -584,12 +584,12 @@ def test_who_follows_one_of_little_patience_keeps_his_own(asked: Asked, gates: G
         assert computes.result(LONG) == "new"
 
 
-@pytest.mark.alone  # a question that is under way when the server begins to hang takes the client's time-out
+@pytest.mark.alone  # a request that is under way when the server begins to hang takes the client's time-out
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
     before: Callable[[Any], Proxy], gates: Gates, colour: str
 ) -> None:
-    """Who waits for a fresh value has the old one in hand: to ask once more would take as long as the engine may."""
+    """If the engine hangs, a caller gets the stale value when its patience ends. It does not ask the engine again."""
     slow, name = gates(), uuid4().hex
     proxy = before(shared_redis())
     terms: dict[str, Any] = {"namespace": name, "early": 0, "stale": 60}
@@ -602,7 +602,7 @@ def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
         computes = room.run(there.get_or_compute, "k", slow)
         assert slow.begun.wait(LONG)
         waits = asked.begin("k", never, patience=0.2)
-        time.sleep(BRIEF)  # nothing tells that it waits
+        time.sleep(BRIEF)  # no event tells that the call waits
         proxy.hold()
         began = time.monotonic()
         assert waits.result(LONG) == "old"
@@ -616,7 +616,7 @@ def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
 @memory
 @pytest.mark.parametrize("asked", ["async"], indirect=True)
 def test_a_loop_that_ends_takes_what_goes_on_with_it(asked: Asked, gates: Gates) -> None:
-    """Its lease would stand to its end, for a computation that never lands."""
+    """If an event loop ends, a computation that continues in it gives back its lease."""
     with pytest.raises(WaitTimeout):
         asked("k", gates(), deadline=BRIEF)
     asked.end_the_loop()
@@ -624,7 +624,7 @@ def test_a_loop_that_ends_takes_what_goes_on_with_it(asked: Asked, gates: Gates)
 
 
 def test_a_process_that_ends_gives_the_lease_back(cache: Cache, tmp_path: Path) -> None:
-    """Others would wait for a computation that nobody does any more."""
+    """A process that ends gives back the lease of a computation that continues in it."""
     if not cache.engine.shared:
         pytest.skip("nobody else is there")
     script = f"""
@@ -643,7 +643,7 @@ except WaitTimeout:
 
 @memory
 def test_a_computation_that_asks_for_its_own_key_is_told(asked: Asked) -> None:
-    """In its place beside the caller nobody would know whose it is: it would wait for itself."""
+    """A computation in a background thread that asks for its own key is refused: it would wait for itself."""
     cache = asked.cache
 
     def asks() -> Any:
@@ -661,14 +661,14 @@ def test_a_computation_that_asks_for_its_own_key_is_told(asked: Asked) -> None:
     async def between_in_a_loop() -> Any:
         return await cache.aget_or_compute("between", asks_in_a_loop, deadline=LONG)
 
-    with pytest.raises(RecursiveComputation):  # at once, and not when a deadline has passed
+    with pytest.raises(RecursiveComputation):  # raised at once, not after a deadline
         asked("k", between if asked.colour == "sync" else between_in_a_loop)
 
 
 def test_who_computes_for_himself_alone_has_a_deadline_too(
     asked: Asked, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is told that a value isn't kept computes it himself, and would do so for as long as it takes."""
+    """A waiter that is told that the value is not stored computes it itself. Its deadline applies to that, too."""
     engine = asked.cache.engine
     if not engine.shared:
         pytest.skip("nobody else is there")
@@ -689,7 +689,7 @@ def test_who_computes_for_himself_alone_has_a_deadline_too(
             unkept = room.run(lambda: there.get_or_compute("k", theirs, cache_if=lambda value: False))
             assert theirs.begun.wait(LONG)
             waits = asked.begin("k", mine, deadline=20 * BRIEF if mine is ours else LONG)
-            assert there_too.wait(LONG)  # before: he would be the first of those who ask now, and hold the key
+            assert there_too.wait(LONG)  # it waits: if it claimed the key only later, it would get the lease
             there_too.clear()
             theirs.open.set()
             if mine is fails:
@@ -702,7 +702,7 @@ def test_who_computes_for_himself_alone_has_a_deadline_too(
 
 @memory
 def test_a_context_is_the_callers(asked: Asked) -> None:
-    """What is computed in a place beside it would not know for whom."""
+    """A computation in a background thread runs in the context of its caller."""
     from contextvars import ContextVar
 
     tenant: ContextVar[str] = ContextVar("tenant")
@@ -718,6 +718,6 @@ def test_a_context_is_the_callers(asked: Asked) -> None:
 
 @pytest.mark.parametrize("terms", [{"patience": -1}, {"deadline": -1}, {"patience": "forever"}, {"patience": True}])
 def test_what_is_no_duration_is_refused(terms: dict[str, Any]) -> None:
-    """A wrong option would be heard of in the middle of an outage."""
+    """A `patience` or `deadline` that is not a duration is refused when the function is decorated."""
     with Cache("memory://") as cache, pytest.raises(OptionError, match=r"patience|deadline"):
         cache.cached(**terms)

@@ -1,4 +1,4 @@
-"""A change after somebody's clear: a third process, which has not heard of that, is told nothing older."""
+"""Changes after another process's `clear`: a process that has not yet heard of the `clear` gets no older value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ URLS: dict[str, Callable[[Path], str]] = {
 
 @pytest.fixture(params=list(URLS))
 def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
-    """Two processes' caches: `here` knows the generation, `there` is where it ends."""
+    """Two caches, as in two processes: `here` knows a generation, and `there` ends it."""
     url = URLS[request.param](tmp_path)
     with (
         Cache(url, ttl=600, namespace=request.node.name) as here,
@@ -71,22 +71,22 @@ CHANGES: dict[str, Callable[[Cache], object]] = {
 
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_nothing_older_than_a_change(caches: tuple[Cache, Cache], change: str) -> None:
-    """Promise 4: for a second after a clear, what had been set or invalidated since would be seen as it was before."""
+    """Promise 4: after a `clear` and a change, no process gets the value from before them."""
     here, there = caches
     assert here.get_or_compute("k", lambda: "old") == "old" == here.get_or_compute("k", lambda: "new")
     for _ in range(3):
         there.clear()
-    with Cache.of(there.settings) as third:  # which has known none of those that ended
+    with Cache.of(there.settings) as third:  # it knows none of the generations that ended
         CHANGES[change](third)
         assert here.get_or_compute("k", lambda: "new") == "new"
         assert there.get_or_compute("k", lambda: "new") == "new"
 
 
 def test_nothing_older_than_a_change_of_a_function(caches: tuple[Cache, Cache]) -> None:
-    """The same after `invalidate_all`, with `clear` beside it."""
+    """After `invalidate_all`, `clear` and `invalidate`, no process gets a function's older value."""
     values = ["old"]
     f, g = (
-        cache.cached(ttl=600)(_asking(values))  # two processes' same function
+        cache.cached(ttl=600)(_asking(values))  # the same function in two processes
         for cache in caches
     )
     assert f(1) == "old" == f(1)
@@ -106,7 +106,7 @@ def _asking(values: list[str]) -> Callable[[int], str]:
 
 
 def test_nothing_older_than_a_change_after_all_was_forgotten(caches: tuple[Cache, Cache]) -> None:
-    """The same where the server was emptied, and nobody can say what the generation was but those who knew it."""
+    """If the server loses its data, a process that remembers the old generation still sees later changes."""
     here, there = caches
     assert here.get_or_compute("k", lambda: "old") == there.get("k") == "old"
     _empty(here)
@@ -134,7 +134,7 @@ def _empty(cache: Cache) -> None:
 
 
 def test_what_was_asked_before_a_clear_is_not_believed() -> None:
-    """A process that clears while another of its threads asks would be given what it has cleared, for a second."""
+    """A generation that was requested before a `clear` is not used after it."""
     now = 1000.0
     beliefs = Beliefs(lambda: now)
     asked = now

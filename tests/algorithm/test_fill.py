@@ -1,4 +1,4 @@
-"""The algorithm in all interleavings: the real `fill` over a model engine, with everything that can break."""
+"""The algorithm in all interleavings: the real `fill` with a model of an engine, and faults at any step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from stampede.settings.options import Policy
 
 HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)
 
-# Each is a promise in a small world. `ask` is a call; a list is a process.
+# Each world checks a promise in a small scenario. `ask` is a call; a list is a process.
 WORLDS = {
     "three processes": Scenario([[ask()], [ask()], [ask()]]),
     "two callers in one process": Scenario([[ask(), ask()]]),
@@ -165,8 +165,8 @@ WORLDS |= {
 }  # fmt: skip
 
 ENOUGH = 8000 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 100
-"""Schedules of one world with a fault at any point, the simplest first. Of the breakages below, those that are seen
-with all faults are seen at the 48th at the latest; those without faults at the 412th, and one only at the 2,525th."""
+"""Schedules to try in each world with a fault at any point, the simplest first. The breakages below that need faults
+are found at the 48th schedule at the latest. The others are found at the 412th, except for one: at the 2,525th."""
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def tally() -> Any:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_nothing_goes_wrong(world: str, tally: list[Report]) -> None:
-    """Some order of steps breaks a promise."""
+    """No order of the steps breaks a promise."""
     report = explore(WORLDS[world], limit=21 * ENOUGH // 5)
     tally.append(report)
     assert report.violation is None, str(report)
@@ -186,14 +186,14 @@ def test_nothing_goes_wrong(world: str, tally: list[Report]) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_one_fault_at_every_point(world: str, tally: list[Report]) -> None:
-    """A crash, a cancellation, a lost message or lease at some point breaks a promise."""
+    """A crash, a cancellation, or a lost message or lease breaks no promise, at whatever step it happens."""
     report = explore(WORLDS[world], faults=FAULTS, limit=ENOUGH)
     tally.append(report)
     assert report.violation is None, str(report)
 
 
 def test_two_faults_among_many(tally: list[Report]) -> None:
-    """A second fault, or a fourth caller, breaks what one leaves whole."""
+    """Several faults in a scenario with many callers break no promise."""
     crowd = Scenario([[ask(), ask()], [ask(), then(invalidate(), ask())], [ask()], [ask(), then(put(), ask())]])
     report = roam(crowd, faults=FAULTS, budget=3, runs=700, seed=7)
     tally.append(report)
@@ -201,7 +201,7 @@ def test_two_faults_among_many(tally: list[Report]) -> None:
 
 
 def test_options_that_nobody_has_thought_of_together(tally: list[Report]) -> None:
-    """Some mixture of patience, deadlines, refreshes beside, invalidations and expiries breaks a promise."""
+    """No mixture of patience, deadlines, background refreshes, invalidations and expiries breaks a promise."""
     for seed in range(25):
         world = any_world(seed)
         for faults in ((), FAULTS):
@@ -211,16 +211,16 @@ def test_options_that_nobody_has_thought_of_together(tally: list[Report]) -> Non
 
 
 def test_the_same_schedule_gives_the_same_story() -> None:
-    """A violation could not be run again, and read."""
+    """One seed always gives the same schedules. Otherwise, a violation could not be run again."""
     worlds = [roam(WORLDS["invalidated by a mate"], faults=FAULTS, runs=50, seed=3) for _ in range(2)]
     assert worlds[0] == worlds[1]
 
 
-# -- the explorer itself: each of these breaks a promise, and must be seen to ---------------------------------------
+# -- the explorer itself: each of these breaks a promise, and the explorer must find it -----------------------------
 
 
 class _Late(Model):
-    """Stores whatever comes, lease or none."""
+    """Stores every value, with or without a valid lease."""
 
     def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
         self.put(key, entry)
@@ -228,7 +228,7 @@ class _Late(Model):
 
 
 class _Undead(Model):
-    """An invalidation lets the lease live."""
+    """Keeps the lease valid after an invalidation."""
 
     def invalidate(self, key: str) -> bool:
         was = self.places[key].record
@@ -237,7 +237,7 @@ class _Undead(Model):
 
 
 class _Mute(Model):
-    """Wakes nobody, ever."""
+    """Never wakes a waiter."""
 
     poll = inf
 
@@ -248,7 +248,7 @@ class _Mute(Model):
 
 
 class _Unlocked(Model):
-    """Grants to everybody."""
+    """Grants every claim."""
 
     def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         self.places[key].record = Record(self.places[key].record.kept)
@@ -256,7 +256,7 @@ class _Unlocked(Model):
 
 
 class _Dreamy(Model):
-    """A look sees what was there once."""
+    """Each look returns the first value that a look has found."""
 
     dream: Found | None = None
 
@@ -266,7 +266,7 @@ class _Dreamy(Model):
 
 
 class _Sticky(Model):
-    """Never lets a lease go."""
+    """Never gives a lease back."""
 
     def abandon(self, *args: Any) -> None:
         pass
@@ -284,7 +284,7 @@ MODELS: dict[type[Model], tuple[str, str]] = {
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_explorer_sees_a_broken_engine(model: type[Model]) -> None:
-    """The explorer is blind: all its green tests say nothing."""
+    """The explorer finds a broken engine. Otherwise, its passing tests would mean nothing."""
     world, words = MODELS[model]
     report = explore(WORLDS[world], model=model)
     assert report.violation is not None
@@ -296,7 +296,7 @@ Breakage = Callable[[pytest.MonkeyPatch], object]
 
 
 def _asks_on(patch: pytest.MonkeyPatch) -> None:
-    """A lost reply of a claim: the lease may be ours, and is kept."""
+    """If the reply of a claim is lost, the lease that may have been granted is not given back."""
 
     async def release(call: Call) -> None:
         return
@@ -305,7 +305,7 @@ def _asks_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """A failed computation abandons nothing."""
+    """A failed computation does not give back its lease."""
 
     async def give_up(call: Call, hold: Hold, error: BaseException, *rest: Any) -> Result:
         return Result(error=error)
@@ -314,7 +314,7 @@ def _keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shares(patch: pytest.MonkeyPatch) -> None:
-    """A refused value, and a cancellation, go to everybody."""
+    """A refused value or a cancellation is passed on to all callers."""
     end = Flights.end
 
     def generous(self: Flights, flight: Flight, result: Result | None) -> None:
@@ -324,7 +324,7 @@ def _shares(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shares_what_was_seen(patch: pytest.MonkeyPatch) -> None:
-    """What only the leader's local tier held goes to its followers."""
+    """A value that only the leader's local tier held is passed on to its followers."""
     served = fill.served
 
     def generous(call: Call, *args: Any, as_of: float = -inf, **terms: Any) -> Result:
@@ -334,7 +334,7 @@ def _shares_what_was_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def _offers_for_long(patch: pytest.MonkeyPatch) -> None:
-    """What is kept is offered also to those who come after an invalidation."""
+    """A stale value is also offered to callers that come after an invalidation."""
 
     def offer(self: Flights, flight: Flight, result: Result) -> None:
         flight.offered = replace(result, as_of=inf)
@@ -345,7 +345,7 @@ def _offers_for_long(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """What an engine has said is good for whoever comes until the leader has heard it."""
+    """The engine's reply is used for all callers that join before the leader receives it."""
     claim = fill.claim
 
     async def claimed(call: Call) -> Any:
@@ -356,7 +356,7 @@ def _believes_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def _computes_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """The same of what was computed here and isn't stored."""
+    """A value that is computed and not stored is used for all callers that join before the computation ends."""
 
     async def lease_known_valid_at(call: Call) -> float:
         return inf
@@ -365,7 +365,7 @@ def _computes_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_cuts(patch: pytest.MonkeyPatch) -> None:
-    """A flight is never taken for hung."""
+    """A hung flight is never ended."""
     patch.setattr(Flights, "cut", lambda self, flight: None)
     patch.setattr(_Flights, "ends", [])
 
@@ -376,7 +376,7 @@ def _never_detaches(patch: pytest.MonkeyPatch) -> None:
 
 
 def _detaches_first(patch: pytest.MonkeyPatch) -> None:
-    """An invalidation detaches the flight before it reaches the engine, and not after."""
+    """An invalidation detaches the flight before it reaches the engine, instead of after it."""
 
     async def invalidate(self: Process, key: str) -> None:
         self.flights.detach(key)
@@ -401,12 +401,12 @@ def _everybody_leaves(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nobody_leaves(patch: pytest.MonkeyPatch) -> None:
-    """Nobody is left, and the computation hangs on with its lease."""
+    """If the last caller leaves, the computation continues and keeps its lease."""
     patch.setattr(Flights, "leave", lambda self, flight, leader=None: False)
 
 
 def _rings_never(patch: pytest.MonkeyPatch) -> None:
-    """The flight lands, and doesn't tell."""
+    """A flight ends without waking its followers."""
 
     def end(self: Flights, flight: Flight, result: Result | None) -> None:
         self._forget(flight)
@@ -421,7 +421,7 @@ def _one_error_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """One that holds a lease waits for one that waits for it."""
+    """A caller that holds a lease waits for another caller that waits for that lease."""
 
     def wait_left(call: Call) -> tuple[float, Callable[[Call], Coroutine[Any, Any, Result]]]:
         return inf, patience.timed_out
@@ -430,12 +430,12 @@ def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def _has_no_patience(patch: pytest.MonkeyPatch) -> None:
-    """What is stale is served at once, whatever the caller has said."""
+    """A stale value is served at once, whatever patience the caller has."""
     patch.setattr(fill, "patience_left", lambda call, kept: 0.0)
 
 
 def _waits_for_its_own(patch: pytest.MonkeyPatch) -> None:
-    """Who leads waits for its own computation to its end."""
+    """A leader waits for its own computation until it ends."""
     patch.setattr(fill, "own_wait_left", lambda call, kept: inf)
 
 
@@ -462,7 +462,7 @@ ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize("breakage", ALGORITHMS, ids=lambda breakage: breakage.__name__)
 def test_the_explorer_sees_a_broken_algorithm(breakage: Breakage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The explorer is blind: all its green tests say nothing."""
+    """The explorer finds a broken algorithm. Otherwise, its passing tests would mean nothing."""
     world, faults, words = ALGORITHMS[breakage]
     breakage(monkeypatch)
     report = explore(WORLDS[world], faults=faults)

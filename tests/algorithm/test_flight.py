@@ -1,4 +1,4 @@
-"""Flights under real threads and real event loops: who computes, who waits, who is cancelled, and what forks do."""
+"""Flights with real threads and event loops: leaders, followers, cancellation, recursion and forks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from stampede.settings.options import Policy
 
 @pytest.mark.parametrize("leader", ["blocking", "suspending"])
 def test_threads_and_loops_share_a_flight(leader: str) -> None:
-    """Each colour would compute for itself."""
+    """Threads and tasks that need the same key share one flight, so the function runs once."""
     world, gate = World(), Gate()
     with Room() as room:
         if leader == "blocking":
@@ -48,7 +48,7 @@ def test_threads_and_loops_share_a_flight(leader: str) -> None:
 
 
 def test_followers_get_copies_of_an_error() -> None:
-    """One traceback would grow with every follower that raises it."""
+    """Each follower gets its own copy of an error. Otherwise, one traceback would grow with each follower."""
 
     class Odd(Exception):
         def __init__(self, code: int) -> None:
@@ -68,7 +68,7 @@ def test_followers_get_copies_of_an_error() -> None:
 
 
 def test_an_error_that_cannot_be_copied_is_passed_on_itself() -> None:
-    """The follower of a strange exception would see a TypeError of ours instead."""
+    """An error that cannot be copied is passed on as it is. It is not replaced by a TypeError."""
 
     class Strange(Exception):
         def __new__(cls, *args: Any, key: str) -> Any:
@@ -82,7 +82,7 @@ def test_an_error_that_cannot_be_copied_is_passed_on_itself() -> None:
 
 
 def test_a_detached_flight_keeps_its_value_for_its_leader() -> None:
-    """Callers after an invalidation would get what was computed before it."""
+    """After an invalidation, only the leader gets the older value. Its followers and later callers get a new one."""
     world, old, new = World(), Gate("old"), Gate("new")
     with Room() as room:
         first = room.run(world.ask, old)
@@ -104,7 +104,7 @@ def test_a_detached_flight_keeps_its_value_for_its_leader() -> None:
 
 
 def test_a_cancelled_waiter_disturbs_nobody() -> None:
-    """One impatient caller would cancel everybody's computation."""
+    """A waiter that is cancelled does not cancel the computation or the other waiters."""
     world, gate = World(), Gate()
 
     async def main() -> None:
@@ -124,7 +124,7 @@ def test_a_cancelled_waiter_disturbs_nobody() -> None:
 
 
 def test_the_computation_outlives_its_cancelled_leader() -> None:
-    """The followers of a leader that timed out would begin again."""
+    """If the leader is cancelled, the computation continues for its followers."""
     world, gate = World(), Gate()
 
     async def main() -> None:
@@ -144,7 +144,7 @@ def test_the_computation_outlives_its_cancelled_leader() -> None:
 
 
 def test_a_computation_without_callers_is_cancelled_and_its_lease_released() -> None:
-    """Work for nobody would go on, and its lease stand."""
+    """If all callers are cancelled, the computation is cancelled and its lease is given back."""
     world, gate = World(), Gate()
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_a_computation_without_callers_is_cancelled_and_its_lease_released() -> 
 
 
 def test_a_thread_keeps_a_computation_alive_whose_tasks_are_gone() -> None:
-    """A blocking follower isn't counted: the computation would be cancelled under it."""
+    """A thread that waits keeps a computation alive even if all tasks are cancelled."""
     world, gate = World(), Gate()
 
     async def main() -> Any:
@@ -184,7 +184,7 @@ def test_a_thread_keeps_a_computation_alive_whose_tasks_are_gone() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_is_the_leaders_own(error: type[BaseException]) -> None:
-    """Ctrl-C in one thread would end the callers in all others."""
+    """A KeyboardInterrupt or SystemExit reaches only the leader. One follower computes again for the others."""
     world, gate, again = World(), Gate(error()), Gate("again")
     again.open.set()
     with Room() as room:
@@ -202,7 +202,7 @@ def test_an_interrupt_is_the_leaders_own(error: type[BaseException]) -> None:
 
 
 def test_a_computation_that_asks_for_its_own_key() -> None:
-    """It would wait for itself."""
+    """A computation that asks for its own key is refused: it would wait for itself."""
     world = World()
     with pytest.raises(RecursiveComputation):
         world.ask(lambda: world.ask(never))
@@ -212,7 +212,7 @@ def test_a_computation_that_asks_for_its_own_key() -> None:
 
 
 def test_recursion_is_seen_in_threads_with_a_copied_context() -> None:
-    """`asyncio.to_thread` inside a computation would hide that it waits for itself."""
+    """Recursion is also found in a thread with a copied context, for example in `asyncio.to_thread`."""
     world = World()
 
     async def origin() -> Any:
@@ -225,7 +225,7 @@ def test_recursion_is_seen_in_threads_with_a_copied_context() -> None:
 
 
 def test_recursion_is_seen_after_an_invalidation() -> None:
-    """A computation that invalidates its own key and asks again would recurse for ever."""
+    """Recursion is also found if the computation invalidates its own key before it asks for it."""
     world = World()
 
     def origin() -> Any:
@@ -237,7 +237,7 @@ def test_recursion_is_seen_after_an_invalidation() -> None:
 
 
 def test_what_a_computation_leaves_behind_may_ask_for_its_key() -> None:
-    """A task started inside a computation would be refused its key for ever."""
+    """A task that was started inside a computation may ask for the key after the computation has ended."""
     world = World()
 
     async def main() -> None:
@@ -261,14 +261,14 @@ def test_what_a_computation_leaves_behind_may_ask_for_its_key() -> None:
 
 
 def test_a_context_that_outlives_a_computation_alone() -> None:
-    """What was started inside an unstored computation would be refused its key for ever."""
+    """A context that was copied inside an unstored computation may ask for the key after the computation has ended."""
     world, gate = World(), Gate()
 
     async def main() -> None:
         leader = asyncio.create_task(world.aask(gate.suspending))
         while not gate.begun.is_set():
             await asyncio.sleep(0)
-        inside = world.ask(copy_context)  # alone: it blocks the loop that leads
+        inside = world.ask(copy_context)  # it computes alone: this call blocks the loop of the leader
         gate.open.set()
         assert await leader == "value"
         world.invalidate()
@@ -279,7 +279,7 @@ def test_a_context_that_outlives_a_computation_alone() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_computations_that_ask_for_each_other(processes: int) -> None:
-    """A waits for B, B for A: neither would ever end."""
+    """Two computations that ask for each other's keys do not deadlock: one of them computes the other's key alone."""
     one = World()
     two = one if processes == 1 else World()
     two.engine = one.engine  # two caches, as in two processes, on one engine
@@ -298,7 +298,7 @@ def test_two_computations_that_ask_for_each_other(processes: int) -> None:
 
 
 def test_a_sync_call_on_the_thread_of_the_loop_that_leads() -> None:
-    """It would block the loop that must run for it to end."""
+    """A sync call on the thread of the leader's loop computes alone. If it waited, the leader could not go on."""
     world, gate = World(), Gate()
 
     async def main() -> None:
@@ -314,7 +314,7 @@ def test_a_sync_call_on_the_thread_of_the_loop_that_leads() -> None:
 
 
 def test_a_herd_shares_even_what_is_not_kept() -> None:
-    """With ttl 0, every process that waited would find the value due again, and compute in its turn."""
+    """With `ttl=0`, callers that wait in other processes get the computed value. They do not compute one by one."""
     world, gate = World(), Gate()
     policy = Policy(ttl=0.0)
     others = [World() for _ in range(3)]
@@ -332,7 +332,7 @@ def test_a_herd_shares_even_what_is_not_kept() -> None:
 
 
 def listeners(world: World) -> list[Any]:
-    """Who sleeps in the engine until the lease of "k" falls."""
+    """Return the waiters that sleep in the engine until the lease of "k" ends."""
     keys = world.engine._parts[0]
     lease = keys.records.get("k", NOTHING).lease
     hung = keys.awaited.get(lease.token) if lease is not None else None
@@ -340,7 +340,7 @@ def listeners(world: World) -> list[Any]:
 
 
 def test_wait_runs_out() -> None:
-    """A caller with a deadline would wait as long as the computation takes."""
+    """A caller with `wait` gives up after that time, whether the computation runs in its process or in another."""
     world, gate = World(), Gate()
     with Room() as room:
         leader = room.run(world.ask, gate)
@@ -361,7 +361,7 @@ def test_wait_runs_out() -> None:
 
 
 def test_a_loop_closed_under_its_leader_orphans_the_flight() -> None:
-    """Callers would wait for a task that nobody will ever run."""
+    """If the leader's loop is closed, a follower computes. It does not wait for a task that never runs again."""
     world, gate = World(), Gate()
     loop = asyncio.new_event_loop()
     task = loop.create_task(world.aask(gate.suspending, policy=Policy(early=0.0, lease=0.3)))
@@ -373,12 +373,12 @@ def test_a_loop_closed_under_its_leader_orphans_the_flight() -> None:
         loop.close()
         assert follower.result(LONG) == "again"
         assert room.run(world.ask, never).result(LONG) == "again"
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this test is about
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # the task is left pending on purpose
     task.get_coro().close()  # type: ignore[union-attr]
 
 
 def test_the_last_follower_of_a_closed_loop_leaves_in_peace() -> None:
-    """Cancelling a computation whose loop is closed would raise in whoever leaves last."""
+    """If the loop of a computation is closed, its last follower can leave without an error."""
     world, gate = World(), Gate()
     loop = asyncio.new_event_loop()
     policy = Policy(early=0.0, lease=0.3)
@@ -394,12 +394,12 @@ def test_the_last_follower_of_a_closed_loop_leaves_in_peace() -> None:
         loop.close()
         assert follower.result(LONG) == "again"
     for each in work:
-        each._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this test is about
+        each._log_destroy_pending = False  # type: ignore[attr-defined]  # the task is left pending on purpose
         each.get_coro().close()  # type: ignore[union-attr]
 
 
 def test_a_follower_whose_loop_is_closed_orphans_nobody() -> None:
-    """One short-lived loop that waited would cut all others off from their leader."""
+    """If the loop of a follower is closed, the other callers still wait for the leader."""
     world, gate = World(), Gate()
 
     async def impatient() -> None:
@@ -420,13 +420,13 @@ def test_a_follower_whose_loop_is_closed_orphans_nobody() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_forked_inside_a_computation(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child would fill or give back its parent's lease, or take the parent's computation for its own."""
+    """A child that is forked inside a computation computes for itself and does not use its parent's lease."""
     world, parent, verbs = World(), os.getpid(), type(World().engine.blocking.claims)
 
     def origin() -> str:
         pid = os.fork()
         if pid == 0:
-            mine = world.ask(lambda: "the child's")  # the same key: here nobody computes it
+            mine = world.ask(lambda: "the child's")  # the same key: in the child, no computation of it is running
             for verb in ("fill", "abandon"):
                 monkeypatch.setattr(verbs, verb, lambda *args: os._exit(3))
             if fails:
@@ -452,7 +452,7 @@ def test_a_child_forked_inside_a_computation(fails: bool, monkeypatch: pytest.Mo
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_fork_while_others_fly() -> None:
-    """A child would follow flights whose leaders are threads that it hasn't got."""
+    """A forked child computes for itself. It does not follow flights whose leaders are threads of its parent."""
     world, gate = World(), Gate()
     with Room() as room:
         leader = room.run(world.ask, gate)
@@ -469,11 +469,11 @@ def test_a_fork_while_others_fly() -> None:
         assert leader.result(LONG) == "value"
 
 
-# -- beside the caller ------------------------------------------------------------------------------------------------
+# -- in the background ------------------------------------------------------------------------------------------------
 
 
 def test_a_refresh_in_the_background_keeps_nobody_waiting() -> None:
-    """The caller that notices would wait for the refresh; or a second one would start."""
+    """With `background=True`, callers get the stale value at once, and only one refresh is started."""
     world, gate = World(), Gate("new")
     run_blocking(world.engine.blocking.store.set("k", Entry("old", b"old", fresh=0.0, keep=100.0)))
     with Room() as room:
@@ -498,7 +498,7 @@ def test_a_refresh_in_the_background_keeps_nobody_waiting() -> None:
 
 
 def test_a_copy_of_an_error_has_its_cause_and_attributes() -> None:
-    """The follower's traceback would say less than the leader's."""
+    """A follower's copy of an error has the cause, the attributes and the traceback of the original."""
 
     def fail() -> None:
         try:
@@ -520,19 +520,19 @@ def test_a_copy_of_an_error_has_its_cause_and_attributes() -> None:
 
 @pytest.mark.parametrize("error", [EngineError("the reason"), FileNotFoundError(2, "gone", "file"), ImportError("no")])
 def test_a_copied_error_says_the_same(error: Exception) -> None:
-    """Callers who had joined read "[Errno None] None: None -> None", and never learned why."""
+    """A copied error has the text of the original. Otherwise, followers would not learn why the call failed."""
     assert str(own_copy(error)) == str(error)
 
 
 def test_flights_of_other_caches_are_other_flights() -> None:
-    """The same key in two caches would be taken for recursion."""
+    """Two caches that use the same key have separate flights. A call of one inside the other is no recursion."""
     one, two = World(), World()
     assert one.ask(lambda: two.ask(lambda: "inner")) == "inner"
     assert isinstance(Flight(one.flights, "k", None), Flight)
 
 
 def test_a_finalizer_may_end_a_computation_in_the_middle_of_a_decision() -> None:
-    """The collector closes a lost coroutine while its thread holds one of our locks: it would wait for itself."""
+    """A finalizer may end a computation while its thread holds a lock of the library. This does not deadlock."""
     world = World()
 
     def decide() -> Any:
@@ -551,7 +551,7 @@ BRIEF = Policy(early=0.0, lease=0.1, max_hold=0.2)
 @pytest.mark.parametrize("follower", ["thread", "loop"])
 @pytest.mark.parametrize("leader", ["thread", "loop"])
 def test_a_leader_that_hangs_is_left_after_max_hold(leader: str, follower: str) -> None:
-    """One origin without a time-out would hang its key for all callers of its process, for ever."""
+    """If an origin hangs, followers wait no longer than `max_hold`, then one computes. The late value is not stored."""
     world, hung = World(), Gate("too late")
     with Room() as room:
         if leader == "thread":
@@ -574,7 +574,7 @@ def test_a_leader_that_hangs_is_left_after_max_hold(leader: str, follower: str) 
 
 
 def test_a_computation_whose_loop_rests_is_left_after_max_hold() -> None:
-    """A caller that was cancelled leaves its computation to a thread, and the loop that should run it is at rest."""
+    """If the loop of a computation no longer runs, followers wait no longer than `max_hold`, then one computes."""
     world, gate = World(), Gate()
     with Room() as room, asyncio.Runner() as runner:
 
@@ -595,7 +595,7 @@ def test_a_computation_whose_loop_rests_is_left_after_max_hold() -> None:
 
 
 def test_a_leader_that_only_asks_is_left_with_its_loop_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads would wait for a task that has heard from the engine, and is never run again."""
+    """If the leader's loop no longer runs, followers do not wait for the leader to process the engine's reply."""
     monkeypatch.setattr(flight, "SAFETY", 0.05)
     world, elsewhere, gate = World(), World(), Gate()
     elsewhere.engine = world.engine
@@ -620,7 +620,7 @@ def test_a_leader_that_only_asks_is_left_with_its_loop_at_rest(monkeypatch: pyte
 
 @pytest.mark.parametrize("colour", ["thread", "loop"])
 def test_people_are_told_who_waits_for_whom(colour: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A computation that asks for its own key in a thread of a pool would wait for itself, and nobody know why."""
+    """If a computation waits for itself in a thread of a pool, the log warns of a possible deadlock."""
     world, policy = World(), Policy(early=0.0, lease=0.05, max_hold=60)
 
     def asks_for_itself() -> Any:
@@ -635,12 +635,12 @@ def test_people_are_told_who_waits_for_whom(colour: str, caplog: pytest.LogCaptu
         else:
             first = room.loop(lambda: world.aask(asks_in_a_thread, "k", policy))
         assert isinstance(first.exception(LONG), WaitTimeout)
-    [line] = [record.getMessage() for record in caplog.records if record.name == "stampede"]  # and not asyncio
+    [line] = [record.getMessage() for record in caplog.records if record.name == "stampede"]  # none of asyncio
     assert "s for 'k', longer than its lease of 0.05 s: possibly a deadlock" in line
 
 
 def test_a_batch_that_hangs_is_left_after_max_hold() -> None:
-    """The keys of a batch would hang with it, for all who ask for one of them."""
+    """If the loader of a batch hangs, callers of its keys wait no longer than `max_hold`."""
     begun, end = threading.Event(), threading.Event()
 
     def hangs(keys: list[str]) -> dict[str, str]:
@@ -658,7 +658,7 @@ def test_a_batch_that_hangs_is_left_after_max_hold() -> None:
 
 
 def test_refreshes_that_hang_leave_their_places_to_others() -> None:
-    """Four hung refreshes, and no other value of the process would ever be refreshed beside its callers again."""
+    """Refreshes that hang give up their places after `max_hold`, so other values are still refreshed."""
     hung, where = Gate("too late"), list[str]()
     terms: dict[str, Any] = {"background": True, "stale": 60, "lease": 0.1, "max_hold": 0.2}
 

@@ -1,4 +1,4 @@
-"""Many questions in one round trip: what one caller's batch asks goes out together, and nothing is lost on the way."""
+"""Batches: the requests of one step for all keys take one round trip together, and none is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def upper(keys: list[str]) -> dict[str, str]:
 
 
 def test_a_batch_takes_two_trips_and_then_one() -> None:
-    """Ten keys would take twenty round trips, and then ten."""
+    """A batch takes one round trip to claim all keys, and one to store all computed values."""
     engine = Far()
     cache = Cache(engine=engine)
     assert cache.get_or_compute_many(KEYS, upper) == upper(KEYS)
@@ -29,7 +29,7 @@ def test_a_batch_takes_two_trips_and_then_one() -> None:
 
 
 def test_many_changes_take_one_trip() -> None:
-    """Ten keys would take ten; and a value that is refused would leave half of them changed."""
+    """`set_many` and `invalidate_many` take one round trip. If one value cannot be stored, no key is changed."""
     engine = Far()
     cache = Cache(engine=engine)
     cache.set_many(upper(KEYS))
@@ -41,7 +41,7 @@ def test_many_changes_take_one_trip() -> None:
 
 
 def test_a_change_of_many_raises_what_came_in_its_way() -> None:
-    """Whoever invalidates has to hear that it may still be there."""
+    """If the engine fails, `invalidate_many` and `set_many` raise the error: old values may still be stored."""
     engine = Far()
     cache = Cache(engine=engine)
     cache.set_many({"a": 1, "b": 2})
@@ -53,7 +53,7 @@ def test_a_change_of_many_raises_what_came_in_its_way() -> None:
 
 
 def test_a_failing_function_gives_every_lease_back_in_one_trip() -> None:
-    """The keys would be locked for a lease, or given back one by one."""
+    """If the loader fails, the batch gives back all leases in one round trip."""
     engine = Far()
     cache = Cache(engine=engine, lease=60)
 
@@ -67,7 +67,7 @@ def test_a_failing_function_gives_every_lease_back_in_one_trip() -> None:
 
 
 def test_what_is_left_out_is_given_back() -> None:
-    """The next caller of such a key would wait for a lease that nobody fills."""
+    """A batch gives back the lease of each key that its loader leaves out."""
     engine = Far()
     cache = Cache(engine=engine, lease=60)
     assert cache.get_or_compute_many(KEYS, lambda keys: upper(keys[:3])) == upper(KEYS[:3])
@@ -75,7 +75,7 @@ def test_what_is_left_out_is_given_back() -> None:
 
 
 def test_trouble_on_the_way_is_no_trouble_of_the_caller() -> None:
-    """An engine that can't be asked would fail the batch, or lock its keys."""
+    """If the engine cannot be reached, the batch returns its values all the same, and no key remains locked."""
     engine = Far()
     cache = Cache(engine=engine, lease=60)
     engine.breaks = EngineError("cut")
@@ -85,7 +85,7 @@ def test_trouble_on_the_way_is_no_trouble_of_the_caller() -> None:
 
 
 def test_an_interruption_leaves_nothing_behind() -> None:
-    """Ctrl-C in the middle of the round trip would lock all the keys for a lease."""
+    """A KeyboardInterrupt during a round trip leaves no key locked."""
     engine = Far()
     cache = Cache(engine=engine, lease=60)
     engine.breaks = KeyboardInterrupt()
@@ -96,7 +96,7 @@ def test_an_interruption_leaves_nothing_behind() -> None:
 
 
 def test_many_calls_of_a_function_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an engine without looks, `f.many` would take a round trip for every call that finds its value."""
+    """On an engine without looks, `f.many` reads all stored values in one round trip."""
     engine = Far()
     engine.tier = None  # type: ignore[assignment]
     cache = Cache(engine=engine, early=0)
@@ -112,6 +112,6 @@ def test_many_calls_of_a_function_read_together(monkeypatch: pytest.MonkeyPatch)
 
     assert root.many([(1,), (4,), (9,), (4,)]) == [1.0, 2.0, 3.0, 2.0]
     monkeypatch.setattr(engine.blocking.store, "get", counted)
-    monkeypatch.setattr(engine.blocking.claims, "claim", None)  # not to be called
+    monkeypatch.setattr(engine.blocking.claims, "claim", None)  # must not be called
     assert root.many([(1,), (4,), (9,), (4,)]) == [1.0, 2.0, 3.0, 2.0]
     assert reads == [3]

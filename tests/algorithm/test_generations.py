@@ -1,4 +1,4 @@
-"""New generations and changes of one key at once: invalidation wins, whichever thread is inside `invalidate_all`."""
+"""A new generation and a change of a key at the same time: an invalidation wins, whichever thread is slower."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 @contextmanager
 def begun_by_another_thread(cache: Cache, begin: Callable[[], Any]) -> Iterator[None]:
-    """Another thread is inside `begin`: its engine has the new generation, and nothing else was done yet."""
+    """Hold another thread inside `begin`: the engine has the new generation, and nothing else is done yet."""
     begun, go = threading.Event(), threading.Event()
     store: Any = cache.engine.blocking.store
     bump = store.bump
@@ -56,7 +56,7 @@ def begun_by_another_thread(cache: Cache, begin: Callable[[], Any]) -> Iterator[
 
 
 def test_a_change_while_another_thread_begins_a_generation(cache: Cache) -> None:
-    """The older generation's value would stay in the function's table after `invalidate` has returned."""
+    """After `invalidate` has returned, no value of an older generation remains in the function's table."""
     source = 1
     f = cache.cached(lambda number: source)
     assert f(1) == f(1) == f(1) == 1
@@ -69,11 +69,11 @@ def test_a_change_while_another_thread_begins_a_generation(cache: Cache) -> None
 
 
 def test_a_value_that_arrives_while_another_thread_begins_a_generation() -> None:
-    """What is computed in the older generation would take its home after `invalidate` has returned."""
+    """A value that was computed in an older generation is not stored after `invalidate` has returned."""
     source = 0
     with Cache("memory://", ttl=600) as cache:
         f = cache.cached(lambda number: source)
-        f(-1)  # bound from now on
+        f(-1)  # binds the function to the cache
         store, name = cache.engine.blocking.store, f.key(0).rpartition(":")[0]
         assert store is not None
         others = count(-2, -1)
@@ -86,10 +86,10 @@ def test_a_value_that_arrives_while_another_thread_begins_a_generation() -> None
                 if changed and line[0].endswith(
                     ("generations.py", "stored.py", "scope.py", "core.py", "cached.py", "tier.py")
                 ):
-                    with suppress(RecursiveComputation):  # where it had not looked yet which generation is today's
+                    with suppress(RecursiveComputation):  # raised if the call has not read the current generation yet
                         assert f(number) == source, line
                 elif line == where and not changed:
-                    run_blocking(store.bump(name))  # this far another thread's `invalidate_all` has come
+                    run_blocking(store.bump(name))  # another thread's `invalidate_all` has come this far
                     source += 1
                     f.invalidate(number)
                     changed.append(source)
@@ -100,7 +100,7 @@ def test_a_value_that_arrives_while_another_thread_begins_a_generation() -> None
 
 
 def test_what_is_kept_dies_before_thousands_are_woken() -> None:
-    """While a herd is being woken, other threads would go on hitting what `invalidate_all` has ended."""
+    """`invalidate_all` ends stored values before it wakes waiters. Otherwise, other threads could still hit them."""
     source = 1
     hits: list[int] = []
     computing, go = threading.Event(), threading.Event()
@@ -118,7 +118,7 @@ def test_what_is_kept_dies_before_thousands_are_woken() -> None:
         assert computing.wait(LONG)
         (flight,) = cache._core.flights._flights.values()
         flight.bell = Bell()
-        flight.bell.listen(lambda: hits.append(f(1)))  # as long as it takes to wake the others
+        flight.bell.listen(lambda: hits.append(f(1)))  # runs while the waiters are woken
         source = 2
         f.invalidate_all()
         go.set()
@@ -128,7 +128,7 @@ def test_what_is_kept_dies_before_thousands_are_woken() -> None:
 
 @pytest.mark.parametrize("server", ["redis", "memcached"])
 def test_who_came_after_a_clear_gets_nothing_from_before_it(server: str) -> None:
-    """Until it is told of the clear, a process joins those who wait for what was computed before; that may be long."""
+    """A call that begins after another process's `clear` does not get a value that was computed before it."""
     url = (shared_redis if server == "redis" else shared_memcached)().url
     with (
         Cache(url, namespace="g") as one,
@@ -139,7 +139,7 @@ def test_who_came_after_a_clear_gets_nothing_from_before_it(server: str) -> None
         first = pool.submit(one.get_or_compute, "k", old)
         until(lambda: old.calls == 1)
         one.set("told", True)
-        assert one.get("told")  # it knows the generation as of now
+        assert one.get("told")  # it knows the current generation
         two.clear()
         joined = pool.submit(one.get_or_compute, "k", lambda: "new")
         elsewhere = pool.submit(two.get_or_compute, "k", lambda: "new")

@@ -1,4 +1,4 @@
-"""Whether a hit is to be expected."""
+"""Whether the next call of a function is likely to be a hit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from stampede.algorithm.call import HitLikelihood
 
-# Calls of one function, in order; and whether the next one looks first.
+# The calls of one function in order (m: a miss, h: a hit), and whether the next call looks first.
 CASES = {
     "nobody has called it": ("", False),
     "a miss": ("m", False),
@@ -24,7 +24,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_who_looks_first(case: str) -> None:
-    """A miss would cost a round trip more, or a hit its server the work of a script."""
+    """A call looks first only if a hit is likely. A wrong guess costs a round trip, or work on the server."""
     calls, looks = CASES[case]
     hit_likelihood = HitLikelihood()
     for call in calls:

@@ -1,4 +1,4 @@
-"""An origin that hangs, on every engine: nobody waits for it beyond `max_hold`, and what comes late is not kept."""
+"""A hung origin on each engine: no caller waits longer than `max_hold`, and a late value is not stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
             url = shared_cluster().url
         case "memcached":
             url = f"memcached://127.0.0.1:{shared_memcached().port}"
-        case "down":  # its refuge
+        case "down":  # the process uses its own memory instead
             url = f"redis://127.0.0.1:{free_port()}"
         case _:
             url = shared_redis().url
@@ -41,7 +41,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 @pytest.mark.parametrize("leader", ["thread", "loop"])
 def test_nobody_is_kept_longer_than_max_hold(cache: Cache, leader: str) -> None:
-    """One origin without a time-out would hang its key for its process, for ever."""
+    """If an origin hangs, other callers wait no longer than `max_hold`, and one of them computes."""
     hung, again = Gate("too late"), Gate("in time")
     again.open.set()
     with Room() as room:

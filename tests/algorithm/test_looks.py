@@ -1,4 +1,4 @@
-"""A look at a shared engine beside its local tier: what it must leave to a claim, and what it must mend."""
+"""Looks at a shared engine by a local tier: what a look must leave to a claim, and what it must repair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stampede import Cache
 
 
 def test_a_look_does_not_stand_in_for_the_early_refresh(tmp_path: Path) -> None:
-    """Broken: a due entry is found fresh in the engine by everybody, refreshed by nobody, and all block at its end."""
+    """An entry that is due for its early refresh is claimed. If looks served it as fresh, it would not be refreshed."""
     with Cache(f"disk://{tmp_path}", local=True, ttl=600) as cache:
         calls = []
 
@@ -20,14 +20,14 @@ def test_a_look_does_not_stand_in_for_the_early_refresh(tmp_path: Path) -> None:
 
         assert [report(1), report(1)] == [1, 1]
         (resident,) = cache._core.local_tier.residents._residents.values()
-        resident.end = time.monotonic()  # its early moment
+        resident.end = time.monotonic()  # the moment of its early refresh
         assert report(1) == 2
         assert report(1) == 2
         assert report.stats().computed == {"missing": 1, "early": 1}
 
 
 def test_an_entry_whose_stamp_was_used_by_another_key_is_kept_anew(tmp_path: Path) -> None:
-    """Broken: once a key of the same slot has changed, every hit goes to the engine until the entry's end."""
+    """If another key of the same slot changes, one look renews the local entry. Later hits do not ask the engine."""
     with Cache(f"disk://{tmp_path}", local=True, ttl=600) as cache:
 
         @cache.cached

@@ -1,4 +1,4 @@
-"""A rolling deploy: two versions of an application, of which one has changed what a cached function returns."""
+"""A rolling deploy: two versions of an application run at once, and return different types from a cached function."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest, memory_path: Path) -> str:
 
 
 class Version:
-    """One version of the application, with a cache of its own on the engine that both share."""
+    """One version of the application. It has its own cache on the engine that both versions share."""
 
     def __init__(self, url: str, returns: Any, **options: Any) -> None:
         self.cache = Cache(url, ttl=600, early=0, **options)
@@ -99,7 +99,7 @@ def versions(url: str) -> Iterator[Callable[..., list[Version]]]:
 def test_each_version_computes_once(
     versions: Callable[..., list[Version]], name: str, local: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Broken if two versions overwrote each other's entries for as long as both run: nothing would be cached."""
+    """Two versions that run at once do not overwrite each other's entries. Each version computes once."""
     both = versions(name, local=local)
     for _ in range(3):
         for version in (*both, *reversed(both)):
@@ -110,7 +110,7 @@ def test_each_version_computes_once(
 
 @pytest.mark.parametrize("change", ["invalidate", "set", "expire"])
 def test_a_change_by_either_version_concerns_both(versions: Callable[..., list[Version]], change: str) -> None:
-    """Broken if a version went on serving its own entry after the other version had invalidated or set the key."""
+    """After one version has changed a key, the other version does not serve its own older entry."""
     both = versions()
     for by in (*both, *both):
         other = both[by is both[0]]
@@ -124,7 +124,7 @@ def test_a_change_by_either_version_concerns_both(versions: Callable[..., list[V
 
 
 def test_local_tiers_hear_of_the_other_versions_changes(versions: Callable[..., list[Version]]) -> None:
-    """Broken if what the second version keeps in its process outlived an invalidation by the first."""
+    """An invalidation by one version removes the value from the local tier of the other version."""
     first, second = versions(local=True)
     first.get()
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_local_tiers_hear_of_the_other_versions_changes(versions: Callable[..., 
 
 
 def test_what_was_begun_before_an_invalidation_is_its_callers_only(versions: Callable[..., list[Version]]) -> None:
-    """Broken if the second version stored what it had begun to compute before the first version invalidated the key."""
+    """If one version invalidates a key, the other version does not store a value whose computation began before."""
     first, second = versions()
     first.get()
     second.go_on.clear()
@@ -146,7 +146,7 @@ def test_what_was_begun_before_an_invalidation_is_its_callers_only(versions: Cal
     assert second.inside.wait(10)
     first.user.invalidate(1)
     later.start()
-    time.sleep(0.05)  # it joins the computation; if it comes too late for that, it computes, too
+    time.sleep(0.05)  # it waits for the computation, or computes if it comes too late
     second.go_on.set()
     caller.join(10), later.join(10)
     assert second.computed == 2, "a call that began after the invalidation was served what was computed before it"
@@ -156,7 +156,7 @@ def test_what_was_begun_before_an_invalidation_is_its_callers_only(versions: Cal
 def test_a_long_computation_beside_many_short_ones_is_stored(
     versions: Callable[..., list[Version]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken if the leases of other keys, which have ended, made the process forget where a standing one is."""
+    """A long computation is stored, even if many leases of other keys have ended meanwhile."""
     monkeypatch.setattr(stampede.algorithm.encoded, "MOST_BESIDE", 4)
     first, second = versions()
     first.user.many([(id,) for id in range(1, 11)])
@@ -172,11 +172,11 @@ def test_a_long_computation_beside_many_short_ones_is_stored(
 
 
 def test_a_token_of_two_keys_leads_to_each_ones_own_entry() -> None:
-    """Broken if a call was given another key's value: on memcached two servers' tokens may be equal."""
+    """If the leases of two keys have equal tokens (as on two memcached servers), a call waits for its own key."""
     waited: list[str] = []
 
     class Port:
-        """Another version's entry under each key; and beside each, a lease of one token."""
+        """Each key holds another version's entry. The leases beside the keys all have the same token."""
 
         async def claim(self, key: str, token: bytes, ask: Ask) -> Any:
             return Busy(b"cas 7", 1.0) if "#" in key else Found(other.encoded(key, entry_of(key)))
@@ -197,7 +197,7 @@ def entry_of(key: str) -> Entry[Any]:
 
 
 def test_several_keys_and_async_calls(versions: Callable[..., list[Version]]) -> None:
-    """Broken if a batch or an async call took another way to the second version's entries."""
+    """Batches and async calls find the second version's entries, as single sync calls do."""
     both = versions()
     for _ in range(2):
         for version in both:
@@ -225,7 +225,7 @@ def test_several_keys_and_async_calls(versions: Callable[..., list[Version]]) ->
 def test_after_the_deploy_the_new_version_takes_the_place(
     versions: Callable[..., list[Version]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken if each hit took two more questions for as long as an entry of a version that is gone is kept."""
+    """After some time, the new version replaces an old version's entry. Until then, each hit takes more requests."""
     first, second = versions()
     first.get(), second.get()
     monkeypatch.setattr(stampede.algorithm.encoded, "LEFT_ALONE", 0.0)

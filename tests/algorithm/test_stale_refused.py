@@ -1,4 +1,4 @@
-"""Who says `stale=0` is given nothing stale, whatever others have kept; the default says nothing."""
+"""`stale=0` in a call: the caller gets no stale value, even if the cache may serve one to others."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def fails() -> Any:
 
 
 def test_a_failure_is_not_covered(ask: Face) -> None:
-    """A caller for whom an old value is worse than none would be given one."""
+    """With `stale=0`, a caller gets the error of a failed computation, and no stale value."""
     with pytest.raises(ValueError, match="no"):
         ask("k", fails, stale=0)
     assert ask("k", fails) == "old"
 
 
 def test_it_waits_for_who_computes(ask: Face) -> None:
-    """The same while somebody computes: it waits, also for a flight of those who take what is there."""
+    """With `stale=0`, a caller waits for a running computation, although other callers get the stale value."""
     begun, go = threading.Event(), threading.Event()
 
     def slow() -> str:
@@ -61,12 +61,12 @@ def test_it_waits_for_who_computes(ask: Face) -> None:
 
 
 def test_nobody_is_served_beside_a_refresh(ask: Face) -> None:
-    """`background=True` would hand it out at once."""
+    """With `stale=0`, a caller gets the new value, even with `background=True`."""
     assert ask("k", lambda: "new", background=True, stale=0) == "new"
 
 
 def test_batches_do_as_single_calls(ask: Face) -> None:
-    """A batch would give what a call refuses."""
+    """With `stale=0`, a batch raises the error of its loader, as a single call does."""
     with pytest.raises(ValueError, match="no"):
         ask.run("get_or_compute_many", ["k"], lambda keys: fails(), stale=0)
     assert ask.run("get_or_compute_many", ["k"], lambda keys: fails()) == {"k": "old"}

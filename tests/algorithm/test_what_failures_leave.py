@@ -1,4 +1,4 @@
-"""A call that failed leaves nothing that only the garbage collector could find: not its frames, nor what they hold."""
+"""A failed call leaves no reference cycles: its frames and their objects are freed without the garbage collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stampede.runtime.colour import SUSPENDING
 
 
 class Large:
-    """What a computation has in its hands when it fails."""
+    """An object that a computation holds when it fails."""
 
 
 @pytest.fixture(params=["memory", "redis, beside", "postgres"])
@@ -40,13 +40,13 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 
 class Failing:
-    """Computations that fail with something in their hands."""
+    """Computations that fail while they hold a large object."""
 
     def __init__(self) -> None:
         self.held: list[weakref.ref[Large]] = []
         self.go = threading.Event()
         self.go.set()
-        self.begins: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)  # and before it fails
+        self.begins: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)  # awaited before the failure
 
     def left(self) -> list[Large]:
         return [large for each in self.held if (large := each()) is not None]
@@ -103,7 +103,7 @@ def herd(cache: Cache, failing: Failing) -> None:
     waiting = [threading.Thread(target=call, args=(cache, failing)) for _ in range(3)]
     for each in waiting:
         each.start()
-    until(lambda: failing.held)  # else this one would compute
+    until(lambda: failing.held)  # otherwise the next call would compute
     with pytest.raises(WaitTimeout):
         cache.get_or_compute("k", failing, wait=0.05)
     failing.go.set()
@@ -142,7 +142,7 @@ async def aherd(cache: Cache, failing: Failing) -> None:
 async def rested(cache: Cache, failing: Failing) -> None:
     async def begins() -> None:
         while guards := [task for task in asyncio.all_tasks() if task.get_name() == "stampede-guard"]:
-            await asyncio.wait(guards)  # what is asked next begins one in here
+            await asyncio.wait(guards)  # the next request starts a new guard in this task
 
     failing.begins = begins
     await aherd(cache, failing)
@@ -211,7 +211,7 @@ async def cancelled_many(cache: Cache, failing: Failing) -> None:
 
 @pytest.mark.parametrize("way", [call, function, batch, many, stale, answer, herd, late])
 def test_a_failed_call(cache: Cache, way: Callable[[Cache, Failing], None]) -> None:
-    """Its frames would go on holding connections, rows and requests until the collector came."""
+    """A failed call frees its frames at once. Otherwise, they would hold connections until the collector runs."""
     cache.get_or_compute("warm", int)
     failing = Failing()
     gc.collect()
@@ -220,7 +220,7 @@ def test_a_failed_call(cache: Cache, way: Callable[[Cache, Failing], None]) -> N
         way(cache, failing)
         assert failing.held
         if cache.policy.beside or way is late:
-            until(lambda: not failing.left())  # in a thread, which lets go of it a moment later
+            until(lambda: not failing.left())  # a thread drops its references a moment later
         assert failing.left() == []
     finally:
         gc.enable()
@@ -230,13 +230,13 @@ async def all_gone(failing: Failing) -> None:
     assert failing.held
     deadline = time.monotonic() + 5
     while failing.left() and time.monotonic() < deadline:
-        await asyncio.sleep(0)  # the loop lets go of the tasks' last steps
+        await asyncio.sleep(0)  # the loop still has to drop the last steps of the tasks
     assert failing.left() == []
 
 
 @pytest.mark.parametrize("way", [acall, aherd, rested, outlived, given_up, abatch, alate, cancelled, cancelled_many])
 def test_a_failed_async_call(cache: Cache, way: Callable[[Cache, Failing], Awaitable[None]]) -> None:
-    """The same, in an event loop that goes on."""
+    """A failed async call frees its frames while the event loop goes on."""
 
     async def main() -> None:
         await cache.aget_or_compute("warm", int)
@@ -264,7 +264,7 @@ _request: ContextVar[Large] = ContextVar("request")
 
 
 def test_a_connection_keeps_nothing_of_who_was_the_first_to_ask(cache: Cache, uncollected: None) -> None:
-    """What a context refers to, as a request and all that is behind it, would stay as long as the connection."""
+    """A connection does not keep the context of the call that opened it, nor a request in that context."""
     failing = Failing()
 
     async def ask() -> None:
@@ -281,7 +281,7 @@ def test_a_connection_keeps_nothing_of_who_was_the_first_to_ask(cache: Cache, un
 
 
 def test_a_timer_keeps_nothing_of_who_was_the_first_to_ask() -> None:
-    """It goes on as long as anybody asks, and the first caller's context would be kept for as long."""
+    """A timer does not keep the context of the call that started it."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -299,7 +299,7 @@ def test_a_timer_keeps_nothing_of_who_was_the_first_to_ask() -> None:
 
 
 def test_a_value_that_no_engine_keeps(cache: Cache, uncollected: None) -> None:
-    """The codec's refusal would keep the value, however large."""
+    """If a value cannot be stored, the codec's error does not keep the value in memory."""
     failing = Failing()
 
     async def unkept() -> Any:
@@ -316,7 +316,7 @@ def test_a_value_that_no_engine_keeps(cache: Cache, uncollected: None) -> None:
 
 
 def test_who_is_cancelled_while_something_is_brought_to_its_end(uncollected: None) -> None:
-    """As while a value is stored: the cancellation would refer to itself."""
+    """If a task is cancelled while a shielded step ends, the cancellation leaves no reference cycle."""
     failing = Failing()
 
     async def ask() -> None:
@@ -337,7 +337,7 @@ def test_who_is_cancelled_while_something_is_brought_to_its_end(uncollected: Non
 
 
 def test_a_batch_that_waits_in_vain(tmp_path: Path, uncollected: None) -> None:
-    """Each key that is computed elsewhere would leave its refusal, and with it what the function of the batch holds."""
+    """A batch that gives up waiting for a key leaves no references to what its loader holds."""
     computing, waiting = Failing(), Failing()
     computing.go.clear()
     with Cache(f"disk://{tmp_path}", ttl=60) as cache, Cache(f"disk://{tmp_path}", ttl=60) as elsewhere:

@@ -1,6 +1,5 @@
-"""Annotations that are evaluated when they are read, as Python 3.14 has them (`make next` runs this there).
-
-No `from __future__ import annotations` here: it would make strings of them.
+"""Annotations that are evaluated only when they are read, as in Python 3.14 (`make next` runs this test there).
+This module has no `from __future__ import annotations`, which would turn them into strings.
 """
 
 import dataclasses
@@ -61,7 +60,7 @@ class Later:
 
 
 def test_functions_are_decorated_whose_annotations_name_what_is_not_there() -> None:
-    """A method that returns its own class, or a type that is imported for type checkers, would be a NameError."""
+    """A cached method may return its own class, or a type that is imported only for type checkers."""
     with isolated():
         assert rows(1) == rows(1) == [Row(1, Row(1))]
         assert pair(1) == pair(1) == (1, None)
@@ -71,7 +70,7 @@ def test_functions_are_decorated_whose_annotations_name_what_is_not_there() -> N
 
 
 def test_what_is_known_of_types_is_known() -> None:
-    """Values would be stored for another type than the one that is annotated."""
+    """Types that can be resolved are known. Otherwise, values would be stored for a type that is not annotated."""
     assert returns_of(rows.__wrapped__) == list[Row]
     assert returns_of(missing.__wrapped__) is None
     assert fields_of(Row) == {"number": int, "next": Row | None, "later": Later | None}

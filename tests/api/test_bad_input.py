@@ -1,4 +1,4 @@
-"""What bad input gets: an error of our tree, as early as it can be known, that names the thing and the remedy."""
+"""Bad input raises an error of the library as early as possible. The error names the input and the remedy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def asked_twice(**options: Any) -> Any:
     return cache.get_or_compute("k", int, **options)
 
 
-# Each: what is written, the error, its builtin family, and what its text must name.
+# Each entry: the call, its error, its builtin base class, and a pattern of its text.
 AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]] = [
     (lambda: cached(ttl=-1), OptionError, ValueError, "ttl is -1.*at least 0"),
     (lambda: cached(ttl=math.nan), OptionError, ValueError, "ttl is nan"),
@@ -131,7 +131,7 @@ AT_ONCE: list[tuple[Callable[[], object], type[Exception], type[Exception], str]
 
 @pytest.mark.parametrize("number", range(len(AT_ONCE)))
 def test_errors_of_the_line_that_is_wrong(number: int) -> None:
-    """Found at import time by whoever wrote it, not at night by whoever calls it."""
+    """Wrong input raises an error in the line that contains it, and not in a later call."""
     act, kind, family, text = AT_ONCE[number]
     with pytest.raises(kind, match=text) as caught:
         act()
@@ -141,7 +141,7 @@ def test_errors_of_the_line_that_is_wrong(number: int) -> None:
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 def test_codecs_that_are_not_installed(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for codecs, at decoration."""
+    """A codec that is not installed raises an error when the function is decorated."""
     for name in [name for name in sys.modules if name.startswith(("msgspec", f"stampede.codecs.{codec}"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "msgspec", None)
@@ -150,7 +150,7 @@ def test_codecs_that_are_not_installed(codec: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_argument_that_can_not_be_a_key() -> None:
-    """The error names function, parameter and remedies; other arguments go on as before."""
+    """An argument that cannot be part of a key raises an error that names the function and the parameter."""
     f = cached(plain)
     with pytest.raises(KeyingError, match=r"plain: parameter 'x'.*object"):
         f(object())
@@ -163,12 +163,12 @@ def test_an_argument_that_can_not_be_a_key() -> None:
 
 
 class Foreign:
-    """No codec knows it."""
+    """A class that no codec can store."""
 
 
 @pytest.mark.parametrize("url", ["memory://?codec=sealed", "disk"])
 def test_a_value_that_the_codec_can_not_hold(url: str, tmp_path: Path) -> None:
-    """Its callers get it, as they would without a cache, and never a stale one in its place; no key is locked."""
+    """Callers get a value that cannot be stored, and no stale value in its place. The key is not locked."""
     values: list[Any] = [1, Foreign(), Foreign(), 2]
     cache = Cache(f"disk://{tmp_path}/c" if url == "disk" else url, stale=60)
     f = cache.cached(lambda: values.pop(0))
@@ -187,7 +187,7 @@ def test_a_value_that_the_codec_can_not_hold(url: str, tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_too_large(tmp_path: Path) -> None:
-    """It goes to its caller and is not stored: a big answer is no error."""
+    """A value that is too large is returned and not stored. No error is raised."""
     cache = Cache(f"disk://{tmp_path}/c", max_bytes=1000)
     f = cache.cached(lambda n: "x" * n)
     assert [len(f(10)), len(f(10_000)), len(f(10_000))] == [10, 10_000, 10_000]
@@ -198,7 +198,7 @@ def test_a_value_that_is_too_large(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, math.nan, "soon", object()])
 def test_a_ttl_function_that_answers_nonsense(wrong: Any) -> None:
-    """Known only at the call: it raises there, and the next call is not locked out."""
+    """If a `ttl` function returns an invalid value, the call raises an error. The next call need not wait."""
     answers = [wrong, 60]
     f = cached(ttl=lambda value: answers.pop(0))(plain)
     with pytest.raises(OptionError, match="as the function returned it"):
@@ -210,7 +210,7 @@ def test_a_ttl_function_that_answers_nonsense(wrong: Any) -> None:
 
 @pytest.mark.parametrize("option", ["ttl", "cache_if"])
 def test_an_option_s_function_that_fails(option: str) -> None:
-    """Its error reaches the caller; nothing stays locked."""
+    """If the function of an option fails, its error reaches the caller. The key does not remain locked."""
     answers: list[Any] = [ZeroDivisionError(), 60]
 
     def function(value: Any) -> Any:
@@ -228,7 +228,7 @@ def test_an_option_s_function_that_fails(option: str) -> None:
 
 
 def test_a_key_function_that_fails_or_answers_nonsense() -> None:
-    """Before anything is claimed."""
+    """If the key function fails or returns an invalid key, the call raises an error."""
     with pytest.raises(ZeroDivisionError):
         cached(key=lambda x: 1 / 0)(plain)(1)
     with pytest.raises(KeyingError):
@@ -236,7 +236,7 @@ def test_a_key_function_that_fails_or_answers_nonsense() -> None:
 
 
 def test_a_directory_that_can_not_be_written() -> None:
-    """`/proc` takes no directory from anybody, root or not: told at the first use, with the path and the remedy."""
+    """If a directory cannot be created, the first use raises an error. (In `/proc`, not even root can create one.)"""
     for url in ("disk:///proc/nowhere", "file:///proc/nowhere"):
         with pytest.raises(EngineError, match=r"/proc/nowhere.*directory") as caught:
             Lock("a", on=url).acquire()
@@ -260,7 +260,7 @@ def test_a_directory_that_can_not_be_written() -> None:
     ],
 )
 def test_a_wrong_settings_file(tmp_path: Path, text: str, message: str) -> None:
-    """The error names file, table and key, and what was meant."""
+    """The error of a wrong settings file names the file, the table and the key, and suggests a correction."""
     file = tmp_path / "stampede.toml"
     file.write_text(text)
     with pytest.raises(SettingsError, match=message) as caught:
@@ -270,7 +270,7 @@ def test_a_wrong_settings_file(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_an_unreadable_settings_file(tmp_path: Path) -> None:
-    """A directory, no text, nothing at all."""
+    """A settings file that is a directory, not text or missing raises an error that says so."""
     with pytest.raises(SettingsError, match="is a directory"):
         configure(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")

@@ -1,4 +1,4 @@
-"""`Cache`: plain verbs and their twins, options, what a cache's engine and local tier make of them."""
+"""`Cache`: its verbs and their async twins, its options, its engine and its local tier."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _caches_of_its_own() -> Iterator[None]:
         yield
 
 
-# Each way to keep values in one colour, with or without a namespace.
+# Ways to store values: each in one colour, with or without a namespace.
 WAYS = [
     ("memory://", "sync", ""),
     ("memory://?codec=sealed", "async", "shop"),
@@ -39,7 +39,7 @@ WAYS = [
 
 @pytest.fixture(params=WAYS, ids=lambda way: "-".join(filter(None, way)))
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
-    """One cache over each way that values can be kept on one machine; its plain verbs may be their twins."""
+    """One cache for each way to store values on one machine. Its plain verbs may call their async twins."""
     url, colour, namespace = request.param
     with made(url, tmp_path, namespace=namespace) as cache:
         yield cache if colour == "sync" else cast("Cache", Suspending(cache))
@@ -54,7 +54,7 @@ def made(kind: str, directory: Path, **options: Any) -> Cache:
 
 
 def counting(value: Any = "v") -> Any:
-    """A function without arguments, and of keys: it answers with the number of its computation."""
+    """Return a function without arguments that returns the number of its computation."""
     calls: list[Any] = []
 
     def compute() -> Any:
@@ -66,7 +66,7 @@ def counting(value: Any = "v") -> Any:
 
 
 def test_get_or_compute(cache: Cache) -> None:
-    """Computed once; a key of its own each."""
+    """Each key is computed once."""
     compute = counting()
     assert [cache.get_or_compute("k", compute) for _ in range(3)] == ["v1"] * 3
     assert cache.get_or_compute("other", compute) == "v2"
@@ -75,7 +75,7 @@ def test_get_or_compute(cache: Cache) -> None:
 
 
 def test_aget_or_compute_takes_both_colours(cache: Cache) -> None:
-    """A plain function in async code is called as it is; an async one is awaited; they share their keys."""
+    """`aget_or_compute` accepts sync and async functions. Both use the same keys as `get_or_compute`."""
     compute = counting()
 
     async def suspending() -> Any:
@@ -112,7 +112,7 @@ def test_verbs(cache: Cache) -> None:
 
 
 def test_async_verbs(cache: Cache) -> None:
-    """And their twins."""
+    """Each async verb does the same as its plain twin."""
 
     async def main() -> None:
         assert await cache.aget("k", "default") == "default"
@@ -136,7 +136,7 @@ def test_async_verbs(cache: Cache) -> None:
 
 
 def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
-    """Without one, async code would block its loop for a round trip."""
+    """Each verb that asks an engine has an async twin. Otherwise, async code would block its loop."""
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many"}
     io |= {"expire", "invalidate", "invalidate_many", "peek", "clear", "add", "update", "touch", "close"}
     io |= {"status", "keys", "expire_many", "expire_all", "ping"}
@@ -148,7 +148,7 @@ def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
 
 
 def test_a_cache_that_was_closed_has_no_ping(tmp_path: Path) -> None:
-    """Broken if a health check goes on answering for a cache that raises EngineClosed everywhere else."""
+    """`ping` of a closed cache raises EngineClosed, so that a health check fails."""
     for url in ("memory://", f"disk://{tmp_path}"):
         cache = Cache(url)
         assert cache.ping() >= 0
@@ -160,7 +160,7 @@ def test_a_cache_that_was_closed_has_no_ping(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.parametrize("trouble", ["stop", "freeze"])
 def test_ping_is_for_health_checks(trouble: str) -> None:
-    """An endpoint that answers from the local tier, or never, would keep a broken process in the load balancer."""
+    """If the server is down or frozen, `ping` raises an error within a few seconds, even with a local tier."""
     server = RedisServer()
     try:
         with Cache(server.url, local=True) as cache:
@@ -179,14 +179,14 @@ def test_ping_is_for_health_checks(trouble: str) -> None:
 
 
 def test_many_values(cache: Cache) -> None:
-    """get_many leaves out what isn't there; a None that is there is there."""
+    """`get_many` leaves out keys that are not stored. A stored None is returned."""
     cache.set_many({"a": 1, "b": None}, ttl=60)
     assert cache.get_many(["b", "a", "c"]) == {"b": None, "a": 1}
     assert cache.get_many([]) == {}
 
 
 def test_many_changes(cache: Cache) -> None:
-    """What was set or invalidated together would be there, or computed, as if it had not been."""
+    """`set_many` stores all values. `invalidate_many` removes the values of its keys and returns their number."""
     cache.set_many({"a": 1, "b": 2, "c": 3})
     assert cache.get_many(["a", "b", "c"]) == {"a": 1, "b": 2, "c": 3}
     assert cache.invalidate_many(["a", "c", "d"]) == 2
@@ -197,7 +197,7 @@ def test_many_changes(cache: Cache) -> None:
 
 @pytest.mark.parametrize("change", ["set", "invalidate"])
 def test_many_changes_go_before_what_is_being_computed(cache: Cache, change: str) -> None:
-    """A computation that began before them would replace what they have set, or bring back what they took away."""
+    """A computation that began before `set_many` or `invalidate_many` does not store its value over theirs."""
     origin = Origin()
     herd = Herd(lambda: cache.get_or_compute("k", origin))
     origin.has_begun()
@@ -211,7 +211,7 @@ def test_many_changes_go_before_what_is_being_computed(cache: Cache, change: str
 
 
 def test_clear(cache: Cache) -> None:
-    """Everything is gone, functions' values too; new values are kept."""
+    """`clear` removes all values, also those of functions. Later values are stored."""
     f = cache.cached(lambda x: x)
     cache.set("k", 1)
     f(1)
@@ -225,7 +225,7 @@ def test_clear(cache: Cache) -> None:
 
 
 def test_namespaces_share_an_engine(tmp_path: Path) -> None:
-    """Two applications on one directory: neither sees, nor clears, what is the other's."""
+    """Caches with different namespaces on one engine do not see or clear each other's values."""
     with (
         Cache(f"disk://{tmp_path}/c", namespace="a") as first,
         Cache(f"disk://{tmp_path}/c", namespace="b") as second,
@@ -246,7 +246,7 @@ def test_namespaces_share_an_engine(tmp_path: Path) -> None:
 
 
 def test_options_of_a_call(cache: Cache) -> None:
-    """They beat the cache's; the cache's beat the library's."""
+    """An option of a call replaces the default of the library."""
     cache.get_or_compute("a", lambda: 1)
     cache.get_or_compute("b", lambda: 1, ttl=timedelta(seconds=60))
     cache.set("c", 1, ttl=70)
@@ -256,7 +256,7 @@ def test_options_of_a_call(cache: Cache) -> None:
 
 
 def test_errors_as_answers(cache: Cache) -> None:
-    """`raises` in a call: kept and raised again; `get` doesn't take it for a value."""
+    """An error that `raises` names is stored and raised again. `get` does not return it as a value."""
     calls: list[int] = []
 
     def compute() -> None:
@@ -272,7 +272,7 @@ def test_errors_as_answers(cache: Cache) -> None:
 
 
 def test_a_herd_of_both_colours_computes_once(cache: Cache) -> None:
-    """Threads and tasks on one key."""
+    """Threads and tasks that need the same key at the same time share one computation."""
     origin = Origin()
     leader = Herd(lambda: cache.get_or_compute("k", origin))
     origin.has_begun()
@@ -286,7 +286,7 @@ def test_a_herd_of_both_colours_computes_once(cache: Cache) -> None:
 
 
 def test_a_cancelled_crowd_leaves_nothing(cache: Cache) -> None:
-    """When all tasks are cancelled, the lease is given back at once, on every engine."""
+    """If all tasks that wait for a key are cancelled, its lease is given back at once."""
     origin = Origin()
 
     async def main() -> None:
@@ -302,7 +302,7 @@ def test_a_cancelled_crowd_leaves_nothing(cache: Cache) -> None:
 
 
 def test_local_tier_hits_ask_no_engine(tmp_path: Path) -> None:
-    """`local=True` in front of a shared engine: hits are the very object, and invalidation reaches them."""
+    """With `local=True`, hits return the same object without asking the engine, and an invalidation ends them."""
     with made("disk local", tmp_path) as cache:
         cache.set("k", [1])
         first = cache.get_or_compute("k", lambda: [2])
@@ -314,7 +314,7 @@ def test_local_tier_hits_ask_no_engine(tmp_path: Path) -> None:
 
 
 def test_two_caches_on_one_directory_see_each_other_at_once(tmp_path: Path) -> None:
-    """The coherent local tier: what the other process changes is gone from here before its call returns."""
+    """A change by another process ends the value in this local tier before the change returns."""
     with made("disk local", tmp_path) as first, made("disk local", tmp_path) as second:
         for n in range(50):
             first.set("k", n)
@@ -337,7 +337,7 @@ def _same(x: int) -> int:
 
 @pytest.mark.parametrize("way", ["look", "claim"])
 def test_an_invalidate_all_between_generation_and_ticket(way: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """Read under the old generation, with a ticket from after it: every hit would be stale until the ttl's end."""
+    """If `invalidate_all` runs between the reads of the generation and of the ticket, no old value remains."""
     answers = ["old"]
 
     def answer(x: int) -> str:
@@ -346,7 +346,7 @@ def test_an_invalidate_all_between_generation_and_ticket(way: str, tmp_path: Pat
     with made("disk local", tmp_path) as first, made("disk local", tmp_path) as second:
         f, g = first.cached(answer), second.cached(answer)
         g(1)
-        f.peek(1)  # the generation is known here
+        f.peek(1)  # `first` now knows the generation
         engine: Any = first.engine
         port = engine.near if way == "look" else engine.blocking.claims
         if way == "claim":
@@ -365,7 +365,7 @@ def test_an_invalidate_all_between_generation_and_ticket(way: str, tmp_path: Pat
 
 
 def test_bytes_that_are_not_ours_are_a_miss(tmp_path: Path) -> None:
-    """An entry written with another key is refused, told, and computed anew."""
+    """An entry that was signed with another key is a miss. An event reports it."""
     seen: list[events.Event] = []
     with Cache(f"disk://{tmp_path}/c", signing_key="old") as old:
         old.set("k", 1)
@@ -380,7 +380,7 @@ def test_bytes_that_are_not_ours_are_a_miss(tmp_path: Path) -> None:
 
 
 def test_an_observer_that_fails_is_nobody_s_error() -> None:
-    """Metrics must not take the site down."""
+    """An observer that fails does not make the call fail."""
 
     def broken(event: events.Event) -> None:
         raise ZeroDivisionError
@@ -391,7 +391,7 @@ def test_an_observer_that_fails_is_nobody_s_error() -> None:
 
 
 def test_events_tell_what_happened() -> None:
-    """In order, with the key as people know it, and never a value."""
+    """Events come in order and name the key, but never contain a value."""
     seen: list[events.Event] = []
     cache = Cache("memory://?codec=sealed", observers=[seen.append])
     cache.get_or_compute("k", lambda: "secret")
@@ -403,21 +403,21 @@ def test_events_tell_what_happened() -> None:
 
 
 def test_an_engine_may_be_handed_over() -> None:
-    """`engine=`: one that exists already, which others use too."""
+    """`engine=` accepts an existing engine, which several caches may share."""
     engine = MemoryEngine(entries=5)
     assert Cache(engine=engine).get_or_compute("k", lambda: 1) == 1
     assert Cache(engine=engine).get("k") == 1
 
 
 def test_a_cache_says_who_it_is_without_secrets() -> None:
-    """A repr goes into logs."""
+    """The repr of a cache contains no secrets, because it may be logged."""
     cache = Cache("memory://?codec=sealed", signing_key="geheim")
     assert "memory://" in repr(cache)
     assert "geheim" not in repr(cache) + repr(cache.settings)
 
 
 def test_closed(tmp_path: Path) -> None:
-    """Closing twice is no error, and a `with` block closes."""
+    """Closing a cache twice is no error, and a `with` block closes its cache."""
     for kind, _, _ in WAYS:
         with made(kind, tmp_path / kind.replace(" ", "").replace(":", "").replace("/", "")) as cache:
             cache.set("k", 1)
@@ -425,7 +425,7 @@ def test_closed(tmp_path: Path) -> None:
 
 
 def test_a_cachetools_store() -> None:
-    """The memory engine over a cachetools cache, whose policy evicts."""
+    """The memory engine can store its values in a cachetools cache, which evicts by its own policy."""
     from cachetools import LRUCache
 
     cache = Cache(engine=MemoryEngine(store=LRUCache(2)))
@@ -439,6 +439,6 @@ def test_a_cachetools_store() -> None:
 
 @pytest.mark.parametrize("wrong", [{"entries": 0}, {"entires": 5}, 5])
 def test_wrong_local_settings(wrong: Any) -> None:
-    """Named with their place."""
+    """A wrong `local` setting raises an error that names it."""
     with pytest.raises(OptionError, match="local"):
         Cache("memory://?codec=sealed", local=wrong)

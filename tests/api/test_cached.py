@@ -1,4 +1,4 @@
-"""`@cached` as its users meet it: functions of both colours, the verbs, the options, and what may go wrong."""
+"""`@cached` as users see it: sync and async functions, the verbs, the options, and failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _caches_of_its_own() -> Iterator[None]:
 
 
 def _colours(compute: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """The same function as a `def` and as an `async def`."""
+    """Return the function as a `def` and as an `async def`."""
 
     async def suspending(*args: Any, **kwargs: Any) -> Any:
         return compute(*args, **kwargs)
@@ -46,7 +46,7 @@ both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 def counting(colour: str) -> tuple[Any, list[Any]]:
-    """A function of (x, y=2), not decorated yet, and the arguments of each computation."""
+    """Return a function of (x, y=2) that is not decorated yet, and a list of the arguments of its computations."""
     calls: list[Any] = []
 
     def compute(x: Any, y: Any = 2) -> Any:
@@ -68,11 +68,11 @@ async def at_the_top_async(x: int) -> int:
     return x
 
 
-# -- it stays the function that it was --------------------------------------------------------------------------------
+# -- a decorated function still looks like the original ---------------------------------------------------------------
 
 
 def test_a_decorated_function_is_still_that_function() -> None:
-    """Frameworks read signature, name and colour (FastAPI, click, sphinx): a wrapper without them can't be used."""
+    """A decorated function keeps its name, signature, docstring and colour, which frameworks such as FastAPI read."""
     assert inspect.isfunction(at_the_top)
     assert str(inspect.signature(at_the_top)) == "(x: 'int', *, y: 'int' = 2) -> 'tuple[int, int]'"
     assert (at_the_top.__name__, at_the_top.__qualname__, at_the_top.__module__) == ("at_the_top",) * 2 + (__name__,)
@@ -83,7 +83,7 @@ def test_a_decorated_function_is_still_that_function() -> None:
 
 
 def test_a_decorated_coroutine_function_is_still_one() -> None:
-    """A framework that takes it for a plain function would hand out coroutines instead of values."""
+    """A decorated coroutine function is still one. Otherwise, frameworks would return its coroutines as values."""
     assert inspect.iscoroutinefunction(at_the_top_async)
     assert asyncio.iscoroutinefunction(at_the_top_async)
     assert inspect.isfunction(at_the_top_async)
@@ -91,13 +91,13 @@ def test_a_decorated_coroutine_function_is_still_one() -> None:
 
 
 def test_a_decorated_function_can_be_pickled() -> None:
-    """A process pool or a task queue sends functions by their name."""
+    """A decorated function can be pickled. Process pools and task queues send functions by their name."""
     assert pickle.loads(pickle.dumps(at_the_top)) is at_the_top
     assert pickle.loads(pickle.dumps(at_the_top_async)) is at_the_top_async
 
 
 def test_bare_and_called(colour: str) -> None:
-    """`@cached`, `@cached()` and `@cached(ttl=60)` are all written by users."""
+    """`@cached`, `@cached()` and `@cached(ttl=60)` all work."""
     for decorate in (cached, cached(), cached(ttl=60)):
         with isolated():
             function, calls = counting(colour)
@@ -107,7 +107,7 @@ def test_bare_and_called(colour: str) -> None:
 
 
 def test_keywords_and_defaults_are_one_key() -> None:
-    """f(1), f(x=1) and f(1, y=2) are the same call; each would be computed anew."""
+    """Positional arguments, keywords and defaults give the same key, so the value is computed once."""
     function, calls = counting("sync")
     f = cached(function)
     assert f(1) == f(x=1) == f(1, 2) == f(y=2, x=1) == (1, 2, 1)
@@ -116,7 +116,7 @@ def test_keywords_and_defaults_are_one_key() -> None:
 
 
 def test_wrong_arguments_are_python_s_own_error() -> None:
-    """A call that can't be is a TypeError, as without the decorator, and nothing is kept of it."""
+    """Wrong arguments raise a TypeError, as without the decorator."""
     f = cached(counting("sync")[0])
     for wrong in (lambda: f(), lambda: f(1, 2, 3), lambda: f(1, z=3), lambda: f(1, x=1)):
         with pytest.raises(TypeError):
@@ -129,7 +129,7 @@ def test_wrong_arguments_are_python_s_own_error() -> None:
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, NotImplemented, Ellipsis])
 def test_every_value_is_one(colour: str, value: Any) -> None:
-    """Peers take None for "nothing there" and compute it at every call."""
+    """Each value is stored, even None. Other libraries take None for a missing value and compute it at each call."""
     calls: list[int] = []
 
     def compute() -> Any:
@@ -159,7 +159,7 @@ ALIKE: list[Any] = [1, True, 1.0, "1", b"1", Number.ONE, None, (1,), (True,), (1
 
 
 def test_keys_are_exact_also_for_hits(colour: str) -> None:
-    """1 == True == 1.0: a table that takes them for each other gives one user another's value."""
+    """Arguments that are equal but differ in type, such as 1, True and 1.0, have different keys, also for hits."""
     f = cached(strict=False)(_colours(lambda x: (type(x), repr(x)))[colour])
     for _ in range(3):  # the first computes, the second may fill the fast table, the third hits it
         for x in ALIKE:
@@ -169,7 +169,7 @@ def test_keys_are_exact_also_for_hits(colour: str) -> None:
 
 
 def test_subclasses_of_str_and_int_are_told_apart_from_what_they_equal() -> None:
-    """They are equal to plain ones, hash alike, and may behave in any way they like."""
+    """Instances of subclasses of str and int are not taken for the plain values that they equal."""
     f = cached(strict=False)(lambda x: type(x))
     for _ in range(3):
         for x in ("1", 1, Number.ONE):
@@ -178,11 +178,11 @@ def test_subclasses_of_str_and_int_are_told_apart_from_what_they_equal() -> None
         try:
             assert f(x) is type(x)
         except KeyingError:
-            pass  # no identity that is known to be stable: refused, which is exact too
+            pass  # refused, as no stable identity is known; this is exact, too
 
 
 class Hostile:
-    """Equal to everything, with a hash of its own making."""
+    """An object that equals everything and defines its own hash."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -207,7 +207,7 @@ class Explosive(Hostile):
 
 @pytest.mark.parametrize("kind", [Hostile, Explosive])
 def test_arguments_with_hostile_equality(kind: type[Hostile]) -> None:
-    """An argument's own __eq__ or __hash__ must never decide which value is served, nor break the call."""
+    """An argument's own `__eq__` or `__hash__` never decides which value is served, and does not break the call."""
     f = cached(lambda x: getattr(x, "name", x))
     for _ in range(3):
         assert f(1) == 1
@@ -217,7 +217,7 @@ def test_arguments_with_hostile_equality(kind: type[Hostile]) -> None:
 
 
 def test_unhashable_arguments() -> None:
-    """A list or a dict is keyed by its content, in any order of the dict."""
+    """The key of a list or dict is its content. The order of the items of a dict does not matter."""
     f = cached(lambda x: repr(x))
     assert f([1, 2]) == f([1, 2]) == "[1, 2]"
     assert f([2, 1]) == "[2, 1]"
@@ -226,14 +226,14 @@ def test_unhashable_arguments() -> None:
 
 
 def test_values_are_the_very_objects() -> None:
-    """The local tier shares values, as lru_cache's are shared; a copy per hit would cost more than the hit."""
+    """Hits return the same object, as lru_cache does. A copy for each hit would cost more than the hit."""
     f = cached(lambda: [1])
     assert f() is f()
 
 
 @pytest.mark.parametrize("make", [lambda: iter([1]), lambda: (x for x in [1]), lambda: map(str, [1]), lambda: zip()])
 def test_iterators_are_refused_as_values(colour: str, make: Callable[[], Any]) -> None:
-    """The first caller would use it up, and all others get nothing."""
+    """An iterator is refused as a value: the first caller would use it up."""
     f = cached(_colours(make)[colour])
     for _ in range(2):
         with pytest.raises(TypeError, match="iterator"):
@@ -242,7 +242,7 @@ def test_iterators_are_refused_as_values(colour: str, make: Callable[[], Any]) -
 
 
 def test_iterators_are_refused_by_set_too() -> None:
-    """The same by another door."""
+    """`set` refuses an iterator as a value."""
     f = cached(lambda: 1)
     with pytest.raises(TypeError, match="iterator"):
         f.set(iter([1]))
@@ -252,7 +252,7 @@ def test_iterators_are_refused_by_set_too() -> None:
 
 
 def test_an_async_iterator_is_refused_as_a_value() -> None:
-    """What an async generator yields can be had only once too."""
+    """An async iterator is refused as a value: it can be used only once."""
 
     async def numbers() -> Any:
         yield 1
@@ -263,13 +263,13 @@ def test_an_async_iterator_is_refused_as_a_value() -> None:
 
 
 def test_an_awaitable_from_a_plain_function_is_refused() -> None:
-    """A coroutine can be awaited once: the second caller of a cached one would get a RuntimeError."""
+    """A coroutine that a plain function returns is refused as a value: a second caller could not await it again."""
 
     async def value() -> int:
         return 1
 
     f = cached(lambda: value())
-    for _ in range(2):  # the second would hang for the lease, had the first leaked it
+    for _ in range(2):  # if the first call did not give its lease back, the second would hang
         started = time.monotonic()
         with pytest.raises(TypeError, match="awaitable"):
             f()
@@ -278,7 +278,7 @@ def test_an_awaitable_from_a_plain_function_is_refused() -> None:
 
 
 def test_an_awaitable_from_a_coroutine_function_is_awaited() -> None:
-    """A value that must be awaited again is never stored."""
+    """An awaitable that a coroutine function returns is refused: a value that must be awaited is never stored."""
 
     async def inner() -> int:
         return 1
@@ -295,7 +295,7 @@ def test_an_awaitable_from_a_coroutine_function_is_awaited() -> None:
 
 
 def test_verbs(colour: str) -> None:
-    """Each verb does what its name says, in the function's own colour."""
+    """Each verb does what its name says. The verbs of an async function are async."""
     function, calls = counting(colour)
     f = cached(ttl=60, stale=60)(function)
     assert had(f.peek(1)) is None
@@ -329,7 +329,7 @@ def test_verbs(colour: str) -> None:
 
 
 def test_the_verbs_of_a_hit_that_is_in_the_fast_table(colour: str) -> None:
-    """Each way of voiding a value must take it out of the generated table too, or hits go on serving it."""
+    """Each way to end a value removes it from the generated table, too. Otherwise, hits would still serve it."""
     f = cached(stale=10)(counting(colour)[0])
     for number, void in enumerate(
         [
@@ -349,7 +349,7 @@ def test_the_verbs_of_a_hit_that_is_in_the_fast_table(colour: str) -> None:
 
 
 def test_set_replaces_a_hit(colour: str) -> None:
-    """The same for `set`."""
+    """`set` replaces the value in the generated table, too."""
     f = cached(counting(colour)[0])
     for _ in range(3):
         had(f(1))
@@ -358,7 +358,7 @@ def test_set_replaces_a_hit(colour: str) -> None:
 
 
 def test_eviction_leaves_the_fast_table() -> None:
-    """What SIEVE has thrown out would otherwise be kept for ever by the generated table."""
+    """A value that the engine has evicted does not remain in the generated table."""
     cache = Cache("memory://?entries=10")
 
     class Big:
@@ -367,12 +367,12 @@ def test_eviction_leaves_the_fast_table() -> None:
     f = cached(cache=cache)(lambda n: Big())
     values = [weakref.ref(f(n)) for n in range(200) if f(n)]
     gc.collect()
-    assert sum(value() is not None for value in values) <= 11  # the last is also in the last event, for a moment
+    assert sum(value() is not None for value in values) <= 11  # the last one is also in the last event, for a moment
     assert f.stats().computations == 200
 
 
 def test_invalidate_via_a_hook() -> None:
-    """Invalidated before the commit, the old row would be read and cached again."""
+    """With `via`, the value is invalidated when the hook runs, for example after a commit, and not earlier."""
     f = cached(counting("sync")[0])
     hooks: list[Callable[[], object]] = []
     assert f(1) == (1, 2, 1)
@@ -383,7 +383,7 @@ def test_invalidate_via_a_hook() -> None:
 
 
 def test_invalidate_via_a_hook_in_a_loop() -> None:
-    """The hook is a plain call, also where the function is async: databases know no other."""
+    """The hook of an async function is a plain callable, because databases accept no other."""
     f = cached(counting("async")[0])
     hooks: list[Callable[[], Any]] = []
 
@@ -399,7 +399,7 @@ def test_invalidate_via_a_hook_in_a_loop() -> None:
 
 @pytest.mark.redis
 def test_invalidate_via_a_hook_stops_no_loop(before: Callable[[Any], Any]) -> None:
-    """Every request of the process would wait for a server that hangs, once for each key of a commit."""
+    """In an event loop, the hook returns at once even if the server hangs. Otherwise, it would block all requests."""
     proxy = before(shared_redis())
     hooks: list[Callable[[], Any]] = []
 
@@ -409,7 +409,7 @@ def test_invalidate_via_a_hook_stops_no_loop(before: Callable[[Any], Any]) -> No
             assert await f(1) == (1, 2, 1)
             await f.invalidate(1, via=hooks.append)
             proxy.hold()
-            invalidation = hooks.pop()()  # it returns while the server says nothing
+            invalidation = hooks.pop()()  # returns although the server does not reply
             await asyncio.sleep(0)
             assert not invalidation.done()
             proxy.let_go()
@@ -421,7 +421,7 @@ def test_invalidate_via_a_hook_stops_no_loop(before: Callable[[Any], Any]) -> No
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_invalidate_via_a_hook_where_the_engine_is_down(colour: str, caplog: pytest.LogCaptureFixture) -> None:
-    """After the commit an error would undo nothing, break the session, and leave the other keys as they are."""
+    """If the engine is down, the hook raises no error, because the commit is already done. The log names the keys."""
     hooks: list[Callable[[], Any]] = []
 
     async def main() -> None:
@@ -432,7 +432,7 @@ def test_invalidate_via_a_hook_where_the_engine_is_down(colour: str, caplog: pyt
         done = [run() for run in hooks]
         if colour == "async":
             await asyncio.gather(*done)
-            hooks[0]().cancel()  # as a loop does that ends
+            hooks[0]().cancel()  # as a loop does when it ends
             await asyncio.sleep(0)
 
     with Cache("redis://127.0.0.1:1") as cache:
@@ -444,14 +444,14 @@ def test_invalidate_via_a_hook_where_the_engine_is_down(colour: str, caplog: pyt
 
 
 def test_a_parameter_called_via_is_the_function_s_own() -> None:
-    """A name of ours must not take an argument away."""
+    """A function may have a parameter called `via`."""
     f = cached(lambda via: via)
     assert f("mail") == "mail"
     assert f.invalidate(via="mail") is True
 
 
 def test_parameters_called_as_ours_are() -> None:
-    """Generated code and verbs have names too: none may clash with a parameter."""
+    """A function may have parameters with the names that the generated code and the verbs use."""
 
     def compute(self, slow_, fast_, now_, e_, type_, value, key, args, kwargs, fn, _):  # type: ignore[no-untyped-def]
         return [self, slow_, fast_, now_, e_, type_, value, key, args, kwargs, fn, _]
@@ -465,7 +465,7 @@ def test_parameters_called_as_ours_are() -> None:
 
 
 def test_star_arguments() -> None:
-    """A signature with stars has no fast table, and the same exactness."""
+    """A function with `*args` or `**kwargs` has no generated table. Its keys are exact, too."""
     f = cached(lambda *args, **kwargs: (args, kwargs))
     for _ in range(2):
         assert f(1, 2, a=3, b=4) == ((1, 2), {"a": 3, "b": 4})
@@ -477,7 +477,7 @@ def test_star_arguments() -> None:
 
 
 def test_many_computes_only_what_is_missing() -> None:
-    """`many` is a hit for what is there."""
+    """`many` computes only the values that are not stored."""
     function, calls = counting("sync")
     f = cached(function)
     f(2)
@@ -490,7 +490,7 @@ def test_many_computes_only_what_is_missing() -> None:
 
 
 def test_key_options() -> None:
-    """Keys by format, by function, without some parameters, by version and namespace."""
+    """Keys may be made by a format or a function, ignore parameters, and contain a version and a namespace."""
     by_format = cached(key="user:{x}")(counting("sync")[0])
     assert by_format.key(1) == "user:1"
     assert by_format(1, 1) == by_format(1, 5)
@@ -505,7 +505,7 @@ def test_key_options() -> None:
 
 
 def test_verbs_ask_for_nothing_that_is_no_part_of_the_key(colour: str) -> None:
-    """Who invalidates has no session, and would have to make one up."""
+    """Verbs that need only the key take no arguments that are not part of it, such as a session."""
 
     def user(session: object, id: int, *, deep: bool = False) -> str:
         return f"{id} {deep}"
@@ -536,7 +536,7 @@ def test_verbs_ask_for_nothing_that_is_no_part_of_the_key(colour: str) -> None:
 
 
 def test_a_key_function_may_look_around() -> None:
-    """A tenant in a context is part of such a key: a fast table that looks only at arguments would mix tenants."""
+    """A key function may read a context variable. A hit must not ignore it and serve another tenant's value."""
     tenant = contextvars.ContextVar("tenant", default="a")
     f = cached(key=lambda x: f"{tenant.get()}:{x}")(lambda x: (tenant.get(), x))
     for name in ("a", "b", "a", "b"):
@@ -551,14 +551,14 @@ def test_a_key_function_may_look_around() -> None:
     "ttl, seconds", [(60, 60.0), (0.5, 0.5), (timedelta(minutes=2), 120.0), ("1h30m", 5400.0), (None, float("inf"))]
 )
 def test_ttl(ttl: Any, seconds: float) -> None:
-    """Seconds, timedelta, a text and None are all understood, and kept with the entry."""
+    """`ttl` may be seconds, a timedelta, a text or None. It is stored with the entry."""
     f = cached(ttl=ttl)(lambda: 1)
     f()
     assert f.peek().ttl == seconds
 
 
 def test_ttl_as_a_function_of_the_value() -> None:
-    """A token that says when it ends is to be kept that long."""
+    """`ttl` may be a function of the value, for example for a token that says when it expires."""
     f = cached(ttl=lambda value: value)(lambda x: x)
     assert f.many([(60,), (5,), (0,)]) == [60, 5, 0]
     assert (f.peek(60).ttl, f.peek(5).ttl) == (60, 5)
@@ -566,14 +566,14 @@ def test_ttl_as_a_function_of_the_value() -> None:
 
 
 def test_ttl_0_keeps_nothing(colour: str) -> None:
-    """It coalesces only: the next call computes."""
+    """With `ttl=0`, no value is stored, and the next call computes."""
     f = cached(ttl=0)(counting(colour)[0])
     assert [had(f(1))[2] for _ in range(3)] == [1, 2, 3]
     assert had(f.peek(1)) is None
 
 
 def test_ttl_0_coalesces() -> None:
-    """Who asks while it is computed shares it."""
+    """With `ttl=0`, callers that come during a computation share its value."""
     origin = Origin()
     f = cached(ttl=0)(lambda: origin())
     leader = Herd(f)
@@ -586,20 +586,20 @@ def test_ttl_0_coalesces() -> None:
 
 
 def _callers(f: Any) -> int:
-    """How many are in the flights of the function's cache just now."""
+    """Return the number of callers in the flights of the function's cache."""
     flights = f.cache._core.flights._flights
     return sum(flight.callers for flight in list(flights.values()))
 
 
 def test_a_value_ends() -> None:
-    """After its ttl it is computed again, though the fast table still has it."""
+    """After its ttl, a value is computed again, even if the generated table still holds it."""
     f = cached(ttl=0.05, early=0)(counting("sync")[0])
     assert f(1)[2] == 1
     until(lambda: f(1)[2] == 2)
 
 
 def test_stale_is_served_while_somebody_computes(colour: str) -> None:
-    """With `stale`, an expired value costs one caller its computation and nobody else a moment."""
+    """With `stale`, one caller computes an expired value. The others get the old value at once."""
     origin = Origin(open=True)
     f = cached(ttl=60, stale=60)(_named(origin, colour))
     assert had(f()) == 1
@@ -616,7 +616,7 @@ def test_stale_is_served_while_somebody_computes(colour: str) -> None:
 
 
 def _named(origin: Origin, colour: str) -> Any:
-    """The origin as a function with a name."""
+    """Return the origin as a named function."""
 
     def compute() -> int:
         return origin()
@@ -628,7 +628,7 @@ def _named(origin: Origin, colour: str) -> Any:
 
 
 def test_stale_is_served_when_the_computation_fails(colour: str) -> None:
-    """An old value beats an error, and the origin rests for as long as it was told."""
+    """If the computation fails, the stale value is served. Until `retry_after` ends, the function is not called."""
     answers: list[Any] = [1, ValueError("down"), 3]
     calls: list[int] = []
 
@@ -649,7 +649,7 @@ def test_stale_is_served_when_the_computation_fails(colour: str) -> None:
 
 
 def test_retry_after_without_a_value() -> None:
-    """While the key rests, callers get an error at once instead of one computation each."""
+    """After a failure, callers get an error at once until `retry_after` ends. The function is not called."""
     from stampede import ComputationFailed
 
     calls: list[int] = []
@@ -668,7 +668,7 @@ def test_retry_after_without_a_value() -> None:
 
 @both
 def test_background_refreshes_block_nobody(colour: str) -> None:
-    """With `background=True` even the caller that finds the value stale gets it at once."""
+    """With `background=True`, the caller that finds a stale value gets it at once, too."""
     origin = Origin(open=True)
     f = cached(ttl=60, stale=60, background=True)(_named(origin, colour))
 
@@ -695,14 +695,14 @@ def test_background_refreshes_block_nobody(colour: str) -> None:
 
 
 def test_early_refresh_happens_before_the_end() -> None:
-    """Nobody waits at the end of a hot key's time: somebody has computed the next value before it."""
+    """A value in use is refreshed before it expires, so that no caller waits at its end."""
     calls: list[int] = []
 
     @cached(ttl=0.4, early=3.0)
     def f() -> int:
         calls.append(1)
         if len(calls) == 1:
-            threading.Event().wait(0.1)  # the cost that the early moment is made of
+            threading.Event().wait(0.1)  # the early moment depends on this cost
         return len(calls)
 
     f()
@@ -711,7 +711,7 @@ def test_early_refresh_happens_before_the_end() -> None:
 
 
 def test_wait_runs_out() -> None:
-    """A caller that would rather fail than wait is told so in time, and the computation goes on."""
+    """With `wait`, a caller gets an error when this time has passed. The computation continues."""
     origin = Origin()
     f = cached(wait=0.05)(_named(origin, "sync"))
     leader = Herd(f)
@@ -724,7 +724,7 @@ def test_wait_runs_out() -> None:
 
 
 def test_wait_runs_out_in_a_loop() -> None:
-    """The same for tasks."""
+    """With `wait`, an async caller gets an error when this time has passed. The computation continues."""
     origin = Origin()
     f = cached(wait=0.05)(_named(origin, "async"))
 
@@ -740,7 +740,7 @@ def test_wait_runs_out_in_a_loop() -> None:
 
 
 def test_jitter_takes_off() -> None:
-    """Keys that were filled together must not end together."""
+    """`jitter` makes the ttl of each key shorter by a random amount, so that keys do not expire together."""
     f = cached(ttl=100, jitter=0.5)(lambda x: x)
     f.many([(n,) for n in range(50)])
     ends = {f.peek(n).ttl for n in range(50)}
@@ -749,7 +749,7 @@ def test_jitter_takes_off() -> None:
 
 
 def test_cache_if(colour: str) -> None:
-    """A value that is refused is returned, and not kept."""
+    """A value that `cache_if` refuses is returned and not stored."""
     answers = iter([None, None, "there"])
     f = cached(cache_if=lambda value: value is not None)(_colours(lambda: next(answers))[colour])
     assert [had(f()) for _ in range(4)] == [None, None, "there", "there"]
@@ -770,7 +770,7 @@ class Gone(NotFound):
 
 
 def test_an_error_reaches_the_caller_and_nothing_is_kept(colour: str) -> None:
-    """The next call tries again."""
+    """An error reaches the caller and is not stored. The next call computes again."""
     answers: list[Any] = [ValueError("once"), 2]
 
     def compute() -> Any:
@@ -782,12 +782,12 @@ def test_an_error_reaches_the_caller_and_nothing_is_kept(colour: str) -> None:
     f = cached(_colours(compute)[colour])
     with pytest.raises(ValueError, match="once") as caught:
         had(f())
-    assert any(frame.name == "compute" for frame in caught.traceback)  # its own traceback leads to the origin
+    assert any(frame.name == "compute" for frame in caught.traceback)  # the traceback shows the original function
     assert had(f()) == 2
 
 
 def test_errors_that_are_answers(colour: str) -> None:
-    """`raises`: "there is no such customer" is worth keeping; class and arguments come back, a new object each time."""
+    """An error that `raises` names is stored. Each call raises a new object of its class, with its arguments."""
     calls: list[int] = []
 
     def compute(kind: type[NotFound]) -> None:
@@ -804,11 +804,11 @@ def test_errors_that_are_answers(colour: str) -> None:
         assert caught.value.number == 42
         seen.append(caught.value)
     assert len(calls) == 2
-    assert len({id(error) for error in seen}) == 5  # shared ones would collect each other's tracebacks
+    assert len({id(error) for error in seen}) == 5  # a shared object would collect the tracebacks of all callers
 
 
 def test_followers_get_copies_of_the_error() -> None:
-    """One exception object raised in many threads gathers all their tracebacks, and leaks their frames."""
+    """Each follower gets its own copy of an error. One shared object would collect the tracebacks of all threads."""
     origin = Origin()
 
     class Broken(Exception):
@@ -834,7 +834,7 @@ def test_followers_get_copies_of_the_error() -> None:
 
 @pytest.mark.parametrize("kind", [StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, StopAsyncIteration])
 def test_odd_exceptions_of_a_plain_function(kind: type[BaseException]) -> None:
-    """Our coroutines speak with StopIteration and GeneratorExit themselves: the user's must not be taken for ours."""
+    """StopIteration, GeneratorExit and similar errors of a plain function reach the caller. No key remains locked."""
     answers: list[Any] = [kind("odd"), 2]
 
     @cached
@@ -855,7 +855,7 @@ def test_odd_exceptions_of_a_plain_function(kind: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("kind", [StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
 def test_odd_exceptions_of_a_coroutine_function(kind: type[BaseException]) -> None:
-    """The same in a loop."""
+    """StopAsyncIteration, GeneratorExit and CancelledError of an async function reach the caller."""
     answers: list[Any] = [kind("odd"), 2]
 
     @cached
@@ -875,7 +875,7 @@ def test_odd_exceptions_of_a_coroutine_function(kind: type[BaseException]) -> No
 
 
 def test_an_interrupted_leader_is_followed_by_another() -> None:
-    """KeyboardInterrupt in one thread is that thread's own; the others want their value."""
+    """If the leader gets a KeyboardInterrupt, one of its followers computes for the others."""
     origin = Origin()
     calls: list[int] = []
 
@@ -899,7 +899,7 @@ def test_an_interrupted_leader_is_followed_by_another() -> None:
 
 @both
 def test_recursion_is_an_error(colour: str) -> None:
-    """A computation that asks for its own key would wait for itself for ever."""
+    """A computation that asks for its own key is refused: it would wait for itself."""
 
     @cached
     def f(x: int) -> int:
@@ -914,7 +914,7 @@ def test_recursion_is_an_error(colour: str) -> None:
 
 
 def test_recursion_is_an_error_where_something_is_kept() -> None:
-    """It would be given what is stale, and compute the next value from it, and so on."""
+    """A computation that asks for its own key is refused even if a stale value could be served."""
     cache, met = Cache(), []
 
     def origin() -> int:
@@ -930,7 +930,7 @@ def test_recursion_is_an_error_where_something_is_kept() -> None:
 
 
 def test_recursion_through_another_function() -> None:
-    """The same over a detour, and with a colour change on the way."""
+    """Recursion through another function is refused, too."""
 
     @cached
     def f(x: int) -> int:
@@ -947,7 +947,7 @@ def test_recursion_through_another_function() -> None:
 
 
 def test_recursion_with_other_arguments() -> None:
-    """The textbook's example of a cached function."""
+    """A recursive function may call itself with other arguments."""
 
     @cached
     def fib(n: int) -> int:
@@ -958,7 +958,7 @@ def test_recursion_with_other_arguments() -> None:
 
 
 def test_recursion_takes_few_frames() -> None:
-    """A recursive function that was written for lru_cache would fail at a depth that Python lets it have."""
+    """Each level of recursion adds few frames. Otherwise, deep recursive functions would exceed Python's limit."""
     frames: list[int] = []
 
     @cached(ttl=None)
@@ -971,7 +971,7 @@ def test_recursion_takes_few_frames() -> None:
 
 
 def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
-    """Python's stack may end anywhere in our own code: no key may hang for longer than its lease."""
+    """If Python's stack ends anywhere in the library's code, no key remains locked longer than its lease."""
 
     @cached(lease=1, max_hold=1)
     def fib(n: int) -> int:
@@ -984,7 +984,7 @@ def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
             fib(5000)
 
     started = time.monotonic()
-    for frames in range(20):  # of ours in a level of the recursion, each once the last that finds a place
+    for frames in range(20):  # extra frames, so that the stack ends at different places in the library
         with pytest.raises(RecursionError):
             deeper(frames)
     for n in range(0, 5000, 20):
@@ -993,7 +993,7 @@ def test_recursion_that_is_too_deep_leaves_nothing_behind() -> None:
 
 
 def test_context_variables_go_both_ways() -> None:
-    """A computation in the caller's own call sees its context, and what it sets there stays set."""
+    """A computation sees the context variables of its caller, and the caller sees those that it sets."""
     user = contextvars.ContextVar("user", default="nobody")
     seen = contextvars.ContextVar("seen", default=0)
 
@@ -1008,7 +1008,7 @@ def test_context_variables_go_both_ways() -> None:
 
 
 def test_context_variables_of_a_task() -> None:
-    """The same in a loop: the caller's context is there to be read."""
+    """An async computation sees the context variables of its caller."""
     user = contextvars.ContextVar("user", default="nobody")
 
     @cached
@@ -1026,14 +1026,14 @@ def test_context_variables_of_a_task() -> None:
 
 
 def test_one_loop_after_the_other() -> None:
-    """A loop per test, or per request, must not find the futures of one that is closed."""
+    """A cached function can be called in one loop after another, as with one loop for each test or request."""
     f = cached(ttl=0)(_colours(lambda: 1)["async"])
     for _ in range(3):
         assert had(f()) == 1
 
 
 def test_loops_side_by_side_share_a_computation() -> None:
-    """Threads with a loop each, and plain threads, are one herd."""
+    """Threads that each have a loop, and plain threads, share one computation."""
     origin = Origin()
     cache = Cache()
 
@@ -1055,7 +1055,7 @@ def test_loops_side_by_side_share_a_computation() -> None:
 
 
 def test_a_task_that_is_cancelled_leaves_the_computation_to_the_others() -> None:
-    """Cancelling one waiter, even the one that computes, cancels only it."""
+    """A cancelled task does not cancel the computation for the others, even if its call started it."""
     origin = Origin()
     f = cached(_named(origin, "async"))
 
@@ -1074,7 +1074,7 @@ def test_a_task_that_is_cancelled_leaves_the_computation_to_the_others() -> None
 
 
 def test_when_nobody_waits_the_computation_is_cancelled_and_the_lease_released() -> None:
-    """A request that was given up must not go on burning the origin, nor lock its key for a lease."""
+    """If all callers are cancelled, the computation is cancelled, and its lease is given back."""
     origin = Origin()
     ended: list[bool] = []
 
@@ -1100,14 +1100,14 @@ def test_when_nobody_waits_the_computation_is_cancelled_and_the_lease_released()
 
 
 def test_a_loop_that_is_closed_under_a_computation() -> None:
-    """Its tasks never end: who asks next, in another loop, computes instead of waiting for a lease."""
+    """If a loop is closed during a computation, a caller in another loop computes and does not hang."""
     origin = Origin()
     f = cached(lease=1)(_named(origin, "async"))
     loop = asyncio.new_event_loop()
     task = loop.create_task(f())
     loop.run_until_complete(until_async(lambda: origin.calls))
     origin.let_on()
-    for each in asyncio.all_tasks(loop):  # the computation's own, too
+    for each in asyncio.all_tasks(loop):  # including the task of the computation
         each._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
     started = time.monotonic()
@@ -1117,7 +1117,7 @@ def test_a_loop_that_is_closed_under_a_computation() -> None:
 
 
 def test_a_plain_call_on_the_thread_of_the_loop_that_computes() -> None:
-    """It blocks the loop that it waits for: it computes alone instead of hanging."""
+    """A plain call on the thread of the loop that computes the key computes alone. It would block that loop."""
     origin = Origin()
     cache = Cache()
 
@@ -1136,7 +1136,7 @@ def test_a_plain_call_on_the_thread_of_the_loop_that_computes() -> None:
 
 
 def test_a_herd_computes_once(colour: str) -> None:
-    """The promise itself."""
+    """A herd of callers causes one computation."""
     origin = Origin()
     f = cached(_named(origin, colour))
     leader = Herd(lambda: had(f()))
@@ -1149,7 +1149,7 @@ def test_a_herd_computes_once(colour: str) -> None:
 
 
 def test_invalidation_detaches_the_flight() -> None:
-    """Who calls after `invalidate` has returned never gets what was being computed before."""
+    """A call that begins after `invalidate` has returned does not get a value whose computation began before."""
     origin = Origin()
     f = cached(_named(origin, "sync"))
     leader = Herd(f)
@@ -1170,7 +1170,7 @@ def test_invalidation_detaches_the_flight() -> None:
 @pytest.mark.parametrize("void", ["set", "refresh", "invalidate_all", "clear"])
 @pytest.mark.parametrize("namespace", ["", "shop"])
 def test_a_computation_under_way_never_wins_over_what_came_later(void: str, namespace: str) -> None:
-    """A slow computation that began before `set`, `refresh` or `clear` must not put its old value over the new one."""
+    """A slow computation does not replace the value of a later `set`, `refresh`, `invalidate_all` or `clear`."""
     origin = Origin()
     f = cached(cache=Cache(namespace=namespace))(_named(origin, "sync"))
     leader = Herd(f)
@@ -1195,7 +1195,7 @@ def test_a_computation_under_way_never_wins_over_what_came_later(void: str, name
 
 
 def test_no_value_is_older_than_the_last_invalidation() -> None:
-    """64 threads over a few keys, with invalidations in between: promise 4 under load."""
+    """Promise 4 under load: readers of a few keys never get a value from before the last invalidation."""
     truth, floor = [0] * 4, [0] * 4
     f = cached(ttl=60)(lambda key: truth[key])
     wrong: list[Any] = []
@@ -1207,13 +1207,13 @@ def test_no_value_is_older_than_the_last_invalidation() -> None:
             value = f(key)
             if value < least:
                 wrong.append((key, value, least))
-            time.sleep(0)  # or 60 threads that never wait starve the writers
+            time.sleep(0)  # otherwise the readers, which never wait, would starve the writers
 
     def write(key: int) -> None:
         for number in range(1, 61):
             truth[key] = number
             f.invalidate(key)
-            floor[key] = number  # from here on nobody may get anything older
+            floor[key] = number  # from here on, no reader may get an older value
         writing.remove(key)
 
     readers = Herd(*[functools.partial(read, n % 4) for n in range(60)])
@@ -1227,7 +1227,7 @@ def test_no_value_is_older_than_the_last_invalidation() -> None:
 
 
 def test_disabled(colour: str) -> None:
-    """Calls go straight to the function, also where a hit is at hand; afterwards the cache is as it was."""
+    """In a `disabled()` block, calls run the function, even if a value is stored. Afterwards, hits are served again."""
     f = cached(counting(colour)[0])
     assert had(f(1)) == (1, 2, 1)
     with disabled():
@@ -1237,7 +1237,7 @@ def test_disabled(colour: str) -> None:
 
 
 def test_a_hit_costs_no_call_of_ours() -> None:
-    """A hit is one function: a profile of it shows no frame of the library besides the generated one."""
+    """A hit runs only the generated function, and no other frame of the library."""
     f = cached(lambda x: x)
     f(1)
     f(1)
@@ -1251,7 +1251,7 @@ def test_a_hit_costs_no_call_of_ours() -> None:
 
 
 def test_a_decorated_function_can_be_collected() -> None:
-    """Decorating a closure per request must not keep each for ever."""
+    """A decorated function can be garbage-collected. Otherwise, closures that each request decorates would leak."""
     f = cached(lambda x: x)
     f(1)
     f(1)
@@ -1266,7 +1266,7 @@ async def _value() -> int:
 
 
 def test_partial_objects_and_builtins() -> None:
-    """What has no name can't have keys that are the same in every process: the error says so; a builtin has one."""
+    """A partial object has no name for stable keys and is refused. A builtin function has one and is accepted."""
     from stampede import OptionError
 
     with pytest.raises(OptionError, match="write a def"):
@@ -1275,13 +1275,13 @@ def test_partial_objects_and_builtins() -> None:
 
 
 def test_awaitables_are_typed_as_they_are() -> None:
-    """A call gives a coroutine, once."""
+    """A call of an async function returns a coroutine."""
     call: Awaitable[int] = at_the_top_async(1)
     assert inspect.iscoroutine(call)
     assert had(call) == 1
 
 
-# -- names of parameters that are also ours ---------------------------------------------------------------------------
+# -- parameters with names that the library uses ----------------------------------------------------------------------
 
 OURS = [
     "self",
@@ -1302,7 +1302,7 @@ OURS = [
 
 @pytest.mark.parametrize("shape", ["{}", "*, {}", "{}=0", "**{}", "a=0, /, {}=0"])
 def test_a_parameter_may_have_any_name(shape: str, colour: str) -> None:
-    """TypeErrors that blame the caller, for a name that one of our own methods has."""
+    """A parameter may have a name that the library's own methods use."""
     for name in OURS:
         with isolated():
             _may_be_called(name, shape, colour)
@@ -1331,7 +1331,7 @@ def _may_be_called(name: str, shape: str, colour: str) -> None:
 
 
 def test_a_function_of_any_names_may_be_invalidated_later() -> None:
-    """`via=` is ours, also where the function takes all names."""
+    """`via=` with a callable delays the invalidation, even if the function accepts all names."""
     later: list[Any] = []
 
     @cached

@@ -1,4 +1,4 @@
-"""What is closed stays closed, and nobody waits for it; over every engine, in both colours."""
+"""A closed cache stays closed, and no caller waits for it: on each engine, for sync and async calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 
 def test_every_verb_of_a_closed_cache_says_so(cache: Cache) -> None:
-    """A value that nobody invalidates any more would be served, or the engine's connections be opened again."""
+    """Each verb of a closed cache raises an error. It serves no old value and opens no new connection."""
     f = cache.cached(lambda n=1: n)
     assert (f(), cache.get_or_compute("k", lambda: 1), cache.get("k")) == (1, 1, 1)
     lock = cache.lock("l")
@@ -68,9 +68,9 @@ def test_every_verb_of_a_closed_cache_says_so(cache: Cache) -> None:
 
 
 def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
-    """They would wait to the end of a lease, or get an error of some library's own."""
+    """Waiters for a lease or a lock get an error as soon as the cache is closed."""
     begun, done = threading.Event(), threading.Event()
-    name = new_id().hex()  # it stays locked
+    name = new_id().hex()  # a new name, because it stays locked
     held, waits = cache.lock(name, lease=60), []
     assert held.acquire()
 
@@ -89,7 +89,7 @@ def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
 
         return wait
 
-    # As other processes: one waits for the other's lease, not for its flight.
+    # As in other processes: one waits for the other's lease, and not for its flight.
     holder, other = Cache(engine=cache.engine), Cache(engine=cache.engine)
     leader = Herd(lambda: holder.get_or_compute("k", compute, lease=60))
     assert begun.wait(PATIENCE)
@@ -101,7 +101,7 @@ def test_who_waits_is_told_at_once(cache: Cache, colour: str) -> None:
         ),
     )  # fmt: skip
     until(lambda: len(waits) == 2)
-    threading.Event().wait(0.1)  # most likely they sleep by then; if not, they must not miss it either
+    threading.Event().wait(0.1)  # by then, they most likely sleep; if not, they must get the error, too
     cache.close()
     for error in waiters.join():
         assert isinstance(error, EngineError)
@@ -117,7 +117,7 @@ SHARED = pytest.mark.parametrize("kind", ["disk", "redis", "memcached", "postgre
 
 @pytest.fixture
 def process(kind: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
-    """Caches of one engine, as of several processes."""
+    """Return caches on one engine, as in several processes."""
     urls: dict[str, Callable[[], str]] = {
         "redis": lambda: shared_redis().url,
         "memcached": lambda: shared_memcached().url,
@@ -142,7 +142,7 @@ def process(kind: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
 def test_what_is_computed_while_it_is_closed_holds_nobody_up(
     kind: str, process: Callable[..., Cache], way: str, verb: str
 ) -> None:
-    """The next process would wait for a whole lease, of one that has ended in order: without `close` it wouldn't."""
+    """If a cache is closed during a computation, it gives back the lease, so that no other process waits for it."""
     begun, done = threading.Event(), threading.Event()
     heard: list[events.Event] = []
     cache, other = process(observers=[heard.append]), process()
@@ -168,7 +168,7 @@ def test_what_is_computed_while_it_is_closed_holds_nobody_up(
 @pytest.mark.parametrize("kind", ["disk"])
 @pytest.mark.parametrize("way", ["configure", "isolated"])
 def test_nor_does_what_is_replaced(kind: str, process: Callable[..., Cache], way: str) -> None:
-    """A test's block, or settings that are read again, would leave their leases standing."""
+    """A cache that is replaced by `configure` or at the end of `isolated` gives back its leases."""
     begun, done, other = threading.Event(), threading.Event(), process()
 
     @cached(key="k", lease=60)
@@ -190,7 +190,7 @@ def test_nor_does_what_is_replaced(kind: str, process: Callable[..., Cache], way
 
 
 def test_a_server_that_hangs_holds_up_nobody_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's end would take as long as its server is silent."""
+    """`close` does not wait for a server that hangs."""
     monkeypatch.setattr("stampede.api.cache.CLOSING", 0.05)
     begun, done = threading.Event(), threading.Event()
 
@@ -214,7 +214,7 @@ def test_a_server_that_hangs_holds_up_nobody_who_closes(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_no_descriptor_of_a_closed_cache_is_left(tmp_path: Path) -> None:
-    """The keeper would have the engine until its last lease was due: two descriptors for each cache."""
+    """A closed cache leaves no descriptor open. The keeper of its leases does not keep the engine."""
     cache = Cache(f"disk://{tmp_path}/d", lease=600)
     assert cache.get_or_compute("k", lambda: 1) == 1
     with cache.lock("l", lease=600):
@@ -229,7 +229,7 @@ def _target(link: Path) -> str:
     try:
         return str(link.readlink())
     except OSError:
-        return ""  # it was that of the directory's own listing
+        return ""  # it belonged to this listing of the directory
 
 
 @pytest.mark.parametrize("verb", ["get_or_compute", "get", "lock"])
@@ -237,8 +237,7 @@ def _target(link: Path) -> str:
 def test_a_question_under_way_then_tells_of_no_outage(
     engine: str, verb: str, colour: str, before: Callable[[Any], Proxy], face: Callable[..., Face]
 ) -> None:
-    """What a connection says that was closed under it would pass for an outage: calls would go on without the engine
-    that is closed, and report that a server is down which is not."""
+    """If an engine is closed during a request, the error of its connection is not reported as an outage."""
     servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
     server: Any = servers[engine]()
     proxy = before(server)
@@ -246,12 +245,12 @@ def test_a_question_under_way_then_tells_of_no_outage(
         f"{engine}://127.0.0.1:{proxy.port}{'/postgres?user=root&sslmode=disable' if engine == 'postgres' else ''}",
         colour,
     )
-    other = Cache(engine=asked.cache.engine, observers=[asked.told.append])  # which nobody tells that it is closed
+    other = Cache(engine=asked.cache.engine, observers=[asked.told.append])  # it does not know that it is closed
     other.set("k", 1)
     with other.lock("warm"):
         pass
     proxy.at(b"", before=asked.cache.close)
-    with suppress(EngineClosed):  # else it was answered
+    with suppress(EngineClosed):  # no error if it got a reply
         asked.cache, closed = other, asked.cache
         asked.lock("l") if verb == "lock" else asked.run(verb, "k", *[lambda: 2] * (verb == "get_or_compute"))
     asked.cache = closed

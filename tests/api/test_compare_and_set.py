@@ -1,4 +1,4 @@
-"""add, update and touch: made of what is there, in one step, and no change is lost."""
+"""`add`, `update` and `touch`: each changes a stored value in one step, and no change is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def prefix(colour: str) -> str:
-    """That of the colour's verbs."""
+    """The prefix of the verbs of this colour."""
     return "" if colour == "sync" else "a"
 
 
@@ -53,12 +53,12 @@ def asked(cache: Cache, prefix: str, verb: str, *args: Any, **options: Any) -> A
 
 
 def test_add(cache: Cache, prefix: str) -> None:
-    """Two that add would both have been first."""
+    """`add` stores a value only if no fresh value is stored, and returns whether it did."""
     assert asked(cache, prefix, "add", "k", 1, ttl=60)
     assert not asked(cache, prefix, "add", "k", 2)
     assert cache.get("k") == 1
     cache.expire("k")
-    assert asked(cache, prefix, "add", "k", 3)  # what is stale is there for nobody
+    assert asked(cache, prefix, "add", "k", 3)  # a stale value does not count
     assert cache.get("k") == 3
     cache.invalidate("k")
     assert asked(cache, prefix, "add", "k", 4)
@@ -66,7 +66,7 @@ def test_add(cache: Cache, prefix: str) -> None:
 
 
 def test_update(cache: Cache, prefix: str) -> None:
-    """Counters stand on it."""
+    """`update` computes the new value from the stored one, or from the default if none is stored."""
     assert [asked(cache, prefix, "update", "n", lambda n: n + 1, 0) for _ in range(3)] == [1, 2, 3]
     assert asked(cache, prefix, "update", "new", lambda value: [value]) == [None]
     cache.invalidate("n")
@@ -77,7 +77,7 @@ def test_update(cache: Cache, prefix: str) -> None:
 
 
 def test_no_update_is_lost(cache: Cache) -> None:
-    """Read and write in two steps lose every change between them."""
+    """Concurrent updates are all applied. A read and a write in two steps would lose changes."""
 
     def add_25() -> None:
         for _ in range(25):
@@ -88,7 +88,7 @@ def test_no_update_is_lost(cache: Cache) -> None:
 
 
 def test_touch(cache: Cache, prefix: str) -> None:
-    """A session that is used would end, or be stored anew, over somebody's newer one."""
+    """`touch` gives a stored value a new ttl and does not change the value."""
     assert not asked(cache, prefix, "touch", "k")
     cache.set("k", "v", ttl=5)
     assert asked(cache, prefix, "touch", "k", ttl=5000)
@@ -99,13 +99,13 @@ def test_touch(cache: Cache, prefix: str) -> None:
 
 
 def test_a_computation_under_way_does_not_replace_it(cache: Cache) -> None:
-    """Promise 4: what was being computed is older than what was stored since."""
+    """Promise 4: a computation that began before `update` does not replace the updated value."""
     assert cache.get_or_compute("k", lambda: (cache.update("k", lambda n: 2, 0), 1)[1]) == 1
     assert cache.get("k") == 2
 
 
 def test_over_another_engines_locks(prefix: str) -> None:
-    """A pair would overwrite what was stored since, or store what was being computed over it."""
+    """`add`, `update` and `touch` also work if values and locks are on two engines."""
     paired = Cache(engine=Paired(MemoryEngine(), MemoryEngine()))
     assert asked(paired, prefix, "add", "k", 1) is True
     assert asked(paired, prefix, "add", "k", 2) is False
@@ -117,7 +117,7 @@ def test_over_another_engines_locks(prefix: str) -> None:
 
 
 def test_aclose(url: str) -> None:
-    """Async code would look for it, and leave the connections open."""
+    """`aclose` closes the cache, so that async code leaves no connections open."""
     cache = Cache(url)
     asyncio.run(cache.aclose())
     with pytest.raises(Exception, match="closed"):

@@ -1,4 +1,4 @@
-"""`expire_all`: what is kept is stale as a whole, and served while one computes; everywhere, on every engine."""
+"""`expire_all`: all stored values become stale at once, and are served while one caller computes, on each engine."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ SAID = {0: "old"}
 
 
 def said(n: int) -> str:
-    """One function, as two processes have it."""
+    """A function that two processes have."""
     return SAID[0]
 
 
 def test_all_of_a_function_is_stale_and_kept(cache: Cache, colour: str) -> None:
-    """What is to be had anew would be served as fresh; or be gone, and everybody would wait."""
+    """`expire_all` of a function makes all its values stale and keeps them. Other functions are not affected."""
     origin = Number()
     f, g = cache.cached(coloured(origin, colour)), cache.cached(version=2)(coloured(Number(), colour))
     assert [run(f(1)), run(f(2)), run(f(1)), run(g(1))] == [1, 2, 1, 1]
@@ -92,7 +92,7 @@ def test_all_of_a_function_is_stale_and_kept(cache: Cache, colour: str) -> None:
 
 
 def test_it_is_served_while_one_computes(cache: Cache, colour: str) -> None:
-    """A herd would wait for what is to be had at once; and a failure would reach who can be served."""
+    """After `expire_all`, old values are served while one caller computes, or if the computation fails."""
     f = cache.cached(coloured(lambda: origin(), colour))
     origin: Any = Number()
     assert run(f(1)) == 1
@@ -120,7 +120,7 @@ def test_it_is_served_while_one_computes(cache: Cache, colour: str) -> None:
 
     origin = fail
     assert run(f(1)) == 2
-    g = cache.cached(version=2, stale=0)(coloured(lambda: origin(), colour))  # who wants nothing stale isn't given it
+    g = cache.cached(version=2, stale=0)(coloured(lambda: origin(), colour))  # with stale=0, no stale value is served
     origin = Number()
     assert run(g(1)) == 1
     run(g.expire_all())
@@ -130,7 +130,7 @@ def test_it_is_served_while_one_computes(cache: Cache, colour: str) -> None:
 
 
 def test_all_of_a_cache(cache: Cache, colour: str) -> None:
-    """Its own keys, or its functions', or those with a `key=`, would stay fresh."""
+    """`expire_all` of a cache makes all values stale, also those of functions with and without `key=`."""
     f = cache.cached(coloured(Number(), colour))
     g = cache.cached(key="g:{n}")(coloured(Number(), colour))
     run(f(1)), run(g(1)), cache.set("k", 1)
@@ -147,7 +147,7 @@ def test_all_of_a_cache(cache: Cache, colour: str) -> None:
 
 
 def test_what_is_set_afterwards_is_fresh(cache: Cache) -> None:
-    """What the user has stored a moment ago would be computed over."""
+    """Values that are stored after `expire_all` are fresh."""
     f = cache.cached(coloured(Number(), "sync"))
     f(1)
     f.expire_all()
@@ -177,7 +177,7 @@ def test_what_is_set_afterwards_is_fresh(cache: Cache) -> None:
 
 
 def test_what_was_begun_before_is_stale(cache: Cache) -> None:
-    """A computation that began before would be taken for what was asked for after it."""
+    """A value whose computation began before `expire_all` is stale."""
     values = iter(range(1, 9))
     begun, over = threading.Event(), threading.Event()
 
@@ -201,7 +201,7 @@ def test_what_was_begun_before_is_stale(cache: Cache) -> None:
 
 
 def test_other_processes_hear_of_it(cache: Cache, place: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would go on with what it has, and compute nothing anew."""
+    """Other processes notice an `expire_all` and compute again."""
     if place[0] == "memory://":
         pytest.skip("there are none")
     with Cache(place[0], local=place[1], namespace=cache.namespace, ttl=600, stale=600, early=0) as other:
@@ -221,7 +221,7 @@ def test_other_processes_hear_of_it(cache: Cache, place: tuple[str, bool], monke
 
 
 def test_what_another_process_had_begun(cache: Cache, place: tuple[str, bool]) -> None:
-    """It would be kept as fresh there, in its local tier, and be given to those who wait for it elsewhere."""
+    """If another process calls `expire_all` during a computation, the value does not count as fresh anywhere."""
     if place[0] == "memory://":
         pytest.skip("there is none")
     with Cache(place[0], local=place[1], namespace=cache.namespace, ttl=600, stale=600, early=0) as other:
@@ -252,7 +252,7 @@ def test_what_another_process_had_begun(cache: Cache, place: tuple[str, bool]) -
 
 
 def test_an_engine_that_can_not_be_asked() -> None:
-    """Swallowed, what was to be had anew would be fresh after the outage."""
+    """If the engine is down, `expire_all` raises an error. Otherwise, old values would be fresh after the outage."""
     server = RedisServer()
     try:
         with Cache(server.url, stale=600, early=0) as cache:
@@ -267,7 +267,7 @@ def test_an_engine_that_can_not_be_asked() -> None:
 
 
 def test_a_pair_of_engines() -> None:
-    """The generations are its store's, and so is this."""
+    """With a pair of engines, `expire_all` changes the engine that stores the values."""
     with Cache(engine=Paired(MemoryEngine(sealed=True), MemoryEngine()), stale=600, early=0) as cache:
         cache.set("k", 1)
         cache.expire_all()
@@ -279,7 +279,7 @@ def test_a_pair_of_engines() -> None:
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
 def test_an_update_is_applied_once_beside_anothers_expire_all(kind: str, tmp_path: Path) -> None:
-    """The second writing, under the new generation, would not find what the first one replaced."""
+    """If another process calls `expire_all` during an update, the update is applied once."""
     url = URLS[kind](tmp_path)[0]
     with Cache(url, early=0) as mine, Cache(url, early=0) as other:
         mine.clear()

@@ -1,4 +1,4 @@
-"""`@cached.many`: a function of many ids is called once for those that are missing; each id is a key of its own."""
+"""`@cached.many`: a function of many ids is called once for all missing ids. Each id has its own key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def made(kind: str, directory: Path) -> Cache:
 
 
 class Table:
-    """Rows by id, of even ids only above 100; it remembers what it was asked for."""
+    """Rows by id. Above 100, only even ids exist. The table records the ids of each query."""
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
@@ -60,7 +60,7 @@ class Table:
         return {id: User(id, region) for id in sorted(ids) if id < 100 or id % 2 == 0}
 
     def loader(self, cache: Cache, colour: str, **options: Any) -> Any:
-        """The decorated function of this colour, over this table."""
+        """Return a decorated function of this colour that reads this table."""
 
         def users(ids: list[int], *, region: str = "eu") -> dict[int, User]:
             return self.select(ids, region)
@@ -73,7 +73,7 @@ class Table:
 
 
 def test_one_call_for_what_is_missing(cache: Cache, colour: str) -> None:
-    """The reason for it: one query for ten rows, none for those that are there, in the order asked for."""
+    """The function is called once for all missing ids. The result has the order of the ids that were asked for."""
     table = Table()
     users = table.loader(cache, colour)
     assert list(had(users([3, 1, 2])).items()) == [(n, User(n, "eu")) for n in (3, 1, 2)]
@@ -86,7 +86,7 @@ def test_one_call_for_what_is_missing(cache: Cache, colour: str) -> None:
 
 
 def test_single_calls_share_it(cache: Cache, colour: str) -> None:
-    """`users.one(5)` and the batches would compute, and keep, the same twice."""
+    """`users.one(5)` and batches share their keys, so an id is loaded and stored only once."""
     table = Table()
     users = table.loader(cache, colour)
     had(users([1, 2]))
@@ -97,7 +97,7 @@ def test_single_calls_share_it(cache: Cache, colour: str) -> None:
 
 
 def test_further_parameters_are_part_of_every_key(cache: Cache, colour: str) -> None:
-    """A user of one region would be served to those who ask in another."""
+    """The other parameters are part of each key. The user of one region is not served for another region."""
     table = Table()
     users = table.loader(cache, colour)
     assert had(users([1], region="us")) == {1: User(1, "us")}
@@ -109,7 +109,7 @@ def test_further_parameters_are_part_of_every_key(cache: Cache, colour: str) -> 
 
 
 def test_an_id_is_asked_for_once(cache: Cache, colour: str) -> None:
-    """A query with an id twice is waste, and a chunk of them smaller than it seems."""
+    """An id that occurs twice in a call is passed to the function once."""
     table = Table()
     users = table.loader(cache, colour)
     assert had(users([1, 2, 1, 2, 1])) == {1: User(1, "eu"), 2: User(2, "eu")}
@@ -120,7 +120,7 @@ def test_an_id_is_asked_for_once(cache: Cache, colour: str) -> None:
 
 
 def test_what_is_left_out(cache: Cache, colour: str) -> None:
-    """It is left out of the result, and asked for again: a row may come. Who asks for it alone gets a KeyError."""
+    """A missing id is left out of the result and loaded again by the next call. `users.one` raises Absent for it."""
     table = Table()
     users = table.loader(cache, colour)
     assert had(users([1, 101])) == {1: User(1, "eu")}
@@ -135,7 +135,7 @@ def test_what_is_left_out(cache: Cache, colour: str) -> None:
 
 
 def test_that_there_is_nothing_may_be_kept(cache: Cache, colour: str) -> None:
-    """`absent=`: ids that don't exist would ask the origin each time, which is how it is attacked."""
+    """`absent=` stores that an id does not exist. Otherwise, unknown ids would call the function each time."""
     table = Table()
     users = table.loader(cache, colour, absent=60, raises=OSError)
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_that_there_is_nothing_may_be_kept(cache: Cache, colour: str) -> None:
 
 
 def test_absent_beside_a_ttl_of_the_value() -> None:
-    """A function as ttl would be asked for the life of something that is no value."""
+    """A `ttl` function is not called for an absent id, which has no value."""
     with Cache() as cache:
         users = cache.cached.many(ttl=lambda user: user["ttl"], absent="forever")(
             lambda ids: {id: {"ttl": 5} for id in ids if id}
@@ -163,7 +163,7 @@ def test_absent_beside_a_ttl_of_the_value() -> None:
 
 
 def test_chunks(cache: Cache, colour: str) -> None:
-    """A database takes so many parameters in one query, and no more."""
+    """With `chunk=3`, the function gets at most three ids in one call."""
     table = Table()
     users = table.loader(cache, colour, chunk=3)
     assert list(had(users(range(8)))) == list(range(8))
@@ -174,7 +174,7 @@ def test_chunks(cache: Cache, colour: str) -> None:
 
 
 def test_a_chunk_that_fails(cache: Cache, colour: str) -> None:
-    """What the chunks before it gave is kept; those behind it are not begun, and nothing stays locked."""
+    """If a chunk fails, the values of earlier chunks are stored. Later chunks do not begin, and no key is locked."""
     table = Table()
     users = table.loader(cache, colour, chunk=2, lease=60)
 
@@ -193,7 +193,7 @@ def test_a_chunk_that_fails(cache: Cache, colour: str) -> None:
 
 @pytest.mark.alone
 def test_each_chunk_has_its_time() -> None:
-    """`max_hold` is for one call of the function: the later ones of many would be computed, and not kept."""
+    """`max_hold` applies to each call of the function, so the values of later chunks are stored, too."""
     with Cache() as cache:
 
         @cache.cached.many(chunk=1, lease=0.1, max_hold=0.2)
@@ -206,7 +206,7 @@ def test_each_chunk_has_its_time() -> None:
 
 
 def test_who_asks_for_its_own_id(cache: Cache, colour: str) -> None:
-    """It would wait for itself; what it asks for besides is as for anybody."""
+    """A function that asks for an id that it is loading is refused: it would wait for itself. Other ids are allowed."""
 
     def load(ids: list[int]) -> dict[int, int]:
         return {id: users.one(id - 10) + 10 if id > 9 else users([id])[id] if id == 5 else id for id in ids}
@@ -225,7 +225,7 @@ def test_who_asks_for_its_own_id(cache: Cache, colour: str) -> None:
 
 
 def test_who_is_served_what_is_stale_waits_for_nobody(cache: Cache) -> None:
-    """`background=True`: a batch of one would compute what it could have been given."""
+    """With `background=True`, batches and single calls get stale values at once. One batch refreshes them."""
     table, origin = Table(), Origin()
     users = table.loader(cache, "sync", stale=60, background=True)
     users.set_many({1: User(1, "old"), 2: User(2, "old")})
@@ -241,7 +241,7 @@ def test_who_is_served_what_is_stale_waits_for_nobody(cache: Cache) -> None:
 
 
 def test_who_waits_for_the_first_chunk_does_not_wait_for_the_second(cache: Cache) -> None:
-    """A single call in this process, or another, would wait for a thousand others."""
+    """A caller that waits for an id of the first chunk does not wait for the second chunk."""
     table, first, second = Table(), Origin(), Origin()
     users = table.loader(cache, "sync", chunk=1, lease=60)
     table.before = lambda: (first if table.asked[-1] == [1] else second)()
@@ -257,7 +257,7 @@ def test_who_waits_for_the_first_chunk_does_not_wait_for_the_second(cache: Cache
 
 
 def test_the_verbs_of_one_id(cache: Cache, colour: str) -> None:
-    """Each does for an id what it does for the arguments of an ordinary function."""
+    """Each verb does for an id what it does for the arguments of an ordinary function."""
     table = Table()
     users = table.loader(cache, colour, stale=60)
     assert had(users.peek(1)) is None
@@ -278,7 +278,7 @@ def test_the_verbs_of_one_id(cache: Cache, colour: str) -> None:
 
 
 def test_the_verbs_of_many_ids(cache: Cache, colour: str) -> None:
-    """A round trip for each would be a thousand where one is enough."""
+    """`set_many` and `invalidate_many` change the values of many ids."""
     table = Table()
     users = table.loader(cache, colour)
     had(users.set_many({1: User(1, "set"), 2: User(2, "set")}, region="us"))
@@ -289,7 +289,7 @@ def test_the_verbs_of_many_ids(cache: Cache, colour: str) -> None:
 
 
 def test_all_of_them(cache: Cache, colour: str) -> None:
-    """`invalidate_all` ends the values of all ids, and of nobody else."""
+    """`invalidate_all` ends the values of all ids."""
     calls: list[Any] = []
 
     def load(ids: list[int]) -> dict[int, int]:
@@ -308,7 +308,7 @@ def test_all_of_them(cache: Cache, colour: str) -> None:
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool) -> None:
-    """Batches that overlap, and single calls, of all processes: each id is asked for once, also if there is nothing."""
+    """Batches that overlap and single calls load each id once. If an id is absent, all callers are told."""
     origin = Origin()
     asked: list[int] = []
 
@@ -331,7 +331,7 @@ def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool)
     users: Any = cache.cached.many(key="{ids}")(load if colour == "sync" else aload)
     first = Herd(lambda: had(users([1, 2, 3])))
     origin.has_begun()
-    # In an order that makes each wait for the first, before it asks for what is its own.
+    # In this order, each waits for the first batch before it loads ids of its own.
     others = Herd(*[lambda: had(users([1, 2]))] * 3, *[lambda: one(1)] * 3)
     until(lambda: sum(flight.callers for flight in list(cache._core.flights._flights.values())) >= 9)
     origin.let_on()
@@ -343,7 +343,7 @@ def test_a_herd_computes_each_id_once(cache: Cache, colour: str, left_out: bool)
 
 
 def test_there_being_nothing_is_told_to_all_who_wait() -> None:
-    """Each of them, in this process and in others, would compute it for itself."""
+    """If an id does not exist, waiters in this process and in others are told. They do not load it again."""
     engine, asked = MemoryEngine(), []
 
     async def main() -> None:
@@ -372,7 +372,7 @@ def test_there_being_nothing_is_told_to_all_who_wait() -> None:
 
 
 def test_a_cancelled_batch(cache: Cache) -> None:
-    """Its leases are given back at once: the next one doesn't wait for them."""
+    """A cancelled batch gives back its leases at once, so that the next batch need not wait."""
     origin = Origin()
 
     @cache.cached.many(lease=60)
@@ -394,7 +394,7 @@ def test_a_cancelled_batch(cache: Cache) -> None:
 
 
 def test_a_failure_of_all(cache: Cache, colour: str) -> None:
-    """The function's own error, to batches and to single calls; where something stale is kept, that."""
+    """If the function fails, callers get its error, or the stale value if one is stored."""
     table = Table()
     users = table.loader(cache, colour, stale=60)
     had(users([1, 2]))
@@ -413,7 +413,7 @@ def test_a_failure_of_all(cache: Cache, colour: str) -> None:
 
 
 def test_another_function_s_absent_is_an_error_like_any(cache: Cache, colour: str) -> None:
-    """It would be taken for this function's own answer, and hide what is kept."""
+    """An Absent that another function raises is an error like any other. If a stale value is stored, it is served."""
     inner = Table().loader(cache, "sync", absent=60)
 
     def load(ids: list[int]) -> dict[int, User]:
@@ -433,7 +433,7 @@ def test_another_function_s_absent_is_an_error_like_any(cache: Cache, colour: st
 
 @pytest.mark.parametrize("wrong", [["row"], None, 5])
 def test_what_is_no_mapping(cache: Cache, colour: str, wrong: Any) -> None:
-    """A list of rows would be taken for a mapping without any of them, for ever."""
+    """A result that is no mapping raises a TypeError. Otherwise, all ids would count as missing."""
 
     def load(ids: list[int]) -> Any:
         return wrong
@@ -448,7 +448,7 @@ def test_what_is_no_mapping(cache: Cache, colour: str, wrong: Any) -> None:
 
 
 def test_ids_of_another_type_are_told(cache: Cache, colour: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows by their text, asked for by number: nothing would ever be kept, and nobody would know why."""
+    """If the ids in the result have another type than those that were asked for, the log says so."""
 
     def load(ids: list[int]) -> dict[str, int]:
         return {str(id): id for id in ids}
@@ -501,13 +501,13 @@ def _nothing() -> dict[int, int]:
     ],
 )
 def test_wrong_uses(use: Callable[[], object], message: str) -> None:
-    """Each would be found out at the first call, or never."""
+    """A wrong use of `cached.many` raises an OptionError that says what is wrong."""
     with pytest.raises(OptionError, match=message):
         use()
 
 
 def test_wrong_calls() -> None:
-    """They are answered in Python's own words."""
+    """A call with wrong arguments raises a TypeError, as a call of any function does."""
     users: Any = cached.many(lambda ids, region="eu": dict.fromkeys(ids, region))
     with pytest.raises(TypeError, match="ids"):
         users()
@@ -560,7 +560,7 @@ class Repository:
 
 
 def test_methods() -> None:
-    """The object is part of every key, and bound by the call and by each verb."""
+    """The object of a method is part of each key. Calls and verbs are bound to it."""
     one, two = Repository("one"), Repository("two")
     assert one.users([1, 2]) == {1: "one 1 eu", 2: "one 2 eu"}
     assert two.users([1]) == {1: "two 1 eu"}
@@ -587,7 +587,7 @@ def test_methods() -> None:
 
 
 def test_async_methods() -> None:
-    """The same, awaited."""
+    """Async methods work as sync methods do."""
     one = Repository("one")
     assert inspect.iscoroutinefunction(one.ausers)
 
@@ -602,7 +602,7 @@ def test_async_methods() -> None:
 
 
 def test_methods_of_classes() -> None:
-    """@classmethod and @staticmethod, above and below."""
+    """`@cached.many` works above and below `@classmethod` and `@staticmethod`."""
     for function in (Repository.above, Repository("one").below, Repository.below):
         assert function([1]) == {1: "Repository 1"}
     assert Repository.below.one(1) == "Repository 1"
@@ -612,7 +612,7 @@ def test_methods_of_classes() -> None:
 
 
 def test_parameters_that_are_no_part_of_the_key() -> None:
-    """A session stands first in many a function: it is passed on, and no verb asks for it."""
+    """An ignored parameter may come before the ids. It is passed on to the function, and verbs do not need it."""
     sessions: list[Any] = []
 
     @cached.many(ignore=["session"])
@@ -632,7 +632,7 @@ def test_parameters_that_are_no_part_of_the_key() -> None:
 
 
 def test_methods_of_objects_that_are_no_part_of_the_key() -> None:
-    """`ignore="self"`: the list is still the first parameter behind it."""
+    """With `ignore="self"`, the ids are still the first parameter after `self`."""
 
     class Service:
         @cached.many(ignore="self")
@@ -650,7 +650,7 @@ def test_methods_of_objects_that_are_no_part_of_the_key() -> None:
 
 
 def test_a_reload_of_many() -> None:
-    """`refreshing()` would compute them one by one, or not at all."""
+    """In a `refreshing()` block, one call of the function loads all ids of a batch."""
     with Cache() as cache:
         table = Table()
         users = table.loader(cache, "sync")
@@ -668,7 +668,7 @@ def table(ids: list[int]) -> dict[int, int]:
 
 
 def test_bound_ones_are_pickled() -> None:
-    """`obj.users.one` would come back as `obj.users`, which takes a list."""
+    """`obj.users` and `obj.users.one` can be pickled, and keep their types."""
     one = Repository("one")
     for bound in (one.users, one.users.one):
         again = pickle.loads(pickle.dumps(bound))
@@ -677,7 +677,7 @@ def test_bound_ones_are_pickled() -> None:
 
 
 def test_what_it_looks_like() -> None:
-    """It is pickled, documented and signed like the function that it was."""
+    """A decorated function can be pickled, and keeps its docstring and its signature."""
     assert pickle.loads(pickle.dumps(table)) is table
     assert pickle.loads(pickle.dumps(table.one)) is table.one
     assert pickle.loads(pickle.dumps(cached)) is cached
@@ -687,14 +687,14 @@ def test_what_it_looks_like() -> None:
 
 
 def test_ids_are_exact() -> None:
-    """1 and "1" are two ids."""
+    """1 and "1" are different ids."""
     users: Any = cached.many(lambda ids: {id: repr(id) for id in ids})
     assert users([1, "1", (1,), None]) == {1: "1", "1": "'1'", (1,): "(1,)", None: "None"}
     assert users.one(True) == "True"
 
 
 def test_values_are_of_the_annotated_type(tmp_path: Path, colour: str) -> None:
-    """A codec that decodes to the annotation would make a dict of each user, or refuse it."""
+    """If a codec decodes to the annotated type, the values have this type."""
     pytest.importorskip("msgspec")
     for codec in ("msgpack", "json"):
         with Cache(f"disk://{tmp_path}/{codec}", codec=codec, strict=True) as cache:
@@ -706,7 +706,7 @@ def test_values_are_of_the_annotated_type(tmp_path: Path, colour: str) -> None:
 
 
 def test_hits_are_at_hand() -> None:
-    """Values in memory would be asked for with a claim each."""
+    """Values in memory are hits and need no claim."""
     with Cache() as cache:
         users = Table().loader(cache, "sync")
         users([1, 2])
@@ -717,7 +717,7 @@ def test_hits_are_at_hand() -> None:
 
 
 def test_a_mapping_that_is_no_dict() -> None:
-    """A defaultdict, or a view of rows, makes no value by being asked."""
+    """The function may return any mapping. Only ids that the mapping contains have values."""
 
     class Rows(Mapping[int, int]):
         def __getitem__(self, id: int) -> int:
@@ -737,7 +737,7 @@ def test_a_mapping_that_is_no_dict() -> None:
 
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_the_list_is_the_function_s_own(cache: Cache, colour: str, chunk: int | None) -> None:
-    """One that takes ids out of its list as it goes would fail, or find that it has nothing for any of them."""
+    """The function gets its own list of ids, and may change it."""
 
     def users(ids: list[int]) -> dict[int, int]:
         found = {}
@@ -760,7 +760,7 @@ def test_the_list_is_the_function_s_own(cache: Cache, colour: str, chunk: int | 
 
 
 def test_ids_of_one_key(cache: Cache, colour: str) -> None:
-    """Of two ids that `key=` makes the same of, one would be left out, as if it weren't in the database."""
+    """If `key=` makes the same key of two ids, both are in the result."""
     table = Table()
     users = table.loader(cache, colour)
     assert list(had(users(["1", 2, 1]))) == ["1", 2, 1]

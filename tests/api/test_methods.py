@@ -1,4 +1,4 @@
-"""`@cached` in class bodies: methods, class methods, static methods, and what `self` must be."""
+"""`@cached` in class bodies: methods, class methods, static methods, and which objects can be `self`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _caches_of_its_own() -> Iterator[None]:
 
 
 class Shop:
-    """Every kind of method, each answering with who it was and how often it was computed."""
+    """Each kind of method. The methods return who they are, and the class counts the computations."""
 
     calls = 0
 
@@ -86,11 +86,11 @@ class Shop:
 
 
 class Corner(Shop):
-    """Inherits all of it."""
+    """Inherits all methods."""
 
 
 class Discount(Shop):
-    """Overrides one, and calls what it overrides."""
+    """Overrides a method and calls the overridden one."""
 
     @cached
     def price(self, item: Any, *, tax: bool = True) -> Any:
@@ -103,7 +103,7 @@ def _from_0() -> None:
 
 
 def test_methods_are_kept_per_object_key() -> None:
-    """Two shops with one price, or one shop computed twice because it was loaded twice."""
+    """Values are stored by the object's key: objects with the same key share them, and other objects do not."""
     first, again, other = Shop("a"), Shop("a"), Shop("b")
     for _ in range(3):
         assert first.price(1) == again.price(1) == ("a", 1, True)
@@ -122,7 +122,7 @@ def test_exactness_of_method_hits() -> None:
 
 
 def test_async_methods() -> None:
-    """The same, awaited."""
+    """Async methods and their verbs work as those of sync methods do."""
 
     async def main() -> None:
         first, other = Shop("a"), Shop("b")
@@ -145,14 +145,14 @@ def test_async_methods() -> None:
 
 @pytest.mark.parametrize("name", ["made", "made_too", "amade"])
 def test_class_methods(name: str) -> None:
-    """Above and below `@classmethod`; a subclass is another class, and has values of its own."""
+    """`@cached` works above and below `@classmethod`. Each subclass has its own values."""
     for _ in range(3):
         assert had(getattr(Shop, name)(1)) == ("Shop", 1)
         assert had(getattr(Shop("a"), name)(1)) == ("Shop", 1)
         assert had(getattr(Corner, name)(1)) == ("Corner", 1)
     assert Shop.calls == 2
     method = getattr(Shop, name)
-    if name != "made_too" and sys.version_info >= (3, 13):  # there a class method binds no descriptor any more
+    if name != "made_too" and sys.version_info >= (3, 13):  # there, a class method no longer binds descriptors
         with pytest.raises(KeyingError, match="above it, or give the class first"):
             method.key(1)
         assert had(method.invalidate(Shop, 1)) is True
@@ -166,7 +166,7 @@ def test_class_methods(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rate", "rate_too", "arate"])
 def test_static_methods(name: str) -> None:
-    """Above and below `@staticmethod`; from the class, an object and a subclass it is one function."""
+    """`@cached` works above and below `@staticmethod`. A class, its objects and its subclasses share the values."""
     for _ in range(3):
         for owner in (Shop, Shop("a"), Corner, Corner("b")):
             assert had(getattr(owner, name)(1)) == 1
@@ -176,7 +176,7 @@ def test_static_methods(name: str) -> None:
 
 
 def test_a_static_method_with_a_first_argument_of_any_name() -> None:
-    """Inside a class body nobody tells a decorator that `@staticmethod` stands above it: `key` must not be `self`."""
+    """The first argument of a static method is not taken for `self`, although `@cached` cannot see `@staticmethod`."""
 
     class Tools:
         @staticmethod
@@ -193,7 +193,7 @@ def test_a_static_method_with_a_first_argument_of_any_name() -> None:
 
 
 def test_verbs_bind() -> None:
-    """`obj.m.invalidate(1)` is about this object, and no other."""
+    """The verbs of `obj.m` apply to this object only. `invalidate_all` applies to all objects."""
     first, other = Shop("a"), Shop("b")
     first.price(1)
     other.price(1)
@@ -218,7 +218,7 @@ def test_verbs_bind() -> None:
 
 
 def test_verbs_of_the_class() -> None:
-    """`Shop.price(shop, 1)` and `Shop.price.invalidate(shop, 1)`, as with plain functions."""
+    """A method and its verbs can be called on the class, with the object as first argument."""
     shop = Shop("a")
     assert Shop.price(shop, 1) == ("a", 1, True)
     assert Shop.price.key(shop, 1) == shop.price.key(1)
@@ -229,7 +229,7 @@ def test_verbs_of_the_class() -> None:
 
 
 def test_inheritance() -> None:
-    """A subclass shares what it inherits where its objects have the same key, and keeps what it overrides apart."""
+    """An overriding method has its own values. Invalidating one does not end that of the overridden method."""
     shop, half = Shop("a"), Discount("a")
     for _ in range(3):
         assert shop.price(1) == ("a", 1, True)
@@ -289,7 +289,7 @@ class Size(enum.Enum):
 
 
 def test_kinds_of_self() -> None:
-    """What has an identity of its own needs nothing more: frozen dataclasses, slots, enums."""
+    """Frozen dataclasses and enum members can be `self` as they are. A class with slots can define a key."""
     for _ in range(3):
         assert Point(1, 2).norm() == (1, 2)
         assert Point(2, 1).norm() == (2, 1)
@@ -317,7 +317,7 @@ class Plain:
 
 
 def test_a_self_without_identity_is_an_error_that_tells_the_remedies() -> None:
-    """Keyed by id() it would give a later object at the same address somebody else's value."""
+    """An object without a stable identity is refused as `self`. The error names the remedy."""
     plain = Plain()
     for call in (plain.value, lambda: Plain.value(plain), plain.value.peek, plain.value.key):
         with pytest.raises(KeyingError, match=r"'self'.*__stampede_key__"):
@@ -326,13 +326,13 @@ def test_a_self_without_identity_is_an_error_that_tells_the_remedies() -> None:
 
 
 def test_ignored_self() -> None:
-    """`ignore="self"`: one value for all objects."""
+    """With `ignore="self"`, all objects share one value."""
     first, other = Plain(), Plain()
     assert [first.shared(), other.shared(), other.shared()] == [1, 1, 1]
 
 
 def test_a_key_that_changes() -> None:
-    """The key is asked for at each call: an object that becomes another has other values."""
+    """The key of an object is read at each call. If it changes, the object has other values."""
     shop = Shop("a")
     assert [shop.price(1) for _ in range(3)][-1][0] == "a"
     shop.name = "b"
@@ -340,7 +340,7 @@ def test_a_key_that_changes() -> None:
 
 
 def test_a_key_method_that_fails() -> None:
-    """Its error reaches the caller; the call is no hit of somebody else's."""
+    """If `__stampede_key__` fails, the caller gets its error, and no value of another object."""
 
     class Broken(Shop):
         def __stampede_key__(self) -> str:
@@ -352,7 +352,7 @@ def test_a_key_method_that_fails() -> None:
 
 
 def test_keys_of_self_are_exact() -> None:
-    """`__stampede_key__` may answer 1, True or "1"."""
+    """If `__stampede_key__` returns 1, True or "1", these are different keys."""
 
     class Any_:
         def __init__(self, key: Any) -> None:
@@ -371,7 +371,7 @@ def test_keys_of_self_are_exact() -> None:
 
 
 def test_classes_of_one_key_are_told_apart() -> None:
-    """A method of a base class: `Cat("a")` and `Dog("a")` are not each other."""
+    """Objects of different subclasses do not share values of an inherited method, even if their keys are equal."""
 
     class Animal:
         def __init__(self, name: str) -> None:
@@ -393,7 +393,7 @@ def test_classes_of_one_key_are_told_apart() -> None:
 
 
 def test_bound_methods_look_like_methods() -> None:
-    """Frameworks ask for name, signature, docstring and colour."""
+    """A bound method has the name, the signature and the docstring of its method, which frameworks read."""
     shop = Shop("a")
     assert shop.price.__name__ == "price"
     assert shop.price.__doc__ == Shop.price.__doc__ == "Its docstring."
@@ -408,14 +408,14 @@ def test_bound_methods_look_like_methods() -> None:
 
 @pytest.mark.parametrize("method", [Shop("a").stock, Shop.stock, Shop.amade, Shop.arate, Shop("a").arate])
 def test_bound_methods_keep_their_colour(method: Any) -> None:
-    """Starlette and others ask this to decide whether to await: a coroutine would be rendered as the answer."""
+    """A bound async method counts as a coroutine function. Otherwise, frameworks would not await its result."""
     assert asyncio.iscoroutinefunction(method)
     if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
         assert inspect.iscoroutinefunction(method)
 
 
 def test_plain_methods_are_no_coroutine_functions() -> None:
-    """And the other way round."""
+    """A bound sync method does not count as a coroutine function."""
     for method in (Shop("a").price, Shop.price, Shop.made, Shop.rate):
         assert not asyncio.iscoroutinefunction(method)
         assert not inspect.iscoroutinefunction(method)
@@ -423,19 +423,19 @@ def test_plain_methods_are_no_coroutine_functions() -> None:
 
 @pytest.mark.parametrize("name", ["price", "made", "made_too", "rate"])
 def test_bound_methods_can_be_pickled(name: str) -> None:
-    """A process pool sends `shop.price` with its shop."""
+    """A bound method can be pickled with its object, for example for a process pool."""
     again = pickle.loads(pickle.dumps(getattr(Shop("a"), name)))
     assert had(again(1)) == had(getattr(Shop("a"), name)(1))
 
 
 def test_unbound_methods_can_be_pickled() -> None:
-    """`pool.map(Shop.price, shops)`: by name, as functions are."""
+    """A method of a class can be pickled by its name, as a function can."""
     for method in (Shop.price, Shop.rate, Shop.stock):
         assert pickle.loads(pickle.dumps(method)) is method
 
 
 def test_bound_methods_compare_as_methods_do() -> None:
-    """Signals and event lists remove a handler by equality."""
+    """Bound methods are compared as ordinary methods are. Lists of handlers remove a handler by equality."""
     shop, other = Shop("a"), Shop("a")
     assert shop.price == shop.price
     assert hash(shop.price) == hash(shop.price)
@@ -444,7 +444,7 @@ def test_bound_methods_compare_as_methods_do() -> None:
 
 
 def test_objects_are_not_kept() -> None:
-    """The cache keeps values, not the objects whose methods computed them."""
+    """The cache stores values. It does not keep the objects whose methods computed them."""
     shop = Shop("a")
     shop.price(1)
     shop.price(1)
@@ -455,7 +455,7 @@ def test_objects_are_not_kept() -> None:
 
 
 def test_disabled_methods() -> None:
-    """`disabled()` reaches methods too."""
+    """`disabled()` applies to methods, too."""
     shop = Shop("a")
     shop.price(1)
     with disabled():
@@ -466,7 +466,7 @@ def test_disabled_methods() -> None:
 
 
 def test_properties_above() -> None:
-    """`@property` above `@cached` is a common pair."""
+    """`@property` works above `@cached`."""
 
     class Report(Shop):
         @property
@@ -479,7 +479,7 @@ def test_properties_above() -> None:
 
 
 def test_a_cache_s_own_decorator() -> None:
-    """`@cache.cached` in a class body."""
+    """`@cache.cached` works in a class body and uses its own cache."""
     cache = Cache()
 
     class Local(Shop):
@@ -492,7 +492,7 @@ def test_a_cache_s_own_decorator() -> None:
 
 
 def test_a_method_put_on_a_class_later() -> None:
-    """Decorated elsewhere and assigned: a plain function binds as plain functions do."""
+    """A decorated function that is assigned to a class later works as a method."""
 
     def later(self: Shop, item: int) -> Any:
         return self.name, item

@@ -1,4 +1,4 @@
-"""`ttl=` and `namespace=` as functions of a call: they are given the arguments that they name."""
+"""`ttl=` and `namespace=` as functions of a call: each gets the arguments that it names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 
 class Asked:
-    """A decorated function, asked in one colour: its values are its arguments, and it counts its calls."""
+    """A decorated function of one colour. It returns its arguments and counts its calls."""
 
     def __init__(self, cache: Cache, colour: str, **options: Any) -> None:
         self.calls = 0
@@ -53,7 +53,7 @@ class Asked:
 
 
 def test_a_ttl_of_the_value_and_of_what_the_call_names(cache: Cache, colour: str) -> None:
-    """One ttl for all regions, or a second decorator: by call, by default, by name, in a batch, refreshed and set."""
+    """A `ttl` function gets the value and named arguments. It applies to calls, batches, `refresh` and `set`."""
     asked = Asked(
         cache, colour, ttl=lambda value, region, number: (60 if region == "eu" else 600) * number + len(value)
     )
@@ -71,7 +71,7 @@ def test_a_ttl_of_the_value_and_of_what_the_call_names(cache: Cache, colour: str
 
 
 def test_a_ttl_of_the_value_alone_is_as_it_was(cache: Cache, colour: str) -> None:
-    """Functions that have parameters with defaults of their own, or are no Python functions, were taken before."""
+    """A `ttl` function of the value may have other parameters with defaults, or be a builtin function."""
     ttls = (lambda value: 60, lambda value, factor=60: factor, lambda *all: 60, lambda value, **rest: 60)
     for number, ttl in enumerate(ttls):
         asked = Asked(cache, colour, ttl=ttl, version=number)
@@ -81,7 +81,7 @@ def test_a_ttl_of_the_value_alone_is_as_it_was(cache: Cache, colour: str) -> Non
 
 
 def test_what_a_ttl_function_raises_is_the_callers(cache: Cache, colour: str) -> None:
-    """It is a fault of the program: swallowed, it would be kept for nobody knows how long."""
+    """An error of a `ttl` function reaches the caller. The value is not stored."""
     asked = Asked(cache, colour, ttl=lambda value, region: {"eu": 60}[region])
     assert asked("eu")
     with pytest.raises(KeyError, match="us"):
@@ -90,7 +90,7 @@ def test_what_a_ttl_function_raises_is_the_callers(cache: Cache, colour: str) ->
 
 
 def test_a_namespace_of_what_the_call_names(cache: Cache, colour: str) -> None:
-    """Two tenants would share a value; or a verb would look for it in another place than the call."""
+    """A namespace function gives each tenant its own values. Verbs look in the same namespace as calls."""
     asked = Asked(cache, colour, namespace=lambda tenant: f"tenant {tenant}/eu", ignore=["tenant"])
     assert asked("eu") == ("eu", 1, "acme")
     assert asked("eu", tenant="globex") == ("eu", 1, "globex")
@@ -111,7 +111,7 @@ def test_a_namespace_of_what_the_call_names(cache: Cache, colour: str) -> None:
 
 
 def test_invalidate_all_ends_it_in_every_namespace(cache: Cache, colour: str) -> None:
-    """Each namespace would need to be known; and another function's values in them would stay."""
+    """`invalidate_all` ends the function's values in each namespace. Values of other functions remain."""
     asked, other = (Asked(cache, colour, namespace=lambda tenant: tenant, version=version) for version in (1, 2))
     for tenant in ("acme", "globex"):
         asked("eu", tenant=tenant)
@@ -124,7 +124,7 @@ def test_invalidate_all_ends_it_in_every_namespace(cache: Cache, colour: str) ->
 
 
 def test_a_key_in_a_namespace_is_the_caches_own(tmp_path: Path) -> None:
-    """`key=` says the whole key: it must be found under it, in the namespace that the call gave."""
+    """With `key=`, the cache finds a value under this key in the namespace that the call gave."""
     for namespace in ("", "shop"):
         with Cache(f"disk://{tmp_path}", namespace=namespace) as cache:
             asked = Asked(cache, "sync", namespace=lambda tenant: tenant, key="report:{region}")
@@ -134,7 +134,7 @@ def test_a_key_in_a_namespace_is_the_caches_own(tmp_path: Path) -> None:
 
 
 def test_two_caches_of_one_engine_share_no_tenant(tmp_path: Path) -> None:
-    """Staging and production have tenants of one name."""
+    """Two caches of one engine, such as staging and production, do not share tenants of the same name."""
     for namespace in ("staging", "production"):
         with Cache(f"disk://{tmp_path}", namespace=namespace) as cache:
             asked = Asked(cache, "sync", namespace=lambda tenant: tenant)
@@ -143,7 +143,7 @@ def test_two_caches_of_one_engine_share_no_tenant(tmp_path: Path) -> None:
 
 
 def test_a_namespace_of_the_context(cache: Cache) -> None:
-    """The hit that looks only at arguments would give one tenant what another one has."""
+    """A namespace function may read the context. A hit must not ignore it and serve another tenant's value."""
     asked = Asked(cache, "sync", namespace=lambda: tenant_here.get())
     for _ in range(3):
         for tenant in ("acme", "globex"):
@@ -155,7 +155,7 @@ def test_a_namespace_of_the_context(cache: Cache) -> None:
 
 
 def test_long_arguments_stay_in_their_namespace(cache: Cache) -> None:
-    """What is hashed would have no namespace; a number is one, too."""
+    """If arguments are hashed, the key still contains its namespace. A number can be a namespace."""
     asked = Asked(cache, "sync", namespace=lambda number: number)
     asked("long " * 100, 1)
     asked("long " * 100, 2)
@@ -165,7 +165,7 @@ def test_long_arguments_stay_in_their_namespace(cache: Cache) -> None:
 
 @pytest.mark.parametrize("verb", ["get", "invalidate"])
 def test_the_command_line_finds_it(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A key that a log line names is given to `stampede get`, also after a new generation."""
+    """`stampede get` and `stampede invalidate` find a key in a namespace, even after a new generation."""
     url = f"disk://{tmp_path}/kept"
     with Cache(url) as cache:
         asked = Asked(cache, "sync", namespace=lambda tenant: tenant)
@@ -178,7 +178,7 @@ def test_the_command_line_finds_it(tmp_path: Path, verb: str, capsys: pytest.Cap
 
 
 def test_methods(cache: Cache) -> None:
-    """self is an argument, as any."""
+    """`ttl` and `namespace` functions of a method can name `self` as any other argument."""
 
     class Shop:
         def __init__(self, name: str) -> None:
@@ -198,7 +198,7 @@ def test_methods(cache: Cache) -> None:
 
 
 def test_functions_of_many_ids(cache: Cache, colour: str) -> None:
-    """Each id is a call of its own, with a ttl of its own, in a namespace of its own."""
+    """Each id of a batch has its own ttl, and its own key in the namespace of the call."""
     asked: list[list[int]] = []
 
     def users(ids: list[int], tenant: str) -> dict[int, str]:
@@ -244,7 +244,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("options, words", WRONG)
 def test_what_can_not_be_asked_for_is_refused_where_it_is_written(options: dict[str, Any], words: str) -> None:
-    """It would fail in the first call, or never be noticed."""
+    """A wrong `ttl`, `namespace` or `version` is refused when the function is decorated, before the first call."""
     with Cache("memory://") as cache, pytest.raises(OptionError, match=words):
 
         @cache.cached(**options)
@@ -252,7 +252,7 @@ def test_what_can_not_be_asked_for_is_refused_where_it_is_written(options: dict[
 
 
 def test_functions_that_are_async_are_refused() -> None:
-    """A coroutine would be the ttl."""
+    """An async function is refused as `ttl` or `namespace`: its result would be a coroutine."""
 
     async def later(value: Any = None) -> int:
         return 1
@@ -264,7 +264,7 @@ def test_functions_that_are_async_are_refused() -> None:
 
 
 def test_a_namespace_that_is_none(cache: Cache) -> None:
-    """It would be one for all whose tenant isn't known."""
+    """A namespace of None is refused. Otherwise, all callers without a tenant would share one namespace."""
     asked = Asked(cache, "sync", namespace=lambda tenant: None)
     with pytest.raises(
         KeyingError, match="report: the namespace function returned None: it must return a string or a number"
@@ -273,7 +273,7 @@ def test_a_namespace_that_is_none(cache: Cache) -> None:
 
 
 def test_a_ttl_that_nobody_can_know(cache: Cache) -> None:
-    """`set` is not given what is no part of the key, which would be None to the function."""
+    """If the `ttl` function needs an argument that is not part of the key, `set` requires a `ttl`."""
     asked = Asked(cache, "sync", ttl=lambda value, tenant: {"acme": 60}[tenant], ignore=["tenant"])
     asked("eu")
     assert asked.ttl("eu") == 60

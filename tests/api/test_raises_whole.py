@@ -1,4 +1,4 @@
-"""Exceptions of `raises` come back whole: arguments, attributes, notes; or they are not kept."""
+"""Errors that `raises` names come back with their arguments, attributes and notes, or they are not stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY, ID = "k", b"12345678"
 
 @pytest.fixture(params=["memory", "sealed", "msgpack", "json"])
 def cache(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Cache]:
-    """Values as they are, and through each codec."""
+    """A cache that stores objects as they are, and one cache for each codec."""
     if request.param == "memory":
         made = Cache()
     else:
@@ -29,7 +29,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Cache]:
 
 
 class Refused(Exception):
-    """Keyword-only, and none of it in `args`."""
+    """Takes only keywords, and has none of them in `args`."""
 
     def __init__(self, *, status: int, headers: dict[str, str] | None = None) -> None:
         self.status = status
@@ -51,7 +51,7 @@ class Disk(OSError):
 
 
 class Odd(Exception):
-    """Nobody can make one but its factory."""
+    """Cannot be created from its `args` alone."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Odd:
         if not kwargs:
@@ -63,7 +63,7 @@ class Odd(Exception):
 
 
 class Growing(Exception):
-    """An attribute that is another one each time that it is set."""
+    """Its attribute changes each time that it is set."""
 
     __slots__ = ("code",)
 
@@ -83,7 +83,7 @@ def noted(error: Exception) -> Exception:
 
 
 def twice(cache: Cache, error: Exception) -> list[Any]:
-    """What the caller who computes is given, and the next one; and how often it was computed."""
+    """Return the errors of the first and the second caller, and the number of computations."""
     calls: list[int] = []
 
     def fails() -> None:
@@ -109,9 +109,9 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{type(error).__name__}{len(vars(error))}")
 def test_all_that_it_holds_comes_back(cache: Cache, error: Exception) -> None:
-    """Else a hit answers 401 without the header that tells how to log in, or has no `status` at all."""
+    """A stored error comes back with all its data. Otherwise, a 401 could lack the header that tells how to log in."""
     first, second, calls = twice(cache, error)
-    in_bytes = isinstance(error, UnicodeDecodeError) and cache.settings.codec == "json"  # which has no word for them
+    in_bytes = isinstance(error, UnicodeDecodeError) and cache.settings.codec == "json"  # JSON has no bytes
     assert calls == 1 + in_bytes and (second is not error or in_bytes)
     assert type(second) is type(first) and second.args == error.args and vars(second) == vars(error)
     assert str(second) == str(error)
@@ -120,7 +120,7 @@ def test_all_that_it_holds_comes_back(cache: Cache, error: Exception) -> None:
 
 
 def test_a_note_is_added_for_oneself_only(cache: Cache) -> None:
-    """Else each caller's note would be shown to all that come later."""
+    """A note that one caller adds to its error is not shown to later callers."""
     _, second, _ = twice(cache, noted(Refused(status=1)))
     second.add_note("mine")
     assert twice(cache, Refused(status=1))[0].__notes__ == ["seen by the proxy"]
@@ -132,7 +132,7 @@ def test_a_note_is_added_for_oneself_only(cache: Cache) -> None:
 def test_what_can_not_be_made_again_is_not_kept(
     cache: Cache, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """Else it comes back half, or as an error of its own making."""
+    """An error that cannot be created again with all its data is not stored."""
     with caplog.at_level(logging.DEBUG, "stampede"):
         first, second, calls = twice(cache, error)
     assert calls == 2 and first.args == second.args == error.args
@@ -141,7 +141,7 @@ def test_what_can_not_be_made_again_is_not_kept(
 
 
 def test_a_class_that_its_name_does_not_lead_to_is_not_kept(cache: Cache) -> None:
-    """Else an error comes back as one of another class that is called the same."""
+    """An error is not stored if the name of its class leads to another class. That class would be raised instead."""
     namesakes = [type("Namesake", (Refused,), {}) for _ in range(2)]
     calls: list[int] = []
 
@@ -156,7 +156,7 @@ def test_a_class_that_its_name_does_not_lead_to_is_not_kept(cache: Cache) -> Non
 
 
 def test_followers_have_all_of_it_too() -> None:
-    """Else who waited is given less than who computed."""
+    """A follower's copy of an error has all its data. A note on the copy does not change the original."""
     error = Refused(status=3)
     twin = own_copy(noted(error))
     assert isinstance(twin, Refused) and twin is not error and (twin.status, twin.args) == (3, error.args)
@@ -174,7 +174,7 @@ def test_followers_have_all_of_it_too() -> None:
     ids=repr,
 )  # fmt: skip
 def test_an_exception_that_is_none_is_a_miss(value: Any) -> None:
-    """Else hostile bytes give callers an error that nobody has raised."""
+    """Stored bytes that describe no valid error are refused. Otherwise, hostile bytes could raise any error."""
     codec = make_codec()
     blob = codec.encode(KEY, Entry(value, ID, raised=True))
     with pytest.raises(CodecError):

@@ -1,4 +1,4 @@
-"""`refreshing()` and `bypassed()`: what calls do inside of such a block, and that nobody else does it."""
+"""`refreshing()` and `bypassed()`: what calls do in such a block, and that other callers are not affected."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cache() -> Iterator[Cache]:
 
 
 class Counted:
-    """A cached function of either colour, which gives the number of its computation."""
+    """A cached function of either colour that returns the number of its computation."""
 
     def __init__(self, cache: Cache, colour: str, **options: Any) -> None:
         self.calls = 0
@@ -78,25 +78,25 @@ class Counted:
 
 
 def test_a_block_computes_anew_once_and_stores(any_cache: Cache, colour: str) -> None:
-    """An admin's reload would show the old values, compute each a dozen times, or leave the old ones to the others."""
+    """In a `refreshing()` block, each key is computed again once, and its value is stored for all callers."""
 
     async def main() -> None:
         f = Counted(any_cache, colour)
         assert [await f(), await f()] == [1, 1]
         with stampede.refreshing():
             assert [await f(), await f(), await f()] == [2, 2, 2]
-            assert await f(2) == 3  # was missing anyway
+            assert await f(2) == 3  # it was not stored before
         assert [await f(), await f(2), await f()] == [2, 3, 2]
         with stampede.refreshing():
-            assert await f() == 4  # another block, another time
+            assert await f() == 4  # another block computes again
             assert [await f.verb("refresh", 1), await f()] == [5, 5]
-            assert [await f.verb("refresh", 2), await f(2)] == [6, 6]  # for what comes behind it in the block, too
+            assert [await f.verb("refresh", 2), await f(2)] == [6, 6]  # also for later calls in the block
 
     asyncio.run(main())
 
 
 def test_bypassed(any_cache: Cache, colour: str) -> None:
-    """A look at what the origin says would be a look at the cache, or change what others are served."""
+    """In a `bypassed()` block, calls run the function and store nothing. An explicit `set` still stores its value."""
 
     async def main() -> None:
         f = Counted(any_cache, colour)
@@ -104,14 +104,14 @@ def test_bypassed(any_cache: Cache, colour: str) -> None:
         with stampede.bypassed():
             assert [await f(), await f()] == [2, 3]
             assert await f(2) == 4
-            await f.verb("set", 50, 3)  # what is said in so many words is done
+            await f.verb("set", 50, 3)  # an explicit `set` is executed
         assert [await f(), (await f.verb("peek", 2)), await f(3)] == [1, None, 50]
 
     asyncio.run(main())
 
 
 def test_a_herd_in_one_block_computes_once(any_cache: Cache) -> None:
-    """Each part of a page would compute what the others are computing, or be given the old value meanwhile."""
+    """Tasks and threads in one `refreshing()` block share one computation, and none gets the old value."""
 
     async def tasks() -> list[Any]:
         f = Counted(any_cache, "async")
@@ -130,7 +130,7 @@ def test_a_herd_in_one_block_computes_once(any_cache: Cache) -> None:
 
 
 def test_many_keys_in_a_block(any_cache: Cache) -> None:
-    """A page that asks for its parts at once would not be reloaded."""
+    """Blocks apply to batches: `refreshing()` loads each key once, and `bypassed()` loads keys and stores none."""
     rounds: list[list[str]] = []
 
     def load(keys: list[str]) -> dict[str, int]:
@@ -159,7 +159,7 @@ async def _many_of(cache: Cache, load: Any) -> Any:
 
 
 def test_a_function_of_many_ids_in_a_block(any_cache: Cache, colour: str) -> None:
-    """The same of a function of many ids, and of one of them."""
+    """Blocks apply to a function of many ids, and to its `one`."""
     rounds: list[list[int]] = []
 
     def numbers(ids: list[int]) -> dict[int, int]:
@@ -189,14 +189,14 @@ def test_a_function_of_many_ids_in_a_block(any_cache: Cache, colour: str) -> Non
 
 
 def test_the_many_of_a_function_in_a_block(cache: Cache, colour: str) -> None:
-    """The same of a decorated function's."""
+    """Blocks apply to `f.many` of a decorated function."""
 
     async def main() -> None:
         f = Counted(cache, colour, background=True, stale=60)
         assert await f.verb("many", [(1,), (2,)]) == [1, 2]
         await f.verb("expire", 1)
         with stampede.refreshing():
-            assert await f(1) == 3  # and not what is kept, while it is computed beside
+            assert await f(1) == 3  # not the stale value, with a refresh in the background
             assert await f.verb("many", [(1,), (2,)]) == [3, 4]
             assert await f.verb("many", [(1,), (2,)]) == [3, 4]
         with stampede.bypassed():
@@ -206,7 +206,7 @@ def test_the_many_of_a_function_in_a_block(cache: Cache, colour: str) -> None:
 
 
 def test_nobody_else_is_concerned(cache: Cache) -> None:
-    """One admin's reload would be everybody's."""
+    """A block affects only the task that opened it. Other tasks and threads get the stored value."""
 
     async def main() -> None:
         f = Counted(cache, "async")
@@ -232,7 +232,7 @@ def test_nobody_else_is_concerned(cache: Cache) -> None:
 
 
 def test_generators_leave_their_blocks_in_any_order(cache: Cache) -> None:
-    """The second one's would be left with the first one's, and its caller be in a block that is long closed."""
+    """Generators may leave their blocks in any order. No closed block remains in force for their caller."""
     f = Counted(cache, "sync")
 
     def reload() -> Iterator[int]:
@@ -251,7 +251,7 @@ def test_generators_leave_their_blocks_in_any_order(cache: Cache) -> None:
 
 
 def test_a_task_that_outlives_the_block_goes_the_usual_way(cache: Cache) -> None:
-    """A connection that was opened inside would go past the cache for ever."""
+    """A task that was started in a block and outlives it uses the cache as usual."""
 
     async def main() -> None:
         f = Counted(cache, "async")
@@ -264,14 +264,14 @@ def test_a_task_that_outlives_the_block_goes_the_usual_way(cache: Cache) -> None
 
             task = asyncio.create_task(later())
         over.set()
-        with Cache("memory://") as other, other.bypassed():  # others have blocks of their own
+        with Cache("memory://") as other, other.bypassed():  # a block of another cache does not affect it
             assert await task == [1, 1]
 
     asyncio.run(main())
 
 
 def test_what_is_called_inside_is_computed_anew_too(cache: Cache, colour: str) -> None:
-    """A page would be made anew of old parts."""
+    """In a `refreshing()` block, the cached functions that a computation calls are computed again, too."""
 
     async def main() -> None:
         part = Counted(cache, "sync", key="part:{key}")
@@ -288,7 +288,7 @@ def test_what_is_called_inside_is_computed_anew_too(cache: Cache, colour: str) -
 
 
 def test_a_computation_that_asks_for_itself_in_a_block(cache: Cache) -> None:
-    """It would call itself until the stack ends."""
+    """A computation that asks for its own key is refused in a block, too: it would call itself without end."""
     f = Counted(cache, "sync")
     f.before = lambda: f.cached(1)
     with stampede.refreshing(), pytest.raises(RecursiveComputation):
@@ -296,21 +296,21 @@ def test_a_computation_that_asks_for_itself_in_a_block(cache: Cache) -> None:
 
 
 def test_one_cache_of_two(cache: Cache) -> None:
-    """A reload would cost what other caches keep."""
+    """A block of one cache does not affect other caches. The innermost block for a cache applies."""
     with Cache("memory://", early=0) as other:
         f, g = Counted(cache, "sync"), Counted(other, "sync")
         assert f.cached(1) == g.cached(1) == 1
         with cache.refreshing():
             assert (f.cached(1), g.cached(1)) == (2, 1)
             with g.cached.cache.bypassed(), stampede.refreshing():
-                assert (f.cached(1), g.cached(1)) == (3, 2)  # the innermost that is about it
+                assert (f.cached(1), g.cached(1)) == (3, 2)  # the innermost block for each cache
                 with g.cached.cache.bypassed():
                     assert (f.cached(1), g.cached(1), g.cached(1)) == (3, 3, 4)
         assert (f.cached(1), g.cached(1)) == (3, 2)
 
 
 def test_a_failure_is_not_what_was_asked_for(any_cache: Cache, colour: str) -> None:
-    """Whoever tries again in the block would be given the old value for the new one."""
+    """If a computation in a `refreshing()` block fails, the next call in the block computes again."""
 
     async def main() -> None:
         f = Counted(any_cache, colour, stale=600)
@@ -331,7 +331,7 @@ def test_a_failure_is_not_what_was_asked_for(any_cache: Cache, colour: str) -> N
 
 
 def steps(call: Callable[[], Any]) -> int:
-    """How many functions of Python a call is made of."""
+    """Return the number of Python functions that a call runs."""
     count = 0
 
     def see(frame: Any, event: str, arg: Any) -> None:
@@ -348,7 +348,7 @@ def steps(call: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("block", [stampede.refreshing, stampede.bypassed, disabled])
 def test_hits_are_as_fast_as_before(cache: Cache, block: Any) -> None:
-    """After one reload all values that were there before would be found the slow way, to their ends."""
+    """Hits are slower while a block is open. After it, they are as fast as before."""
     f = Counted(cache, "sync").cached
     f(1), f(1), f(2), f(2)
     quick = steps(lambda: f(1))
@@ -360,7 +360,7 @@ def test_hits_are_as_fast_as_before(cache: Cache, block: Any) -> None:
 
 
 def test_values_that_have_several_ways_to_them_live_in_a_table_once(cache: Cache) -> None:
-    """A parameter that is no part of the key, a session, would leave a trace for each of its values."""
+    """An ignored parameter with many values, such as a session, does not leave a reference for each of them."""
     f = cache.cached(key="user:{id}")(lambda id, session: id)
     for session in range(100):
         f(1, session)
@@ -373,7 +373,7 @@ def test_values_that_have_several_ways_to_them_live_in_a_table_once(cache: Cache
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_is_in_no_block_of_another_thread(cache: Cache) -> None:
-    """Its hits would be slow for as long as it lives."""
+    """A forked child is not in a block of another thread. Otherwise, its hits would stay slow."""
     opened, over = threading.Event(), threading.Event()
 
     def hold() -> None:

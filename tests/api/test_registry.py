@@ -1,4 +1,4 @@
-"""From settings to caches: which are in force, when functions find theirs, and caches that tests have to themselves."""
+"""Settings and caches: which settings apply, when functions find their caches, and isolated caches for tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _caches_of_its_own() -> Iterator[None]:
 
 
 def counting() -> Any:
-    """A function that answers with the number of its computation."""
+    """Return a function that returns the number of its computation."""
     calls: list[int] = []
 
     def compute(x: int = 0) -> int:
@@ -68,7 +68,7 @@ seen: list[events.Event] = []
     ],
 )
 def test_observers_of_the_settings(settings: Any) -> None:
-    """What holds for `Cache(observers=...)` must hold for the caches that most applications have."""
+    """Observers in the settings get the events of each configured cache."""
     seen.clear()
     configure(**settings)
     for name in ("default", *settings.get("caches", ())):
@@ -90,7 +90,7 @@ class Listener:
 
 
 def test_a_settings_file_turns_prometheus_on(tmp_path: Path) -> None:
-    """Caches have the names of the settings there, and the settings may be read again."""
+    """A settings file can turn on Prometheus, with the cache's name as a label. The file may be read again."""
     file = tmp_path / "stampede.toml"
     file.write_text("[observers]\nprometheus = true\nopentelemetry = true\n[caches.by-its-name]\n")
     for computations in (1, 2):
@@ -125,7 +125,7 @@ def test_observers_that_can_not_be(observers: Any, message: str) -> None:
 
 
 def test_an_observer_of_a_file_that_can_not_be_is_named_with_the_file(tmp_path: Path) -> None:
-    """Somebody would have to guess which of a program's files it is."""
+    """If a settings file names a wrong observer, the error names the file."""
     file = tmp_path / "stampede.toml"
     file.write_text('[observers]\nmine = "no.such:thing"\n')
     with pytest.raises(OptionError, match=re.escape(f"{file}: observers.mine names 'no.such:thing', which can't")):
@@ -145,7 +145,7 @@ def test_an_observer_of_a_file_that_can_not_be_is_named_with_the_file(tmp_path: 
     ],
 )
 def test_configure_takes_a_file_a_mapping_or_tables(configured: Any, tmp_path: Path) -> None:
-    """Each way of saying it means the same."""
+    """`configure` accepts a file, a mapping, or tables as keywords, with the same effect."""
     file = tmp_path / "shop.toml"
     file.write_text('[caches.default]\nttl = 7\n[caches.reports]\nttl = "8s"\n')
     configured(file)
@@ -156,7 +156,7 @@ def test_configure_takes_a_file_a_mapping_or_tables(configured: Any, tmp_path: P
 
 
 def test_configure_takes_the_default_cache_s_own_settings() -> None:
-    """`configure(url=..., ttl=...)`, for those who have one cache."""
+    """`configure` accepts the settings of the default cache as keywords."""
     configure(url="memory://?entries=5", ttl=7)
     assert get_cache().policy.ttl == 7
     assert get_cache().engine.scheme == "memory"
@@ -175,7 +175,7 @@ def test_configure_takes_the_default_cache_s_own_settings() -> None:
     ],
 )
 def test_wrong_settings_change_nothing(wrong: Any, message: str) -> None:
-    """An error names what is wrong, and the settings before stay in force, with what they keep."""
+    """An error names the wrong setting. The earlier settings still apply, and their values remain stored."""
     configure(ttl=7)
     f = cached(counting())
     assert f() == 1
@@ -186,7 +186,7 @@ def test_wrong_settings_change_nothing(wrong: Any, message: str) -> None:
 
 
 def test_functions_bind_at_their_first_call_and_again_after_configure() -> None:
-    """Modules are imported before `configure` is called; what was kept before is not served after."""
+    """A function finds its cache at its first call, and again after `configure`. Older values are not served."""
     f = cached(counting())
 
     async def suspending() -> int:
@@ -206,7 +206,7 @@ def test_functions_bind_at_their_first_call_and_again_after_configure() -> None:
 
 
 def test_configure_under_a_computation() -> None:
-    """The computation under way ends in the old cache; it must not find its way into hits of the new one."""
+    """A computation that runs during `configure` ends in the old cache. The new cache does not serve its value."""
     origin = Origin()
     f = cached(lambda: origin())
     leader = Herd(f)
@@ -220,7 +220,7 @@ def test_configure_under_a_computation() -> None:
 
 @pytest.mark.parametrize("scheme", ["memory", "disk"])
 def test_configure_again_and_again_while_threads_call(scheme: str, tmp_path: Path) -> None:
-    """Rebinding is safe under load: each call gets a value of its own arguments, and no error."""
+    """`configure` is safe while threads call: each call gets the value of its own arguments, and no error."""
     url = "memory://" if scheme == "memory" else f"disk://{tmp_path}/d"
     configure(url=url)
     f = cached(lambda x: x)
@@ -243,7 +243,7 @@ def test_configure_again_and_again_while_threads_call(scheme: str, tmp_path: Pat
 @pytest.mark.parametrize("many", [False, True], ids=["call", "many"])
 @pytest.mark.parametrize("url", ["memory://", "memory://?codec=sealed"])
 def test_an_engine_that_the_function_itself_found_closed(url: str, many: bool, colour: str) -> None:
-    """It would be taken for that of the function's own cache, and the function called a second time."""
+    """If a function uses another cache that is closed, the error reaches the caller. The function is called once."""
     calls = []
     with Cache("memory://") as other:
         pass
@@ -266,7 +266,7 @@ def test_an_engine_that_the_function_itself_found_closed(url: str, many: bool, c
 
 
 def test_the_cache_of_a_function() -> None:
-    """By name, given, or from a callable that is asked at binding time."""
+    """`cache=` may be a name, a Cache, or a function that returns a Cache."""
     mine = Cache(ttl=9)
     configure(caches={"default": {"ttl": 7}, "reports": {"ttl": 8}})
     functions = {7: cached(counting()), 8: cached(cache="reports")(counting()), 9: cached(cache=mine)(counting())}
@@ -279,7 +279,7 @@ def test_the_cache_of_a_function() -> None:
 
 
 def test_caches_of_two_names_are_two() -> None:
-    """A function in one cache is not served from another."""
+    """A function in one cache is not served from another cache."""
     configure(caches={"a": {}, "b": {}})
 
     def compute() -> str:
@@ -292,7 +292,7 @@ def test_caches_of_two_names_are_two() -> None:
 
 
 def test_a_name_that_is_not_there() -> None:
-    """Known at the first call only, since settings come later; every call says it, and nothing is left locked."""
+    """An unknown name of a cache raises an error at each call. Once the name is configured, the function works."""
     f = cached(cache="reprots")(counting())
     configure(caches={"reports": {}})
     for _ in range(2):
@@ -304,13 +304,13 @@ def test_a_name_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("wrong", [5, None, b"default"])
 def test_what_cache_can_not_be(wrong: Any) -> None:
-    """An error of the line that says it."""
+    """A wrong `cache=` raises an error when the function is decorated."""
     with pytest.raises(OptionError, match="give a name of the settings, a Cache"):
         cached(cache=wrong)
 
 
 def test_a_callable_that_returns_no_cache() -> None:
-    """The error names the callable's answer."""
+    """If a `cache=` function returns no Cache, the call raises an error that says so."""
     f = cached(cache=lambda: "default")(counting())  # type: ignore[arg-type, return-value]
     with pytest.raises(OptionError, match="must return a Cache"):
         f()
@@ -335,7 +335,7 @@ def run(cwd: Path, program: str = PROGRAM, **environ: str) -> str:
 
 
 def started(cwd: Path, program: str, **environ: str) -> str:
-    """What a program says of which the imports are what is tried."""
+    """Return the output of a program in a new interpreter, because its imports are tested."""
     command, env = [sys.executable, "-c", program], {**ENVIRONMENT, **environ}
     return _well(subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60))
 
@@ -346,14 +346,14 @@ def _well(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_no_settings_is_memory_and_one_line_that_says_so(tmp_path: Path) -> None:
-    """Who forgot the settings in production should find that in the log, once."""
+    """Without settings, values are stored in memory, and the log says so once."""
     out = run(tmp_path)
     assert out.count("INFO no settings") == 1
     assert "ttl 300" in out
 
 
 def test_the_file_in_the_directory(tmp_path: Path) -> None:
-    """`./stampede.toml` is found."""
+    """`stampede.toml` in the current directory is read."""
     (tmp_path / "stampede.toml").write_text("[caches.default]\nttl = 7\n")
     out = run(tmp_path)
     assert "ttl 7" in out
@@ -361,7 +361,7 @@ def test_the_file_in_the_directory(tmp_path: Path) -> None:
 
 
 def test_the_environment_beats_the_file_and_configure_beats_both(tmp_path: Path) -> None:
-    """The order that lets an operator, and then a test, override what is there."""
+    """The environment overrides the file, and `configure` overrides both."""
     (tmp_path / "stampede.toml").write_text("[caches.default]\nttl = 7\n")
     (tmp_path / "other.toml").write_text("[caches.default]\nttl = 8\n")
     assert "ttl 8" in run(tmp_path, STAMPEDE_SETTINGS="other.toml")
@@ -370,7 +370,7 @@ def test_the_environment_beats_the_file_and_configure_beats_both(tmp_path: Path)
 
 
 def test_importing_reads_no_settings(tmp_path: Path) -> None:
-    """A broken file must not break the import of whoever decorates; the first call says what is wrong."""
+    """Importing and decorating read no settings. If the file is wrong, each call raises an error."""
     (tmp_path / "stampede.toml").write_text("[caches.default]\ntll = 7\n")
     program = """
 from stampede import cached, SettingsError
@@ -384,7 +384,7 @@ for _ in range(2):
 
 
 def test_disabled_by_the_environment(tmp_path: Path) -> None:
-    """`STAMPEDE_DISABLED=1`: calls go straight to the functions, in a whole process."""
+    """With `STAMPEDE_DISABLED=1`, calls run the functions without a cache, in the whole process."""
     program = """
 from stampede import cached
 calls = []
@@ -403,7 +403,7 @@ print("values", f(), f(), f())
 
 
 def test_isolated_is_empty_and_leaves_nothing() -> None:
-    """A test neither sees what another kept nor leaves anything, whatever happens in it."""
+    """An `isolated()` block begins empty and leaves nothing behind, even if it ends with an error."""
     f = cached(counting())
     assert f() == 1
     with isolated(ttl=5):
@@ -426,7 +426,7 @@ def test_isolated_is_empty_and_leaves_nothing() -> None:
 
 
 def test_isolated_ignores_the_settings_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's stampede.toml must not send tests to a server."""
+    """`isolated()` ignores the settings file of the directory, so that tests do not use a developer's server."""
     (tmp_path / "stampede.toml").write_text("[caches.default]\nttl = 7\n")
     monkeypatch.chdir(tmp_path)
     with isolated():
@@ -434,7 +434,7 @@ def test_isolated_ignores_the_settings_of_the_machine(tmp_path: Path, monkeypatc
 
 
 def test_isolated_takes_settings_as_configure_does(tmp_path: Path) -> None:
-    """`isolated(url=...)`: the same test on another engine."""
+    """`isolated` accepts settings as `configure` does, for example another engine."""
     with isolated(url=f"disk://{tmp_path}/cache"):
         f = cached(counting())
         assert [f(), f()] == [1, 1]
@@ -442,7 +442,7 @@ def test_isolated_takes_settings_as_configure_does(tmp_path: Path) -> None:
 
 
 def test_isolated_has_a_cache_of_every_name() -> None:
-    """Else a test has to list the caches of its application, or it ends in an error about settings."""
+    """In `isolated()`, there is a cache of each name, so that a test need not list those of its application."""
     f, g = cached(cache="reports")(counting()), cached(cache="prices")(counting())
     with isolated(ttl=5):
         assert [f(), f(), g(), f.peek().ttl] == [1, 1, 1, 5]
@@ -453,7 +453,7 @@ def test_isolated_has_a_cache_of_every_name() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"local": True}, {"caches": {"default": {"ttl": 300}}}])
 def test_isolated_by_a_clock(settings: Any) -> None:
-    """Else who tests what happens after ten minutes waits for ten minutes, or doesn't."""
+    """With `clock=`, a test can move the time forward and need not wait."""
     clock = FakeClock()
     f = cached(stale="1h", early=0)(counting())
     with isolated(clock=clock, **settings):
@@ -469,7 +469,7 @@ def test_isolated_by_a_clock(settings: Any) -> None:
 
 
 def test_who_configures_inside_of_isolated_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """An application that configures when it starts would send its tests to production's server, without a word."""
+    """`configure` with a server's URL inside `isolated()` logs a warning, because the test would use that server."""
     with isolated():
         configure(ttl=5)
         assert not caplog.records
@@ -480,7 +480,7 @@ def test_who_configures_inside_of_isolated_is_told(caplog: pytest.LogCaptureFixt
 
 
 def test_locks_of_isolated_exclude_nobody_outside() -> None:
-    """A test would wait for the job that runs on the developer's machine, or that job for the test."""
+    """A lock inside `isolated()` and a lock of the same name outside do not exclude each other."""
     from stampede import Lock, try_lock
 
     with Lock("isolated-nightly"), isolated(), Lock("isolated-nightly", wait=0):
@@ -490,7 +490,7 @@ def test_locks_of_isolated_exclude_nobody_outside() -> None:
 
 
 def test_isolated_locks() -> None:
-    """A lock named like another test's, or like production's on this machine, is another one."""
+    """A lock on a cache inside `isolated()` is not the lock of the same name on the cache outside."""
     from stampede import Lock
 
     with Lock("nightly", on="default"), isolated(), Lock("nightly", on="default", wait=0):
@@ -498,7 +498,7 @@ def test_isolated_locks() -> None:
 
 
 def test_disabled_reaches_every_door() -> None:
-    """Also `Cache` and the helper, and nothing is stored meanwhile."""
+    """`disabled()` also applies to `Cache` and `cache_without_dogpiling`. Nothing is stored in the block."""
     cache, compute = Cache(), counting()
     f = cached(cache=cache)(compute)
     with disabled():
@@ -514,7 +514,7 @@ def test_disabled_reaches_every_door() -> None:
 
 
 def test_what_few_need_is_not_imported(tmp_path: Path) -> None:
-    """Each command, and each process that a server starts, would take the longer to begin."""
+    """Modules that few programs need are not imported, so that processes start faster."""
     program = """
 import sys
 import stampede
@@ -525,7 +525,7 @@ assert not {"importlib.metadata", "email", "zipfile", "sqlite3"} & sys.modules.k
 
 
 def test_a_wrong_url_of_the_settings_is_named_with_its_file(tmp_path: Path) -> None:
-    """Who finds "two slashes" in a traceback would look through all files of the program for it."""
+    """If a settings file contains a wrong URL, the error names the file and the table."""
     (tmp_path / "stampede.toml").write_text('[caches.default]\nurl = "disk://var/cache"\n')
     program = """
 import stampede
@@ -536,7 +536,7 @@ except stampede.SettingsError as error: print(error)
 
 
 def test_testing_is_light_and_holds_what_it_names(tmp_path: Path) -> None:
-    """Application code may import it outside of tests, where there is no pytest."""
+    """`stampede.testing` works without pytest, and contains all names that it lists."""
     program = """
 import sys
 sys.modules["pytest"] = None
@@ -555,7 +555,7 @@ assert "stampede.testing.conformance" not in sys.modules
 
 
 def test_a_function_decorated_twice_is_one(caplog: pytest.LogCaptureFixture) -> None:
-    """Two doors to one function share its values on purpose."""
+    """If a function is decorated twice, both share its values. No warning is logged."""
     compute = counting()
     first, second = cached(compute), cached(ttl=5)(compute)
     with caplog.at_level(logging.WARNING, "stampede"):
@@ -564,7 +564,7 @@ def test_a_function_decorated_twice_is_one(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_versions_and_namespaces_keep_apart() -> None:
-    """The remedy of the warning."""
+    """Functions with different versions or namespaces do not share values."""
 
     def compute() -> int:
         return next(numbers)
@@ -577,7 +577,7 @@ def test_versions_and_namespaces_keep_apart() -> None:
 
 
 def test_a_cache_s_namespace_is_in_the_keys() -> None:
-    """Two applications on one server."""
+    """The namespace of a cache is part of its keys."""
     assert Cache(namespace="shop").cached(counting()).key(1).startswith("shop/")
 
 
@@ -585,7 +585,7 @@ def test_a_cache_s_namespace_is_in_the_keys() -> None:
 
 
 def test_cache_without_dogpiling() -> None:
-    """Key, function, and ttl as a third argument; options by name."""
+    """`cache_without_dogpiling` takes a key, a function and a ttl, and other options by name."""
     compute = counting()
     assert cache_without_dogpiling("k", compute) == 1
     assert cache_without_dogpiling("k", compute) == 1
@@ -601,7 +601,7 @@ def test_cache_without_dogpiling() -> None:
 
 
 def test_cache_without_dogpiling_of_an_async_function() -> None:
-    """It gives an awaitable, and both colours share the key."""
+    """With an async function, `cache_without_dogpiling` returns an awaitable. Both colours share the key."""
 
     async def compute() -> int:
         return 5
@@ -615,13 +615,13 @@ def test_cache_without_dogpiling_of_an_async_function() -> None:
 
 
 def test_the_cache_is_the_one_of_now() -> None:
-    """`configure` holds for the helper too."""
+    """`cache_without_dogpiling` uses the settings of the last `configure`."""
     assert cache_without_dogpiling("k", lambda: 1) == 1
     configure(ttl=5)
     assert cache_without_dogpiling("k", lambda: 2) == 2
 
 
-# -- what is misspelt -------------------------------------------------------------------------------------------------
+# -- misspelt settings ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -646,7 +646,7 @@ def test_the_cache_is_the_one_of_now() -> None:
     ],
 )
 def test_a_url_that_can_not_be_is_an_error_of_configure(url: str, said: str) -> None:
-    """Broken: an application starts with a typo in its settings, and each of its requests is an error."""
+    """`configure` refuses a wrong URL. Otherwise, the application would start, and each request would fail."""
     with pytest.raises(SettingsError) as alone:
         configure(url=url)
     assert str(alone.value).startswith("configure(): url: ") and said in str(alone.value)
@@ -657,7 +657,7 @@ def test_a_url_that_can_not_be_is_an_error_of_configure(url: str, said: str) -> 
 
 
 def test_a_default_cache_that_is_misspelt_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Broken: each process keeps values for itself, though a shared engine is configured, and nobody is told."""
+    """If the default cache is used, but only a cache with a similar name is configured, a warning says so."""
     configure(caches={"defualt": {}})
     f = cached(counting())
     with caplog.at_level(logging.WARNING, "stampede"):
@@ -667,7 +667,7 @@ def test_a_default_cache_that_is_misspelt_is_told(caplog: pytest.LogCaptureFixtu
 
 
 def test_who_never_asks_for_a_default_cache_needs_none(caplog: pytest.LogCaptureFixture) -> None:
-    """Broken: a warning that nobody can end."""
+    """If the default cache is never used, no warning says that it is not configured."""
     configure(caches={"shop": {}, "reports": {}})
     with caplog.at_level(logging.WARNING, "stampede"):
         assert cached(cache="shop")(counting())(1) == 1
@@ -676,7 +676,7 @@ def test_who_never_asks_for_a_default_cache_needs_none(caplog: pytest.LogCapture
 
 
 def test_the_codec_of_a_memory_url_is_the_one_that_encodes() -> None:
-    """Broken: a test in memory finds nothing of what production's codec refuses."""
+    """The codec in a memory URL encodes the values, so that a test in memory finds what production's codec refuses."""
     value = {1: (1, 2)}
     for name, kept in (("sealed", True), ("msgpack", False), ("json", False)):
         with Cache(f"memory://?codec={name}") as cache:
@@ -687,7 +687,7 @@ def test_the_codec_of_a_memory_url_is_the_one_that_encodes() -> None:
 
 
 def test_a_closed_cache_says_the_way_on() -> None:
-    """Broken: an application whose lifespan runs twice ends in errors that don't say where to configure."""
+    """The error of a closed cache says to call `configure` again. After that, the function works."""
     configure(url="memory://")
     f = cached(counting())
     f(1)

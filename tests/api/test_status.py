@@ -1,4 +1,4 @@
-"""`status`: what is kept of a key, since when and for how long, and who computes it."""
+"""`status` of a key: its stored value, its age, how long it is valid, and which caller computes it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def asked(cache: Cache, colour: str, key: str) -> Any:
 
 
 def test_what_is_kept(cache: Cache, colour: str) -> None:
-    """Whoever asks why something is served would be told of another age, or another end."""
+    """`status` shows the stored value, its age, and how long it is fresh and stored."""
     nothing = asked(cache, colour, "k")
     assert (nothing.key, nothing.entry, nothing.age, nothing.fresh, nothing.kept) == ("k", None, None, 0, 0)
     assert nothing.holder is None
@@ -67,7 +67,7 @@ def test_what_is_kept(cache: Cache, colour: str) -> None:
 
 
 def test_who_computes_here(cache: Cache, colour: str) -> None:
-    """A computation that hangs would be somebody's, somewhere."""
+    """If this process computes the key, `status` shows the host, the process, the thread and the time so far."""
     begun, over = threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -89,7 +89,7 @@ def test_who_computes_here(cache: Cache, colour: str) -> None:
 
 
 def test_a_task_computes(cache: Cache) -> None:
-    """The same of an event loop, which may ask itself."""
+    """`status` shows a task that computes the key, even if the same event loop asks."""
 
     async def main() -> None:
         begun, over = asyncio.Event(), asyncio.Event()
@@ -125,7 +125,7 @@ cache.get_or_compute("k", slow)
 
 
 def test_who_computes_elsewhere(cache: Cache, url: str) -> None:
-    """People would look for the process that hangs on every machine of the fleet."""
+    """If another process computes the key, `status` shows its host and its process id."""
     if url == "memory://":
         pytest.skip("there is no elsewhere")
     command = [sys.executable, "-c", PROGRAM, url]
@@ -144,7 +144,7 @@ def test_who_computes_elsewhere(cache: Cache, url: str) -> None:
 
 
 def test_functions_and_methods_have_it(colour: str) -> None:
-    """Only a cache's own keys could be asked for."""
+    """Functions and methods have `status`, too. It does not change their statistics."""
 
     class Shop:
         def __stampede_key__(self) -> int:
@@ -175,7 +175,7 @@ def test_functions_and_methods_have_it(colour: str) -> None:
 
 
 def test_what_an_engine_cannot_tell() -> None:
-    """A pair of engines would be an error, or have nobody compute where this process does."""
+    """A pair of engines cannot tell the holder. `status` still shows a computation of this process."""
     with Cache(engine=Paired(MemoryEngine(sealed=True), MemoryEngine()), early=0) as cache:
         seen = []
         assert cache.get_or_compute("k", lambda: seen.append(cache.status("k")) or 1) == 1
@@ -188,7 +188,7 @@ def test_what_an_engine_cannot_tell() -> None:
 
 
 def test_while_the_engine_is_down() -> None:
-    """Who looks into an outage would meet it."""
+    """While the engine is down, `status` raises no error. It shows what the process keeps in its own memory."""
     from servers import RedisServer
 
     server = RedisServer()

@@ -1,4 +1,4 @@
-"""A function that raises StopIteration, which no coroutine lets pass."""
+"""A function that raises StopIteration, which cannot leave a coroutine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stops(function: Any, *args: Any) -> StopIteration:
 
 
 def test_it_comes_out_as_itself(cache: Cache) -> None:
-    """A caller that catches StopIteration would get a RuntimeError of the cache's."""
+    """A sync caller gets the StopIteration of the function, and not a RuntimeError."""
 
     def alone() -> Any:
         raise StopIteration("by itself")
@@ -52,7 +52,7 @@ def test_it_comes_out_as_itself(cache: Cache) -> None:
 
 
 def test_it_may_be_an_answer(cache: Cache) -> None:
-    """`raises=` would not know it."""
+    """`raises=` may name StopIteration. The error is then stored."""
     calls = []
 
     @cache.cached(raises=(StopIteration,))
@@ -65,7 +65,7 @@ def test_it_may_be_an_answer(cache: Cache) -> None:
 
 
 def test_whoever_awaits_gets_what_python_makes_of_it(cache: Cache) -> None:
-    """No Future holds a StopIteration: the computation's task would break, or hang."""
+    """An async caller gets a RuntimeError whose cause is the StopIteration, as from any coroutine."""
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="StopIteration") as caught:
@@ -79,7 +79,7 @@ def test_whoever_awaits_gets_what_python_makes_of_it(cache: Cache) -> None:
 
 @pytest.mark.parametrize("leader", ["thread", "loop"])
 def test_followers_get_it_too(leader: str) -> None:
-    """The leader's colour would show in what the followers get."""
+    """Sync followers get the StopIteration. Async followers get a RuntimeError."""
     world, gate = World(), Gate(StopIteration("shared"))
 
     def sync() -> Any:
@@ -101,7 +101,7 @@ def test_followers_get_it_too(leader: str) -> None:
 
 
 def test_who_computes_alone_gets_it_too() -> None:
-    """A sync call on the thread of the loop that leads would get a RuntimeError."""
+    """A sync call that computes alone, on the thread of the leader's loop, gets the StopIteration."""
     world, gate = World(), Gate()
 
     async def main() -> None:

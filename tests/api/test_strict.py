@@ -1,4 +1,4 @@
-"""A value that can't be stored fails nobody's request; and is found in development, before it meets a server."""
+"""A value that can't be stored fails no request; with strict it is an error, so that development finds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stampede.testing import isolated
 
 
 class Session:
-    """What no codec claims."""
+    """A value that no codec can store."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def colours(compute: Any, colour: str) -> Any:
 
 
 def test_it_is_served_and_not_kept(tmp_path: Path, colour: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The library would fail a request that the function had answered; or nobody hear that nothing is kept."""
+    """A value that can't be stored is still returned, logged once, and counted each time."""
     told: list[events.Event] = []
     cache = Cache(f"disk://{tmp_path}", observers=[told.append])
     made: list[Session] = []
@@ -61,7 +61,7 @@ def test_it_is_served_and_not_kept(tmp_path: Path, colour: str, caplog: pytest.L
 
 
 def test_strictly_it_is_an_error(url: str, colour: str) -> None:
-    """A test would pass on memory, of a function whose values no server can keep."""
+    """In `isolated`, a value that can't be stored is an error, even on memory://, unless strict=False is set."""
     with isolated(url=url):
         f = cached(colours(lambda: Session(), colour))
         for _ in range(2):
@@ -74,7 +74,7 @@ def test_strictly_it_is_an_error(url: str, colour: str) -> None:
 
 
 def test_of_many_keys(url: str) -> None:
-    """A batch is one call: none of its values would be had for the one that can't be kept."""
+    """With strict, a batch fails if one value can't be stored. Without it, the caller gets all values."""
     with isolated(url=url):
         f = cached(lambda x: Session() if x == 1 else x)
         with pytest.raises(CodecError, match="Session"):
@@ -84,13 +84,13 @@ def test_of_many_keys(url: str) -> None:
 
 
 def test_what_is_too_large_is_an_error_too(url: str) -> None:
-    """It is no more kept than what no codec claims."""
+    """With strict, a value larger than max_bytes is an error, like a value that no codec can store."""
     with isolated(url=url), pytest.raises(TooLarge):
         cached(max_bytes=10)(lambda: b"x" * 1000)()
 
 
 def test_strict_is_said_where_options_are(tmp_path: Path) -> None:
-    """A settings file can't say it, or `configure` is strict without a word."""
+    """Settings can set strict for each cache. By default `configure` is not strict, and `isolated` is."""
     configure({"caches": {"default": {"strict": True, "url": f"disk://{tmp_path}"}}})
     with pytest.raises(CodecError):
         cached(lambda: Session())()
@@ -107,7 +107,7 @@ def run(answer: Any) -> Any:
 
 
 def test_the_log_says_what_strict_does(tmp_path: Path, colour: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The log would say that a value was served, of which an error was raised."""
+    """With strict, the log says that the value caused an error, and does not say that it was served."""
     f = Cache(f"disk://{tmp_path}", strict=True).cached(colours(lambda: Session(), colour))
     with caplog.at_level(logging.ERROR, "stampede"), pytest.raises(CodecError):
         run(f())

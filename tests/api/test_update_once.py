@@ -1,4 +1,4 @@
-"""A compare-and-set whose reply was lost: another client may have written over it before it could be sent again."""
+"""A compare-and-set whose reply was lost is not repeated, because another client may have changed the value since."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def runner() -> Iterator[asyncio.Runner]:
 def test_update_is_not_applied_twice(
     server: Callable[[], Any], url: Callable[[Any, int], str], needle: bytes, prefix: str, runner: asyncio.Runner
 ) -> None:
-    """It was sent again by itself, found the other's change over its own, and applied the function once more."""
+    """An update whose reply is lost raises and is not sent again. Otherwise it would apply the function twice."""
     with (
         closing(Proxy(server().port)) as proxy,
         closing(Cache(url(server(), proxy.port), ttl=600)) as cache,
@@ -80,7 +80,7 @@ def test_update_is_not_applied_twice(
 def test_a_connection_that_broke_while_idle_is_no_error(
     server: Callable[[], Any], url: Callable[[Any, int], str], needle: bytes
 ) -> None:
-    """Nothing was sent over it: a server that closes idle connections would make update() fail after that."""
+    """If an idle connection broke, update() connects again. This is safe, because nothing was sent."""
     with (
         closing(Proxy(server().port)) as proxy,
         closing(Cache(url(server(), proxy.port), ttl=600, namespace="idle")) as cache,
@@ -96,7 +96,7 @@ def cut(proxy: Proxy, number: int) -> int:
 
 @pytest.mark.redis
 def test_update_is_not_applied_twice_in_a_cluster() -> None:
-    """Behind a failover, a cluster's router asks the new master by itself."""
+    """After a failover, an update whose reply was lost is not sent again to the new master."""
     cluster = shared_cluster()
     cluster.flush()
     with closing(Cache(cluster.url, ttl=600)) as cache, closing(Cache(cluster.url, ttl=600)) as other:

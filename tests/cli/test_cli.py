@@ -1,4 +1,4 @@
-"""The command: each of its verbs as a process of its own, over a directory that this process uses too."""
+"""The command line: each command runs as its own process, on a directory that this process uses too."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def missing(product: int) -> int:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A directory with settings and a module, in which the commands are run."""
+    """A directory with settings and a module, in which the commands run."""
     (tmp_path / "stampede.toml").write_text(SETTINGS.format(home=tmp_path))
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "tmp").mkdir()
@@ -80,7 +80,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def stampede(home: Path, *arguments: str, code: int = 0) -> str:
-    """What the command says, on whichever channel, once it has ended with this code."""
+    """Runs a command, checks its exit code, and returns its output."""
     done = forked.python("-m", "stampede", *arguments, cwd=home, env=environment(home))
     return judged(done.returncode, done.stdout, done.stderr, code)
 
@@ -93,14 +93,14 @@ def judged(ended: int | None, out: str, err: str, code: int) -> str:
 
 
 def started(home: Path, *arguments: str) -> str:
-    """What a command says that is really started as users do it, with all the processes that it starts."""
+    """Runs a command as users do, with all the processes that it starts, and returns its output."""
     words = [sys.executable, "-m", "stampede", *arguments]
     done = subprocess.run(words, cwd=home, env=environment(home), capture_output=True, text=True, timeout=60)
     return judged(done.returncode, done.stdout, done.stderr, 0)
 
 
 def python(home: Path, program: str) -> str:
-    """What a program of the shop prints."""
+    """Runs a program beside the shop module and returns what it prints."""
     done = forked.python("-c", program, cwd=home, env=environment(home))
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -128,29 +128,29 @@ def python(home: Path, program: str) -> str:
     ],
 )
 def test_wrong_arguments_are_named(home: Path, arguments: list[str], message: str) -> None:
-    """A traceback would meet whoever mistypes."""
+    """A wrong argument causes a message that names it, and no traceback."""
     assert message in stampede(home, *arguments, code=2)
 
 
 def test_an_error_is_one_line(home: Path) -> None:
-    """Errors of settings hold line breaks of what they quote; a terminal and a log want one line."""
+    """An error in the settings is one line, even if it quotes text with line breaks."""
     (home / "stampede.toml").write_text('[caches.default]\nurl = "disk:///a"\nttll = "1\\n2"\n')
     assert stampede(home, "check", code=2).count("\n") == 1
 
 
 def test_version(home: Path) -> None:
-    """Nobody could say which release is installed."""
+    """`stampede --version` prints the installed release."""
     assert re.fullmatch(r"stampede \d+\.\d+\S*\n", started(home, "--version"))
 
 
 def test_one_of_several_caches_must_be_named(home: Path) -> None:
-    """A value would be looked for, and not found, in a memory cache that nobody has asked for."""
+    """If there are several caches and no default, a command asks for --cache instead of using a memory cache."""
     (home / "stampede.toml").write_text('[caches.a]\nurl = "disk:///a"\n[caches.b]\nurl = "disk:///b"\n')
     assert "--cache takes a, b" in stampede(home, "get", "k", code=2)
 
 
 def test_the_only_cache_need_not_be_named(home: Path) -> None:
-    """The same, where there is no doubt."""
+    """If the settings have only one cache, a command uses it without --cache."""
     (home / "stampede.toml").write_text(f'[caches.reports]\nurl = "disk://{home}/cache"\n')
     assert "no value is stored" in stampede(home, "get", "k", code=1)
 
@@ -159,7 +159,7 @@ def test_the_only_cache_need_not_be_named(home: Path) -> None:
 
 
 def test_check_tells_settings_engines_and_limits(home: Path) -> None:
-    """Who runs it would not learn which file is in force, nor that a memory cache is each process's own."""
+    """`stampede check` shows the settings file, each engine, and which processes share each cache."""
     said = stampede(home, "check")
     assert f"settings: {home / 'stampede.toml'}" in said
     assert re.search(r"default: engine disk://\S+, median ping [\d.]+ (µs|ms), local tier none, codec sealed", said)
@@ -169,14 +169,14 @@ def test_check_tells_settings_engines_and_limits(home: Path) -> None:
 
 @pytest.mark.parametrize("command, code", [("check", 0), ("stats", 0), ("keys", 1)])
 def test_a_cache_may_name_an_origin(home: Path, command: str, code: int) -> None:
-    """Each command would say that there is no [origins.db], although the settings have it."""
+    """Commands accept a cache that names an origin, and do not report that [origins.db] is missing."""
     settings = f'[caches.default]\nurl = "disk://{home}/cache"\norigin = "db"\n\n[origins.db]\nconcurrency = 8\n'
     (home / "stampede.toml").write_text(settings)
     assert "origins" not in stampede(home, command, code=code)
 
 
 def test_check_without_settings(tmp_path: Path) -> None:
-    """Nothing would tell that a settings file has not been found."""
+    """Without a settings file, `stampede check` says that it found none, and names the engine in use."""
     (tmp_path / "tmp").mkdir()
     said = stampede(tmp_path, "check")
     assert "no settings: neither $STAMPEDE_SETTINGS nor ./stampede.toml" in said
@@ -184,7 +184,7 @@ def test_check_without_settings(tmp_path: Path) -> None:
 
 
 def test_check_goes_on_beyond_an_engine_out_of_reach(home: Path) -> None:
-    """A deploy would go on although its cache can't be used; or the first bad engine would hide the second."""
+    """`stampede check` fails if an engine can't be used, and still checks the other caches."""
     (home / "file").write_text("")
     with (home / "stampede.toml").open("a") as file:
         file.write(f'[caches.bad]\nurl = "disk://{home}/file/cache"\n[caches.later]\nurl = "zmq://localhost:1"\n')
@@ -196,13 +196,13 @@ def test_check_goes_on_beyond_an_engine_out_of_reach(home: Path) -> None:
 
 
 def test_check_tells_that_no_cache_is_the_default_one(home: Path) -> None:
-    """Who has misspelt it would not learn that each process keeps values for itself."""
+    """If no cache is the default one, `stampede check` says so and suggests the misspelt name."""
     (home / "stampede.toml").write_text('[caches.defualt]\nurl = "memory://"\n')
     assert "there is no [caches.default], only 'defualt': is 'defualt' meant?" in stampede(home, "check")
 
 
 def test_a_mix_that_keeps_less_says_so() -> None:
-    """A local tier would be believed to hear of changes where it does not."""
+    """`stampede check` says that a local tier does not hear of changes, and for how long it may serve old values."""
     pair = Paired(MemoryEngine(sealed=True), MemoryEngine())
     with Cache(engine=pair, local={"entries": 10, "ttl": 3}) as cache:
         assert "the local tier is not told of changes: for 3 s it may serve" in "\n".join(_notes(cache))
@@ -210,7 +210,7 @@ def test_a_mix_that_keeps_less_says_so() -> None:
 
 @pytest.mark.parametrize("ages", [True, False])
 def test_a_store_that_knows_no_time_says_so(ages: bool) -> None:
-    """Values would be given out after their time where a machine's clock is wrong, and nobody had been told."""
+    """`stampede check` warns if a store has no clock: values may be served too long if a machine's clock is wrong."""
     for engine in (CellEngine(MemoryCell(ages=ages)), Paired(CellEngine(MemoryCell(ages=ages)), MemoryEngine())):
         with Cache(engine=engine) as cache:
             assert ("it has no clock" in "\n".join(_notes(cache))) is not ages
@@ -220,7 +220,7 @@ def test_a_store_that_knows_no_time_says_so(ages: bool) -> None:
 
 
 def test_get_prints_a_value_and_its_facts(home: Path, cache: Cache) -> None:
-    """What is in a cache could be seen only by the program that uses it."""
+    """`stampede get` prints a value, its age, and how long it is fresh and kept."""
     cache.set("k", {"a": (1, None)}, ttl=600, stale=60)
     value, facts = stampede(home, "get", "k").splitlines()
     assert value == "{'a': (1, None)}"
@@ -228,21 +228,21 @@ def test_get_prints_a_value_and_its_facts(home: Path, cache: Cache) -> None:
 
 
 def test_get_of_a_stale_value(home: Path, cache: Cache) -> None:
-    """Stale would look fresh."""
+    """`stampede get` shows that a value is stale."""
     cache.set("k", 1, ttl=600, stale=600)
     cache.expire("k")
     assert re.search(r"\n +stale since \d+.\d s, kept for", stampede(home, "get", "k"))
 
 
 def test_get_of_nothing(home: Path, cache: Cache) -> None:
-    """A script could not tell None from nothing."""
+    """`stampede get` distinguishes a stored None from a missing value, also by its exit code."""
     cache.set("k", None)
     assert stampede(home, "get", "k").startswith("None\n")
     assert "no value is stored under 'l'" in stampede(home, "get", "l", code=1)
 
 
 def test_get_json_of_a_dataclass() -> None:
-    """Broken if what `stampede get` shows is refused with --json."""
+    """`stampede get --json` can print dataclasses."""
 
     @dataclass
     class Price:
@@ -252,7 +252,7 @@ def test_get_json_of_a_dataclass() -> None:
 
 
 def test_get_json(home: Path, cache: Cache) -> None:
-    """Programs would parse reprs."""
+    """`stampede get --json` prints JSON for programs, and refuses a value that JSON can't represent."""
     cache.set("k", ["ü", 1], ttl=None)
     told = json.loads(stampede(home, "get", "k", "--json"))
     assert told["value"] == ["ü", 1] and told["fresh"] is None and told["found"] is True
@@ -263,7 +263,7 @@ def test_get_json(home: Path, cache: Cache) -> None:
 
 
 def test_get_says_who_computes(home: Path, cache: Cache) -> None:
-    """Whoever looks for what hangs would have to ask each process."""
+    """`stampede get` names the process that computes the value, with and without --json."""
     told = []
 
     def look() -> None:
@@ -277,7 +277,7 @@ def test_get_says_who_computes(home: Path, cache: Cache) -> None:
 
 
 def test_keys_are_listed(home: Path, cache: Cache) -> None:
-    """What a cache has of somebody could be found out with the engine's own tools only."""
+    """`stampede keys` lists the stored keys, or those that begin with a prefix."""
     cache.set_many({"user:1": 1, "user:2": 2, "other": 3})
     assert sorted(stampede(home, "keys", "user:").split()) == ["user:1", "user:2"]
     assert sorted(stampede(home, "keys").split()) == ["other", "user:1", "user:2"]
@@ -285,7 +285,7 @@ def test_keys_are_listed(home: Path, cache: Cache) -> None:
 
 
 def test_keys_that_are_none_say_where_they_were_looked_for(home: Path) -> None:
-    """Who asks in the wrong cache, or for a function's values, would be told nothing at all."""
+    """If no key matches, `stampede keys` says where it looked. The name of a function finds the function's keys."""
     python(home, "import shop; [shop.report(n) for n in range(3)]; print(shop.report.key(1))")
     said = stampede(home, "keys", code=1)
     assert f"no key of cache 'default' (disk://{home}/cache) is its own" in said
@@ -298,14 +298,14 @@ def test_keys_that_are_none_say_where_they_were_looked_for(home: Path) -> None:
 
 
 def test_what_is_looked_at_is_named(home: Path) -> None:
-    """A value of another cache would be told as missing, by nobody knows what."""
+    """If a value is missing, the message names the cache and its engine."""
     place = f"cache 'default' (disk://{home}/cache)"
     assert stampede(home, "get", "k", code=1) == f"no value is stored under 'k' in {place}\n"
     assert f"no value was stored under 'k' in {place}" in stampede(home, "invalidate", "k")
 
 
 def test_observers_are_the_programs(home: Path) -> None:
-    """A command that is run in an incident would fail for a module, or a package, that only the program has."""
+    """If an observer can't be imported, `stampede check` reports it, and other commands still work."""
     settings = (home / "stampede.toml").read_text()
     (home / "stampede.toml").write_text(settings + '[observers]\nmine = "nowhere:on_event"\n')
     assert "no key of cache 'default'" in stampede(home, "keys", code=1)
@@ -315,7 +315,7 @@ def test_observers_are_the_programs(home: Path) -> None:
 
 
 def test_json_for_programs(home: Path, cache: Cache) -> None:
-    """A monitor would have to read tables that are meant for people."""
+    """`check --json` and `stats --json` print JSON, so that monitors need not parse tables."""
     cache.set("k", 1)
     said = json.loads(stampede(home, "check", "--json"))
     assert [(each["cache"], each["well"]) for each in said["caches"]] == [("default", True), ("here", True)]
@@ -327,13 +327,13 @@ def test_json_for_programs(home: Path, cache: Cache) -> None:
 
 
 def test_get_a_functions_value_by_its_key(home: Path) -> None:
-    """A key printed by `report.key(42)` would not be found: it lies in its function's own generation."""
+    """`stampede get --function` finds the key that `report.key(42)` prints, also after `invalidate_all`."""
     key = python(home, "import shop; shop.report.invalidate_all(); shop.report(42); print(shop.report.key(42))").strip()
     assert stampede(home, "get", key, "--function", "shop:report").startswith("{'customer': 42}\n")
 
 
 def test_get_a_value_of_a_type_of_its_own(home: Path) -> None:
-    """A dataclass would be told as missing. Its module is imported only if that is asked for."""
+    """`stampede get` reads a value of an application's class only with --function, which imports its module."""
     key = python(home, "import shop; shop.price(7); print(shop.price.key(7))").strip()
     said = stampede(home, "get", key)
     assert "can't be read here" in said and "--function MODULE:NAME" in said and "fresh for" in said
@@ -342,7 +342,7 @@ def test_get_a_value_of_a_type_of_its_own(home: Path) -> None:
 
 
 def test_get_an_exception_that_is_an_answer(home: Path) -> None:
-    """It would be shown as a pair of a name and arguments, as if the function returned that."""
+    """`stampede get` shows a stored exception as an exception, and not as a pair of a name and arguments."""
     program = (
         "import shop, contextlib\nwith contextlib.suppress(LookupError): shop.missing(1)\nprint(shop.missing.key(1))"
     )
@@ -353,14 +353,14 @@ def test_get_an_exception_that_is_an_answer(home: Path) -> None:
 
 
 def test_get_of_what_the_terminal_cannot_show(home: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traceback would be shown in its place."""
+    """`stampede get` escapes characters that the terminal can't show."""
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     cache.set("k", "ü")
     assert stampede(home, "get", "k").startswith("'\\xfc'\n")
 
 
 def test_invalidate(home: Path, cache: Cache) -> None:
-    """The operator's first need in an incident would go unserved."""
+    """`stampede invalidate` removes a value, also by a function's key, and says whether a value was stored."""
     cache.set("k", 1)
     assert stampede(home, "invalidate", "k").startswith("'k' was removed from cache 'default' ")
     assert cache.get("k") is None
@@ -371,7 +371,7 @@ def test_invalidate(home: Path, cache: Cache) -> None:
 
 
 def test_invalidate_reaches_a_computation_under_way(home: Path, cache: Cache) -> None:
-    """What was computed from the old data would be stored after the operator has said that it must go."""
+    """`stampede invalidate` also prevents a running computation from storing its result."""
     with computing(cache, "k"):
         assert "a computation under way will not be stored" in stampede(home, "invalidate", "k")
     assert cache.get("k") is None
@@ -381,7 +381,7 @@ def test_invalidate_reaches_a_computation_under_way(home: Path, cache: Cache) ->
 
 
 class computing:
-    """A computation that goes on until the end of the block."""
+    """A computation that runs until the end of the block."""
 
     def __init__(self, cache: Cache, key: str) -> None:
         self._began, self._end = threading.Event(), threading.Event()
@@ -402,7 +402,7 @@ class computing:
 
 
 def test_stats_of_a_disk_cache(home: Path, cache: Cache) -> None:
-    """Nobody could say how full a cache is, or what a process is busy computing."""
+    """`stampede stats` shows how full a disk cache is, and how many leases and locks it has."""
     cache.set("k", "v" * 1000)
     cache.set("l", 1, stale=600)
     cache.expire("l")
@@ -416,7 +416,7 @@ def test_stats_of_a_disk_cache(home: Path, cache: Cache) -> None:
 
 @pytest.mark.parametrize("kind", ["redis", "cluster"])
 def test_stats_of_redis(home: Path, kind: str) -> None:
-    """At night nobody remembers redis-cli's words for how full a server is, and what it does then."""
+    """`stampede stats` shows the keys and the memory of a Redis server, and what it does when it is full."""
     pytest.importorskip("redis")
     from servers import shared_cluster, shared_redis
 
@@ -434,7 +434,7 @@ def test_stats_of_redis(home: Path, kind: str) -> None:
 
 
 def test_check_tells_what_a_full_redis_does(home: Path) -> None:
-    """`check` would say that all is well of a Redis that evicts leases first, and of one that takes no write."""
+    """`stampede check` warns of a Redis that evicts leases first, and fails if Redis is full and takes no writes."""
     pytest.importorskip("redis")
     from servers import RedisServer
 
@@ -458,7 +458,7 @@ def test_check_tells_what_a_full_redis_does(home: Path) -> None:
 
 
 def test_stats_of_an_engine_that_is_not_asked(home: Path, tmp_path: Path) -> None:
-    """A refusal without a way on."""
+    """For an engine without statistics, `stampede stats` refers to `get_cache().stats()`."""
     pytest.importorskip("pymemcache")
     from memcached_server import shared_memcached
 
@@ -468,7 +468,7 @@ def test_stats_of_an_engine_that_is_not_asked(home: Path, tmp_path: Path) -> Non
 
 
 def test_stats_of_an_engine_out_of_reach(home: Path) -> None:
-    """A zero would be told where nothing could be asked."""
+    """If the engine can't be reached, `stampede stats` fails instead of printing zeros."""
     (home / "file").write_text("")
     (home / "stampede.toml").write_text(f'[caches.default]\nurl = "disk://{home}/file/cache"\n')
     assert "can't use" in stampede(home, "stats", code=2)

@@ -1,4 +1,4 @@
-"""`stampede locks` and `stampede limits` with nothing said: they look where a program's own locks and limits are."""
+"""`stampede locks` and `stampede limits` without arguments look on all engines where locks and limits may be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def files(run: Run) -> Iterator[Engine]:
-    """What those are on that name none."""
+    """The engine of locks and limits that name no engine."""
     engine = open_engine("file://")
     yield engine
     engine.close()
@@ -37,7 +37,7 @@ def files(run: Run) -> Iterator[Engine]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """What a command prints that ends with this code, beside settings; what it complains of stands behind it."""
+    """Runs a command beside settings, checks its exit code, and returns its output, followed by its errors."""
     (tmp_path / "stampede.toml").write_text(SETTINGS.format(home=tmp_path))
     (tmp_path / "tmp").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_a_lock_that_names_no_engine_is_shown(run: Run, files: Engine, tmp_path: Path) -> None:
-    """Beside settings the default cache's engine alone was asked: "no lock is held", of one that was."""
+    """`stampede locks` shows the locks on the default file engine and on the engines of the settings."""
     with Lock("plain", on=files), Lock("theirs", on=f"disk://{tmp_path}/cache"):
         shown = run("locks")
         assert "plain" in shown and "theirs" in shown
@@ -74,7 +74,7 @@ def test_a_lock_that_names_no_engine_is_shown(run: Run, files: Engine, tmp_path:
 
 
 def test_without_settings_a_lock_is_shown(run: Run, files: Engine, tmp_path: Path) -> None:
-    """It was refused: caches that nobody has set up are in memory, and locks aren't."""
+    """Without settings, `stampede locks` shows locks on the file engine, although the default cache is in memory."""
     (tmp_path / "stampede.toml").unlink()
     with Lock("plain", on=files):
         assert "plain" in run("locks")
@@ -83,7 +83,7 @@ def test_without_settings_a_lock_is_shown(run: Run, files: Engine, tmp_path: Pat
 
 
 def test_a_lock_is_taken_away_where_it_is(run: Run, files: Engine, tmp_path: Path) -> None:
-    """Whoever didn't know where would hear that nobody has it; or have another broken than he meant."""
+    """`stampede locks --break` finds a lock's engine, and asks for the address if the lock is held on two engines."""
     url = f"disk://{tmp_path}/cache"
     assert f"no process holds the lock nightly on file:// or {url}" in run("locks", "--break", "nightly", code=1)
     lock = Lock("nightly", on=url)
@@ -99,7 +99,7 @@ def test_a_lock_is_taken_away_where_it_is(run: Run, files: Engine, tmp_path: Pat
 
 
 def test_an_engine_that_is_down_hides_no_other(run: Run, files: Engine, tmp_path: Path) -> None:
-    """One dead server of many, and nobody sees who has the locks of the others; or it is passed over in silence."""
+    """If one engine is down, the locks on the other engines are still shown, and the error is reported."""
     pytest.importorskip("redis")
     dead = f"redis://127.0.0.1:{free_port()}"
     with (tmp_path / "stampede.toml").open("a") as settings:
@@ -109,13 +109,13 @@ def test_an_engine_that_is_down_hides_no_other(run: Run, files: Engine, tmp_path
         assert "plain" in shown and dead[8:] in shown
     assert dead[8:] in run("locks", "--break", "other", code=1)
     with pytest.raises(LockLost), Lock("theirs", on=f"disk://{tmp_path}/cache"):
-        assert dead[8:] in run("locks", "--break", "theirs")  # it was there, whatever else is where
+        assert dead[8:] in run("locks", "--break", "theirs")  # the lock was found, so the dead engine is no failure
     assert dead[8:] in run("limits", code=1)
     assert dead[8:] in run("locks", "dead", code=2)
 
 
 def test_a_limit_that_names_no_engine_is_shown(run: Run, files: Engine, tmp_path: Path) -> None:
-    """Beside settings nobody saw what is used of it."""
+    """`stampede limits` shows the limits on the default file engine and on the engines of the settings."""
     Limiter("plain", max=3, per=60, on=files).acquire()
     Limiter("theirs", max=3, per=60, on=f"disk://{tmp_path}/cache").acquire()
     shown = run("limits")

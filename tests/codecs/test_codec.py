@@ -35,7 +35,7 @@ def checksum(head: bytes, body: bytes) -> bytes:
 
 
 def same(value: Any, other: Any) -> bool:
-    """Equal with equal types, also inside; NaN is itself."""
+    """Whether two values are equal and of equal types, also inside. NaN equals itself."""
     if type(value) is not type(other):
         return False
     if isinstance(value, dict):
@@ -77,7 +77,7 @@ PLAIN = st.recursive(
 
 
 class Late:
-    """A codec that is made when it is used: `make next` imports this file where there is no msgspec."""
+    """A codec that is made when it is used, because `make next` imports this file without msgspec."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -116,7 +116,7 @@ def test_msgpack_refuses_nothing_plain(value: Any) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_behind_a_good_seal_are_a_value_or_a_codec_error(body: bytes) -> None:
-    """Broken if some bytes raised anything that a cache doesn't take for a miss."""
+    """Any body with a valid checksum is decoded or raises CodecError, which a cache treats as a miss."""
     head = SEALED.encode(KEY, Entry(1, ID))[: HEADER.size]
     try:
         SEALED.decode(KEY, head + checksum(head, body) + body)
@@ -125,7 +125,7 @@ def test_any_bytes_behind_a_good_seal_are_a_value_or_a_codec_error(body: bytes) 
 
 
 def test_an_entry_keeps_all_that_is_known_about_it() -> None:
-    """Broken if a duration, the id or the mark of an exception got lost on the wire; for ever stays for ever."""
+    """An encoded entry keeps its id, its durations, also infinite ones, and whether it is an exception."""
     for entry in (
         Entry(None, ID),
         Entry(0, b"\x00" * 8, 1.5, 2.5, 60.0, 59.5, inf),
@@ -137,7 +137,7 @@ def test_an_entry_keeps_all_that_is_known_about_it() -> None:
 
 
 def test_what_is_shared_or_holds_itself_stays_so() -> None:
-    """Broken if putting values in the place of nodes tore apart what was one list, or never came to an end."""
+    """A list that is used twice, or that contains itself, comes back with the same structure."""
     day = date(2026, 1, 1)
     shared = [day]
     again = through(SEALED, [shared, shared, {"k": shared}])
@@ -162,7 +162,7 @@ CODECS: dict[str, Codec] = {
 
 @pytest.mark.parametrize("name", CODECS)
 def test_every_cut_and_every_flipped_bit_is_noticed(name: str) -> None:
-    """Broken if a damaged entry were believed: any bit, any length, header or body."""
+    """An entry with a flipped bit or a wrong length is refused, wherever the damage is."""
     codec = CODECS[name]
     value = date(2026, 1, 1) if "date" in name else {"a": ["text" * 3, 1, None]}
     blob = codec.encode(KEY, Entry(value, ID, 1.0, 1.0, 60.0, 60.0, 60.0))
@@ -180,7 +180,7 @@ def test_every_cut_and_every_flipped_bit_is_noticed(name: str) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_an_entry_of_another_key_or_codec_is_refused(name: str) -> None:
-    """Broken if a mixed-up reply of an engine gave one customer another's report."""
+    """An entry of another key is refused. Otherwise a mixed-up reply could give one customer another's report."""
     blob = CODECS[name].encode(KEY, Entry(1, ID))
     for other in ("shop.report:(2,)", KEY + " ", KEY[:-1], ""):
         with pytest.raises(CodecError):
@@ -191,7 +191,7 @@ def test_an_entry_of_another_key_or_codec_is_refused(name: str) -> None:
 
 
 def test_signing_keys_rotate() -> None:
-    """Broken if entries were lost while the fleet moves from one signing key to the next, or old keys stayed good."""
+    """Entries remain readable while processes move to a new signing key. The old key can't read new entries."""
     old, new = make_codec(signing_key="old"), make_codec(signing_key=["new", b"old"])
     assert new.decode(KEY, old.encode(KEY, Entry(1, ID))).value == 1
     with pytest.raises(CodecError, match="seal"):
@@ -203,7 +203,7 @@ def test_signing_keys_rotate() -> None:
 
 
 def test_compression_shrinks_and_its_bombs_are_refused() -> None:
-    """Broken if compress= did nothing, touched small values, or if a small entry could fill the memory."""
+    """compress= shrinks large values only, and an entry that inflates beyond max_bytes is refused."""
     text = "all the same " * 10_000
     blob = make_codec(compress=1000).encode(KEY, Entry(text, ID))
     assert len(blob) < 2000
@@ -219,7 +219,7 @@ def test_compression_shrinks_and_its_bombs_are_refused() -> None:
 
 
 def test_max_bytes_holds_both_ways() -> None:
-    """Broken if a value too big for its engine were sent there, or a huge entry were parsed."""
+    """A value larger than max_bytes is neither stored nor read."""
     small = make_codec(max_bytes=100)
     assert through(small, "x" * 50) == "x" * 50
     with pytest.raises(TooLarge, match="max_bytes"):
@@ -264,14 +264,14 @@ async def _coroutine() -> None: ...
     ids=lambda value: type(value).__name__,
 )
 def test_a_foreign_value_is_refused_by_name_and_remedy(value: Any, words: list[str]) -> None:
-    """Broken if a value that can't be held were stored as something else, or refused without saying what to do."""
+    """A value that can't be stored is refused. The message names its type and a remedy."""
     with pytest.raises(CodecError) as caught:
         SEALED.encode(KEY, Entry(value, ID))
     assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_a_coroutine_is_refused() -> None:
-    """Broken if an awaitable, good for one caller, were stored for many."""
+    """A coroutine is refused, because it can be awaited only once."""
     coroutine = _coroutine()
     with pytest.raises(CodecError, match="coroutine"):
         SEALED.encode(KEY, Entry(coroutine, ID))
@@ -279,7 +279,7 @@ def test_a_coroutine_is_refused() -> None:
 
 
 def test_a_value_nested_too_deeply_is_an_error_of_ours() -> None:
-    """Broken if storing such a value ended the caller with a RecursionError."""
+    """A value that is nested too deeply raises CodecError, and not RecursionError."""
     deep: list[Any] = []
     for _ in range(200_000):
         deep = [deep]
@@ -300,7 +300,7 @@ def test_a_value_nested_too_deeply_is_an_error_of_ours() -> None:
     ids=str,
 )
 def test_a_wrong_option_is_named_with_its_remedy(options: dict[str, Any], words: list[str]) -> None:
-    """Broken if a typo in the options came out at the first store, or without saying which option it is."""
+    """A wrong option is refused when the codec is made. The message names the option and a remedy."""
     with pytest.raises(OptionError) as caught:
         make_codec(**options)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -326,7 +326,7 @@ def test_raised_exceptions_travel_with_every_codec() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.one_of(st.dates(), st.times(), st.decimals(allow_nan=False), st.uuids(), st.timedeltas())))
 def test_standard_types_are_not_pickles_of_themselves(values: list[date | time | Decimal | UUID | timedelta]) -> None:
-    """Broken if the wire held Python's own names, which differ between its versions."""
+    """Standard types are encoded without Python's own names for them, which differ between Python versions."""
     blob = SEALED.encode(KEY, Entry([*values, Fraction(1, 3)], ID))
     for word in (b"datetime\n", b"_decimal", b"fractions", b"stampede", b"builtins"):
         assert word not in blob

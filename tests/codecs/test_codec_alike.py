@@ -1,4 +1,4 @@
-"""What a codec gives back is what went in: equal, of its own types, with all its attributes; or it is refused."""
+"""A codec gives back an equal value with the same types and attributes, or refuses to store it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
 
 
 class Text(str):
-    """Not quite a str."""
+    """A subclass of str."""
 
 
 class Point(NamedTuple):
@@ -47,7 +47,7 @@ class Point(NamedTuple):
 
 
 class Sub(Point):
-    """Not quite a Point, and with room for attributes."""
+    """A subclass of Point, with room for attributes."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Doubled:
 
 
 class Doubles:
-    """An attribute that makes something else of what it is given."""
+    """A descriptor that doubles what is assigned to it."""
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return vars(owner)["n"]
@@ -129,7 +129,7 @@ def through(codec: Any, value: Any) -> Any:
 
 
 def facts(value: Any) -> Any:
-    """All that can be seen of a value, as plain tuples: written apart from what is tested here."""
+    """All that can be seen of a value, as plain tuples. It uses none of the code that is tested here."""
     kind = type(value)
     if isinstance(value, enum.Enum):
         return kind, value.name
@@ -190,7 +190,7 @@ def grown(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("name", CODECS)
 @given(value=st.recursive(atoms, grown, max_leaves=5))
 def test_what_comes_back_is_what_went_in(name: str, returns: Any, value: Any) -> None:
-    """The first caller would get one value, and all others another."""
+    """A decoded value equals the original in all its facts, so the first caller and all others get the same value."""
     returns = (Page | Attrs | Point | Sub | Kind | Any) if returns == "exact" and name == "sealed" else returns
     returns = type(value) if returns == "exact" else returns
     try:
@@ -215,7 +215,7 @@ ODD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("name, value", ODD, ids=repr)
 @pytest.mark.parametrize("form", ["msgpack", "json"])
 def test_rows_come_back_as_they_went_in(form: str, name: str, value: Any) -> None:
-    """What nobody reads back to see whether it is whole would not be."""
+    """A list of dataclasses with an odd field is refused, or all its rows come back unchanged."""
     codec = make_codec(form, returns=list[Row])
     rows = [Row(n, "x", 0.5, ["x"], {"x": 1}, datetime(2026, 1, 1), UUID(int=n)) for n in (1, 2**63)]
     assert facts(through(codec, rows)) == facts(rows)
@@ -258,7 +258,7 @@ LOSSY: list[tuple[Any, Callable[[], Any], list[str]]] = [
     [(name, returns, make) for returns, make, names in LOSSY for name in names],
 )
 def test_what_would_be_lost_is_refused(name: str, returns: Any, make: Callable[[], Any]) -> None:
-    """An attribute, a zone, or a class would be gone at the first hit."""
+    """A value is refused if it would come back without an attribute, a time zone or its class, or not at all."""
     with pytest.raises(CodecError):
         make_codec(name, returns=returns).encode(KEY, Entry(make(), ID))
 
@@ -279,7 +279,7 @@ def test_what_would_be_lost_is_refused(name: str, returns: Any, make: Callable[[
     ids=repr,
 )
 def test_what_the_default_codec_keeps(returns: Any, value: Any) -> None:
-    """It would be computed at every call, for a detail that could be held."""
+    """The default codec keeps these details. A refused value would be computed at every call."""
     again = through(make_codec(returns=returns), value)
     assert facts(again) == facts(value)
     if isinstance(value, pydantic.BaseModel):
@@ -287,7 +287,7 @@ def test_what_the_default_codec_keeps(returns: Any, value: Any) -> None:
 
 
 def test_what_was_lazily_computed_may_go() -> None:
-    """An object would be kept before its property is read, and refused after."""
+    """An object is stored without its cached properties, so it can be stored after such a property was read."""
     page = Page(1)
     assert page.lazy == 7
     for name in CODECS:
@@ -308,7 +308,7 @@ DIFFERENT = [
 
 
 def test_alike_is_exact() -> None:
-    """What is alike by mistake is stored, and comes back as something else."""
+    """`alike` tells different values apart. Otherwise a value that comes back changed would be stored."""
     for number, one in enumerate(DIFFERENT):
         for other_number, other in enumerate(DIFFERENT):
             assert alike(one, other) is (number == other_number), (one, other)
@@ -327,7 +327,7 @@ class Gone(LookupError):
 
 
 class Local(LookupError):
-    """It doesn't let itself be made again."""
+    """An exception that can be made only once."""
 
     made = 0
 
@@ -349,7 +349,7 @@ class Moved(LookupError):
     ids=repr,
 )
 def test_an_exception_comes_back_whole_or_is_not_kept(caches: list[Cache], error: Exception, kept: bool) -> None:
-    """Who asks an exception of `raises` for its attributes would get an AttributeError, at a hit only."""
+    """An exception of `raises` comes back with all its attributes, or is not stored."""
     for cache in caches:
         calls: list[int] = []
 

@@ -28,7 +28,7 @@ from stampede.testing import isolated
 
 try:
     import polars as pl
-except ImportError:  # a hundred MB more: it is tested where it is
+except ImportError:  # it takes a hundred MB: it is tested only where it is installed
     pl = None  # type: ignore[assignment]
 
 KEY, ID = "k", b"12345678"
@@ -68,7 +68,7 @@ DTYPES = [
 
 
 def test_numpys_scalars_come_back_as_they_are() -> None:
-    """Else a function that returns one, as a mean is, would be computed for ever, or give others another type."""
+    """numpy scalars come back with the same type and value, so a function that returns a mean can be cached."""
     for value in SCALARS:
         back = there_and_back(value)
         assert type(back) is type(value) and back.dtype == value.dtype and back == value, value
@@ -77,7 +77,7 @@ def test_numpys_scalars_come_back_as_they_are() -> None:
 
 
 def test_numpys_arrays_come_back_as_they_are() -> None:
-    """Else one is refused, or comes back of another dtype or shape, transposed, or can be written to no more."""
+    """numpy arrays come back with the same dtype, shape, memory order and writeable flag."""
     for value in ARRAYS:
         back = there_and_back(value)
         assert type(back) is np.ndarray and (back.dtype, back.dtype.char) == (value.dtype, value.dtype.char), value
@@ -124,7 +124,7 @@ FRAMES = [
 
 
 def test_pandas_comes_back_as_it_is() -> None:
-    """Else a frame is refused, or loses its index's frequency or zone, its names, a column's dtype or its attrs."""
+    """pandas objects come back with the same type, index, frequency, zone, names, dtypes and attrs."""
     for value in (*MOMENTS, pd.NaT, pd.NA):
         back = there_and_back(value)
         assert type(back) is type(value) and (back is value or back == value), value
@@ -143,7 +143,7 @@ def test_pandas_comes_back_as_it_is() -> None:
 
 
 def test_a_frame_that_was_read_can_be_written_to() -> None:
-    """Else who adds a column to what a cached function gave, or changes a cell, fails on a hit only."""
+    """A frame that was read from a cache can be changed, like a computed one."""
     frame = there_and_back(FRAME)
     frame.loc[frame.index[0], "ints"] = 5
     frame["new"] = 1
@@ -151,7 +151,7 @@ def test_a_frame_that_was_read_can_be_written_to() -> None:
 
 
 def test_a_column_of_objects_comes_back_if_its_objects_do() -> None:
-    """Else a frame with a column of dates, dicts or Decimals would be computed for ever."""
+    """A frame with a column of objects is stored if each object can be stored, such as dates, dicts and Decimals."""
     frame = pd.DataFrame({"o": [1, "x", None, {"a": [1]}, Decimal(1), date(2020, 1, 1)]}, dtype=object)
     back = there_and_back(frame)
     assert [*map(type, back["o"])] == [*map(type, frame["o"])] and back.equals(frame)
@@ -177,7 +177,7 @@ def tables() -> list[Any]:
 
 
 def test_tables_come_back_as_they_are() -> None:
-    """Else a table of Arrow's, or a frame of polars', is refused or comes back with another schema."""
+    """Tables of Arrow and frames of polars come back equal and with the same schema."""
     for value in tables():
         back = there_and_back(value)
         assert type(back) is type(value) and back.equals(value)
@@ -185,7 +185,7 @@ def test_tables_come_back_as_they_are() -> None:
 
 
 def test_a_slice_of_a_table_takes_no_more_than_itself() -> None:
-    """Else three rows of a large table would be stored with all of it."""
+    """A slice of a table is stored without the rest of the table."""
     assert len(Sealed().dump(pa.table({"a": pa.array(range(100_000))}).slice(50, 3), False)) < 1000
 
 
@@ -197,7 +197,7 @@ class Report:
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 def test_a_number_of_numpys_is_kept_where_it_is_annotated_as_such(codec: str) -> None:
-    """Broken: it comes back as a number of another type."""
+    """msgpack and json store a numpy number only if the annotation names its type."""
     back = there_and_back(Report(1.5, np.float64(2)), codec)
     assert (type(back.mean), type(back.best)) == (float, np.float64)
     assert isinstance(there_and_back(np.float64(1.5), "sealed", float), np.float64)
@@ -213,7 +213,7 @@ class Sub(pd.DataFrame):
 
 
 class Quantity(np.ndarray):  # type: ignore[type-arg]
-    """A class of one's own on an array, as of astropy's or pint's."""
+    """A subclass of an array, as astropy and pint have."""
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_does_not_travel_is_told_what_does(what: str) -> None:
-    """Else it comes back as something else, or its message advises what doesn't work for it."""
+    """A type that can't be stored is refused, and the message names what to return instead."""
     make, advised = REFUSED[what]
     if pl is None and what in ("lazy", "polars objects"):
         pytest.skip("polars is not installed")
@@ -253,7 +253,7 @@ def test_what_does_not_travel_is_told_what_does(what: str) -> None:
 
 
 def test_what_is_advised_is_kept() -> None:
-    """Else who follows one message is sent on by the next."""
+    """A value that is converted as a refusal advises can be stored."""
     frame = there_and_back(pd.DataFrame(Sub({"a": [1]})))
     assert (type(frame), frame["a"].tolist()) == (pd.DataFrame, [1])
     assert there_and_back(np.array(np.arange(3).view(Quantity))).tolist() == [0, 1, 2]
@@ -319,7 +319,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_bytes_are_a_miss(what: str) -> None:
-    """Else who can write to the engine makes readers fail, or run out of memory, or read what is not theirs."""
+    """Hostile bytes raise an ordinary error, which the cache treats as a miss."""
     with pytest.raises(Exception) as caught:  # the envelope makes it a CodecError
         Sealed().load(node(*HOSTILE[what]), False)
     assert isinstance(
@@ -328,7 +328,7 @@ def test_hostile_bytes_are_a_miss(what: str) -> None:
 
 
 def test_a_damaged_stream_harms_nobody() -> None:
-    """Else a reader in C++ is given lengths and places that lie outside of the bytes."""
+    """A damaged Arrow stream is read or raises an ordinary error. It must not make the C++ reader crash."""
     honest = stream(pa.table({"a": [1, 2, 3], "s": ["x", "yy", None]}))
     for place in range(len(honest)):
         for bit in (1, 128):
@@ -341,7 +341,7 @@ def test_a_damaged_stream_harms_nobody() -> None:
 
 
 def test_a_function_of_numbers_and_frames_is_cached() -> None:
-    """Else what people compute with pandas is computed at each call, without an error."""
+    """A function that takes numpy numbers and returns a number or a frame is computed once."""
     with isolated(url="memory://?codec=sealed"):
 
         @cached
@@ -358,7 +358,7 @@ def test_a_function_of_numbers_and_frames_is_cached() -> None:
 
 
 def test_nobody_else_pays_for_them() -> None:
-    """Else `import stampede`, or a value without an array, would import numpy and pandas: a second, and 100 MB."""
+    """stampede imports numpy and pandas only for values that need them: they cost a second and 100 MB."""
     code = """if True:
         import sys
         from stampede import Cache, CodecError
@@ -378,7 +378,7 @@ def test_nobody_else_pays_for_them() -> None:
 
 
 def test_numpys_scalars_are_keys() -> None:
-    """Else a function that is called with an element of an array can't be cached, or shares another's value."""
+    """numpy scalars can be arguments of a cached function, and different scalars give different keys."""
     keys = [canonical(each) for each in (*SCALARS, np.longdouble(1), np.float64(1), 3, -3, 1.5, True, "a\0")]
     assert len({*keys}) == len(keys)
     assert canonical(np.int64(1)) == "numpy:int64(1)" and canonical(np.bool_(True)) == "numpy:bool(True)"
@@ -387,7 +387,7 @@ def test_numpys_scalars_are_keys() -> None:
 
 
 def test_what_pandas_and_numpy_name_things_by_is_a_key() -> None:
-    """Else a function of a month, or of a dtype, can't be cached but by a key= of one's own."""
+    """pandas periods and intervals and numpy dtypes can be keys. Arrays and series are refused with advice."""
     things: list[Any] = [
         pd.NA, pd.NaT, pd.Period("2020-01", "M"), pd.Period("2020-01", "D"), pd.Period("2020-02", "M"),
         pd.Interval(1, 2), pd.Interval(1.0, 2.0), pd.Interval(1, 2, closed="both"), *map(np.dtype, "fdlqb?"),
@@ -403,7 +403,7 @@ def test_what_pandas_and_numpy_name_things_by_is_a_key() -> None:
 
 
 def test_zones_of_pytz_come_back() -> None:
-    """Else pandas 2, for which each named zone is one of pytz's, has no frame of times with a zone."""
+    """Zones of pytz come back. pandas 2 uses pytz for each named zone."""
     pytz = pytest.importorskip("pytz")
     zone = pytz.timezone(BERLIN)
     moment = pd.Timestamp("2024-10-27 01:30", tz=zone) + pd.Timedelta(hours=2)

@@ -28,7 +28,7 @@ from stampede.errors import CodecError
 from stampede.model.entry import Entry
 
 KEY = "shop.report:(1,)"
-DEEP = 200_000  # whoever went down so far, in C or in Python, would be at the end of the stack
+DEEP = 200_000  # recursion to this depth, in C or in Python, would overflow the stack
 RAN: list[object] = []  # what hostile bytes managed to call
 
 
@@ -78,7 +78,7 @@ class Account:
 
 
 class Registered:
-    """A class with an extension code, which somebody has used."""
+    """A class whose extension code was used before."""
 
 
 CODEC = make_codec(returns=dict[str, Account | Point])
@@ -87,7 +87,7 @@ NODE = b"cs\nN\n"
 
 
 def entry(body: bytes, key: str = KEY, codec: Codec = CODEC) -> bytes:
-    """A body in an honest envelope."""
+    """A body in a valid envelope."""
     header = CODEC.encode(KEY, Entry(1, b"12345678", 0.1, 0.2, 60.0, 60.0, 90.0))[: HEADER.size]
     return header + struct.pack(">I", zlib.crc32(body, zlib.crc32(header, zlib.crc32(key.encode())))) + body
 
@@ -157,7 +157,7 @@ BODIES: dict[str, bytes] = {
     "SETITEMS on a node": ACCOUNT + b"(K\x01K\x02u.",
     "SETITEM on the maker": NODE + b"K\x01K\x02s.",
     "APPEND on the maker": NODE + b"K\x01a.",
-    # what the maker leaves
+    # wrong uses of the maker and of nodes
     "the maker as the value": NODE + b".",
     "the maker in a list": b"]" + NODE + b"a.",
     "the maker as an argument": node("deque", b"N", NODE) + b".",
@@ -222,7 +222,7 @@ BODIES: dict[str, bytes] = {
 @pytest.fixture(autouse=True, scope="module")
 def extension_in_use() -> Any:
     copyreg.add_extension(__name__, "Registered", 0xF0)
-    pickle.loads(pickle.dumps(Registered, 2))  # from now on the C unpickler has it without asking find_class
+    pickle.loads(pickle.dumps(Registered, 2))  # from now on the C unpickler finds it without calling find_class
     yield
     copyreg.remove_extension(__name__, "Registered", 0xF0)
 
@@ -240,7 +240,7 @@ def world() -> dict[object, dict[str, object]]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_hostile_bytes_are_refused_and_change_nothing(name: str) -> None:
-    """Broken if bytes from an engine could run code, change a class, or leave as anything but a CodecError."""
+    """Hostile bytes raise CodecError, run no code, and change no class."""
     before = world()
     with pytest.raises(CodecError):
         CODEC.decode(KEY, entry(BODIES[name]))
@@ -249,14 +249,14 @@ def test_hostile_bytes_are_refused_and_change_nothing(name: str) -> None:
 
 
 def test_the_envelope_of_these_tests_is_good() -> None:
-    """Broken if the corpus above were refused for its envelope, and its attacks never reached the unpickler."""
+    """The envelope of these tests is valid, so the attacks above do reach the unpickler."""
     assert CODEC.decode(KEY, entry(b"K\x07.")).value == 7
     value = CODEC.decode(KEY, entry(ACCOUNT + b".")).value
     assert (type(value), value.owner, value.colour, value.rows) == (Account, "bob", Colour.RED, [])
 
 
 def test_the_extension_code_would_have_worked() -> None:
-    """Broken if the extension attacks above were harmless anyway: a plain subclass's find_class is not asked."""
+    """The extension attacks above would work on a plain Unpickler, which does not call find_class for them."""
 
     class Trusting(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -266,7 +266,7 @@ def test_the_extension_code_would_have_worked() -> None:
 
 
 def test_what_is_shared_many_times_takes_linear_time() -> None:
-    """Broken if a hundred bytes that share one list 2^60 times took for ever to settle."""
+    """A few hundred bytes that share one list 2^60 times are decoded in linear time."""
     body = ACCOUNT + b"\x85\x940" + b"]\x94(h\x00h\x00e" + b"".join(
         b"0]\x94(" + bytes([0x68, n, 0x68, n]) + b"e" for n in range(1, 60)
     )  # fmt: skip
@@ -280,7 +280,7 @@ def test_what_is_shared_many_times_takes_linear_time() -> None:
 
 @pytest.mark.parametrize("name", ["msgpack", "json"])
 def test_msgspec_bodies_refuse_what_is_not_of_the_type(name: str) -> None:
-    """Broken if the typed codecs believed bytes that don't fit the return annotation, or nested for ever."""
+    """msgpack and json refuse bodies that don't fit the return annotation or that nest too deeply."""
     codec = make_codec(name, returns=dict[str, Point])
     header = codec.encode(KEY, Entry({}, b"12345678"))[: HEADER.size]
     for body in (b"", b"\x01", b"[]", b"\x90", b'{"a":1}', b"\x91" * DEEP, b"[" * DEEP, b"\xdf\xff\xff\xff\xff"):
@@ -290,7 +290,7 @@ def test_msgspec_bodies_refuse_what_is_not_of_the_type(name: str) -> None:
 
 
 def test_bombs_need_the_signing_key() -> None:
-    """Broken if a hash that takes for ever, a deep key or a huge memo were opened before the signature was checked."""
+    """The signature is checked before the body is decoded, so a slow hash, a deep key or a huge memo does no harm."""
     t60 = b")\x94" + b"".join(b"2\x86" for _ in range(60))
     bombs = [b"}" + t60 + b"Ns.", b"})" + b"\x85" * DEEP + b"Ns.", b"Nr\xff\xff\xff\x7f."]
     codec = make_codec(signing_key="secret")
@@ -302,14 +302,14 @@ def test_bombs_need_the_signing_key() -> None:
 
 @pytest.mark.parametrize("stack, depths", [("0", ["150000"]), ("65536", ["40", "110", "300"])])
 def test_depth_does_not_end_the_process(stack: str, depths: list[str]) -> None:
-    """Broken if a deep key or member ended the process, which hashes it in C: in the main thread, or in a small one."""
+    """A deeply nested key or member does not end the process, also in a thread with a small stack."""
     child = Path(__file__).with_name("deep_bytes.py")
     done = subprocess.run([sys.executable, str(child), stack, *depths], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 def test_large_values_with_many_tuples_come_back() -> None:
-    """Broken if the bytes of an honest value were taken for hostile ones once they are large."""
+    """A large value with many tuples is not mistaken for hostile bytes."""
     point = Point(1, 2)
     twice = ("shared", (2**70, b"x" * 300, frozenset({1, (2, 3)})))
     each = {"t(": [twice, twice, (), (point,), (1, -1, 1.5, None, True)], ("key", 1): {"a" * 300, (4,)}}
@@ -323,11 +323,11 @@ FLAT: list[Any] = [[{"a": number} for number in range(2_500)], bytes(range(128, 
 
 @pytest.mark.parametrize("name", ["sealed", "msgpack", "json"])
 def test_flat_values_are_stored_and_read_in_threads_with_a_small_stack(name: str) -> None:
-    """Broken if what only looks nested were refused where little could be nested."""
+    """Flat values whose bytes look nested are stored and read in a thread with a small stack."""
     codec, read = make_codec(name), []
 
     def work() -> None:
-        for value in FLAT[:: 2 if name == "json" else 1]:  # which has no bytes
+        for value in FLAT[:: 2 if name == "json" else 1]:  # JSON has no bytes
             read.append(codec.decode(KEY, codec.encode(KEY, Entry(value, b"12345678"))).value == value)
 
     before = threading.stack_size(1 << 17)

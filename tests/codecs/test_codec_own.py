@@ -1,4 +1,4 @@
-"""Codecs of one's own, and types and modules that are trusted."""
+"""Custom codecs, and trusted types and modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Marshal:
 
 
 class Lines:
-    """A codec of texts only; its errors are of its own."""
+    """A codec for texts only, which raises LookupError."""
 
     name = "lines"
 
@@ -64,7 +64,7 @@ class TestLines(CodecSuite):
 
 
 class Forgetful(CodecSuite):
-    """As JSON does it: tuples come back as lists."""
+    """The suite for a codec that turns tuples into lists, as JSON does."""
 
     def make_codec(self) -> ValueCodec:
         class Json:
@@ -80,14 +80,14 @@ class Forgetful(CodecSuite):
 
 
 def test_the_suite_finds_a_codec_that_forgets() -> None:
-    """Else the suite says that a codec is good which gives others something else."""
+    """The codec suite fails for a codec that changes values."""
     Forgetful().test_what_comes_back_is_what_went_in()
     with pytest.raises(AssertionError, match="came back as"):
         Forgetful().test_what_it_can_not_hold_is_an_error()
 
 
 def test_a_codec_of_one_s_own_for_a_function_and_for_a_cache() -> None:
-    """Else who needs another format has none, or it is not asked."""
+    """A custom codec can be set for a function and for a cache."""
     codec = Marshal()
     with isolated(url="memory://?codec=sealed", codec=codec):
 
@@ -105,7 +105,7 @@ def test_a_codec_of_one_s_own_for_a_function_and_for_a_cache() -> None:
 
 
 def test_what_it_raises_is_a_codec_error_and_fails_nobody() -> None:
-    """Else an error of a codec's own reaches who only asked for a value."""
+    """An error in a custom codec becomes a CodecError. Without strict, the caller still gets the value."""
     with isolated(url="memory://?codec=sealed", strict=False):
 
         @cached(codec=Lines())
@@ -121,7 +121,7 @@ def test_what_it_raises_is_a_codec_error_and_fails_nobody() -> None:
 
 
 def test_another_codec_s_bytes_are_a_miss() -> None:
-    """Else a new codec, or a new version of one, would be given the bytes of the old."""
+    """Bytes of another codec, or of another version of a codec, are refused."""
     blob = make_codec(Lines()).encode(KEY, Entry("x", ID))
 
     class Newer(Lines):
@@ -134,7 +134,7 @@ def test_another_codec_s_bytes_are_a_miss() -> None:
 
 
 def test_it_is_signed_compressed_and_limited_as_others_are() -> None:
-    """Else these options would be without effect, and nobody would say so."""
+    """The options signing_key and compress also apply to a custom codec."""
     codec = make_codec(Lines(), signing_key=b"k", compress=10)
     blob = codec.encode(KEY, Entry("x" * 1000, ID))
     assert len(blob) < 300 and codec.decode(KEY, blob).value == "x" * 1000
@@ -143,7 +143,7 @@ def test_it_is_signed_compressed_and_limited_as_others_are() -> None:
 
 
 def test_an_exception_of_raises_does_not_go_through_it() -> None:
-    """Else a codec of texts would have to know what an exception is."""
+    """Exceptions of `raises` are stored without the custom codec, which need not support them."""
     with isolated(url="memory://?codec=sealed"):
 
         @cached(codec=Lines(), raises=KeyError)
@@ -172,7 +172,7 @@ class Text(Nameless):
 
 
 def test_what_is_no_codec_is_refused_at_decoration() -> None:
-    """Else the mistake is found by the first call, on the first engine that is shared."""
+    """A wrong codec is refused when the function is decorated, and not at its first call."""
     for wrong, told in ((Nameless(), "name"), (Marshal, "instance|codec is"), (5, "codec is"), ("pickel", "pickle")):
         with pytest.raises(OptionError, match=told):
             cached(codec=wrong)(lambda: None)  # type: ignore[call-overload]
@@ -231,14 +231,14 @@ class Remembered(dict[str, int]):
 
 
 def test_a_trusted_module_is_trusted_for_its_classes() -> None:
-    """Else each class of an application has to be listed."""
+    """If a module is trusted, all its classes can be stored."""
     assert there_and_back([Fields(2)], ME) == [Fields(2)]
     made = there_and_back(Plain(3), ME)
     assert type(made) is Plain and vars(made) == {"n": 3, "more": [3]}
 
 
 def test_an_ordinary_class_goes_by_its_attributes() -> None:
-    """And none of its code is run, whatever the bytes say."""
+    """A trusted class is stored by its attributes. Reading it runs no code of the class."""
     made = there_and_back(Placed(), Placed)
     assert type(made) is Placed and made.place == "slot" and vars(made) == {"n": 1, "more": [1]}
     (shape,) = shapes_of(None, [Placed])
@@ -252,7 +252,7 @@ def test_an_ordinary_class_goes_by_its_attributes() -> None:
 
 
 def test_a_module_is_trusted_for_its_own_classes_only() -> None:
-    """Else a module that imports os would bring all that os has."""
+    """A trusted module does not make the classes that it imports trusted."""
     module = ModuleType("trusted_for_itself")
     module.Fields = Fields  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
@@ -264,7 +264,7 @@ def test_a_module_is_trusted_for_its_own_classes_only() -> None:
 
 
 def test_modules_are_named_in_settings() -> None:
-    """Else a configuration file can name types only."""
+    """trust= accepts the name of a module, as settings give it."""
     with isolated(url="memory://?codec=sealed", trust=["urllib.parse"]):
 
         @cached

@@ -1,4 +1,4 @@
-"""Each refusal names what works for that very value: here, what is advised is done."""
+"""Each refusal advises what works for that value: these tests follow the advice."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ BERLIN = datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
 Make = Callable[[], Any]
 Options = dict[str, Any]
 
-# What is returned, with which codec; what the message names; and one or more ways that it names, which work.
+# The value and the options of the codec; what the message names; and the ways that it advises, which must work.
 REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] = {
     "a model": (
         lambda: Price(1), {}, ["trust=[Price], or in the return annotation of the @cached function"],
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Make, Options, list[str], list[tuple[Make, Options]]]] 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_refusal_names_what_works(what: str) -> None:
-    """Else who does what the message says is refused again, or sent from one codec to the other and back."""
+    """A value that is stored as the refusal advises is not refused again."""
     make, options, names, ways = REFUSED[what]
     with pytest.raises(CodecError) as refused:
         make_codec(**options).encode(KEY, Entry(make(), ID))
@@ -190,7 +190,7 @@ def test_a_refusal_names_what_works(what: str) -> None:
 
 
 def test_nobody_is_sent_to_where_it_is_refused_again() -> None:
-    """Else msgpack says sealed, and sealed says msgpack."""
+    """If a refusal advises only another codec, that codec stores the value."""
     for make, options, _, _ in REFUSED.values():
         with pytest.raises(CodecError) as refused:
             make_codec(**options).encode(KEY, Entry(make(), ID))
@@ -204,14 +204,14 @@ def test_nobody_is_sent_to_where_it_is_refused_again() -> None:
 @pytest.mark.parametrize("name", ["msgpack", "json"])
 @pytest.mark.parametrize("text", [SafeString("<b>"), Markup("<b>")], ids=["django", "markupsafe"])
 def test_the_advice_for_safe_html_is_no_longer_than_it_must_be(text: str, name: str) -> None:
-    """A user would name a type in `trust` that needs no trust."""
+    """The advice for safe HTML names only codec='sealed', because safe HTML needs no trust=."""
     with pytest.raises(CodecError, match=r"use codec='sealed', which can store it$"):
         make_codec(name).encode(KEY, Entry(text, ID))
 
 
 @pytest.mark.parametrize("text", [SafeString("<b>"), Markup("<b>")], ids=["django", "markupsafe"])
 def test_safe_html_is_a_value(text: str) -> None:
-    """Broken if what a template has given were not kept, or came back as a text that a template escapes again."""
+    """Safe HTML comes back with its type. A template would escape a plain str again."""
     codec = make_codec(returns=str)
     value = [text, {text: text}, text + text]
     read = codec.decode("k", codec.encode("k", Entry(value, b"12345678"))).value

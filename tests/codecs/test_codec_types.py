@@ -1,4 +1,4 @@
-"""The user's types: what an annotation reaches travels, and a deploy that changes one is a miss."""
+"""Classes of an application: those in an annotation can be stored, and a deploy that changes one causes a miss."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ REACHED: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize("returns, value", REACHED, ids=lambda x: str(x)[:40])
 def test_what_the_annotation_reaches_travels(returns: Any, value: Any) -> None:
-    """Broken if a function that says what it returns still had to list its types in trust."""
+    """Types that the return annotation names, also indirectly, need no trust=."""
     again = through(make_codec(returns=returns), value)
     assert again == value
     assert type(again) is type(value) and repr(again) == repr(value)
@@ -167,7 +167,7 @@ def test_pydantic_models_keep_what_was_set_and_what_is_private() -> None:
 
 
 def test_an_attribute_that_is_no_field_is_not_lost_in_silence() -> None:
-    """Broken if an object came back without an attribute that it had; what is cached may go."""
+    """An attribute that is no field is refused, and not lost. A cached property may be left out."""
     page = Page([1])
     assert page.total == 1
     again = through(make_codec(returns=Page[int]), page)
@@ -225,7 +225,7 @@ def test_the_annotation_of_what_is_wrapped_by_another_module() -> None:
 
 
 def test_annotations_that_can_not_be_resolved_break_nothing() -> None:
-    """Broken if a forward reference or a type known to checkers only made a function undecoratable."""
+    """A forward reference, or a type that only type checkers know, does not prevent decoration."""
 
     @dataclass
     class Local:
@@ -315,7 +315,7 @@ class Whole:
 
 
 def test_pickle_holds_anything_that_is_signed() -> None:
-    """Broken if the codec for everything didn't hold everything, or opened what isn't signed."""
+    """The pickle codec stores any object that pickle accepts, and refuses others with a CodecError."""
     codec = make_codec("pickle", signing_key="k")
     assert through(codec, Whole()).a == 1
     with pytest.raises(CodecError, match="can't be stored"):

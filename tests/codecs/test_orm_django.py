@@ -114,7 +114,7 @@ def there_and_back(value: Any, **options: Any) -> Any:
 
 
 def asked(count: int = 0) -> Any:
-    """How often the database is asked in this block."""
+    """Checks that the block sends this number of queries to the database."""
     captured = CaptureQueriesContext(connection)
 
     class Block:
@@ -129,7 +129,7 @@ def asked(count: int = 0) -> Any:
 
 
 def test_a_model_that_is_annotated_is_a_value() -> None:
-    """Else a function that returns a model is computed at every call."""
+    """A model that the return annotation names is computed once and stored."""
 
     @cached
     def author(author_id: int) -> Author:
@@ -149,7 +149,7 @@ def test_a_model_that_is_annotated_is_a_value() -> None:
 
 
 def test_what_was_deferred_stays_deferred() -> None:
-    """Else a password that a query left out is in the cache, or None in its place."""
+    """A field that the query deferred is not stored, and remains deferred."""
 
     @cached
     def authors() -> list[Author]:
@@ -163,7 +163,7 @@ def test_what_was_deferred_stays_deferred() -> None:
 
 
 def test_what_was_selected_and_prefetched_comes_along() -> None:
-    """Else `book.author` asks the database again for each of a hundred books that are in the cache."""
+    """Related objects that the query loaded are stored too, so a hit sends no queries for them."""
 
     @cached
     def authors() -> list[Author]:
@@ -192,7 +192,7 @@ def test_what_was_selected_and_prefetched_comes_along() -> None:
 
 
 def test_what_was_annotated_comes_along() -> None:
-    """Else `author.count` is there for who computes, and an error for all others."""
+    """Annotations of a query, such as `author.count`, are stored with the model."""
 
     @cached
     def author() -> Author:
@@ -206,7 +206,7 @@ def test_what_was_annotated_comes_along() -> None:
 
 
 def test_a_model_of_two_tables() -> None:
-    """Else an inherited model loses what is in its parent's table."""
+    """A model that inherits from another one comes back with the fields of both tables."""
     novel = Novel.objects.create(title="three", author_id=1)
     try:
         read = there_and_back(Novel.objects.get(), returns=Novel)
@@ -238,7 +238,7 @@ def with_file(author: Author) -> Author:
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refusals_name_what_works(what: str) -> None:
-    """Else something is kept that isn't in the database, or the advice is wrong."""
+    """Values that can't be stored, such as unsaved models and queries, are refused with advice."""
     advice, make, options = REFUSED[what]
     with pytest.raises(CodecError, match=advice):
         there_and_back(make(), **options)
@@ -256,7 +256,7 @@ GOOD: list[Any] = ["layout", "default", {"id": 1}, {}, {}, {}]
     ],
 )  # fmt: skip
 def test_hostile_bytes_are_a_miss(place: int, part: Any) -> None:
-    """Else bytes put an attribute over a method, or send a query to another database."""
+    """Hostile bytes are refused: they can't replace a method, or send a query to another database."""
     from stampede.codecs.django import facts_of, row_shape
 
     shape = row_shape(Author, "t")
@@ -269,7 +269,7 @@ def test_hostile_bytes_are_a_miss(place: int, part: Any) -> None:
 
 
 def test_a_row_is_no_key_and_the_refusal_says_what_is() -> None:
-    """Else who is told to ignore the parameter gives everybody the value of the first."""
+    """A model is refused as an argument. The advice is its primary key, and not ignore=, which would mix up owners."""
 
     @cached
     def cart(owner: Any) -> int:

@@ -1,4 +1,4 @@
-"""SQLAlchemy's models as values: what was loaded, detached; and what can't be one is refused with what to do."""
+"""SQLAlchemy's models as values: what was loaded is stored, detached. Other values are refused with advice."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def _caches() -> Iterator[None]:
 
 
 def statements(engine: Any) -> list[str]:
-    """What is asked of the database from now on."""
+    """The SQL statements that are executed from now on."""
     seen: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
     return seen
 
 
 def test_a_model_that_is_annotated_is_a_value(engine: Any) -> None:
-    """Else a function that returns a model is computed at every call."""
+    """A model that the return annotation names is computed once and stored."""
 
     @cached
     def member(member_id: int) -> Member | None:
@@ -132,12 +132,12 @@ def test_a_model_that_is_annotated_is_a_value(engine: Any) -> None:
             each.biography  # noqa: B018
         with pytest.raises(DetachedInstanceError):
             each.team  # noqa: B018
-    assert type(member(2)) is Boss is type(member(2))  # whom the annotation names by a class above
+    assert type(member(2)) is Boss is type(member(2))  # the annotation names its base class
     assert member(3) is None is member(3)
 
 
 def test_it_comes_back_into_a_session(engine: Any) -> None:
-    """Else who needs what wasn't loaded, or wants to change the row, has to ask for it anew."""
+    """`merge` attaches a cached model to a session without a query. It can then load more attributes and be changed."""
 
     @cached
     def member(member_id: int) -> Member:
@@ -158,7 +158,7 @@ def test_it_comes_back_into_a_session(engine: Any) -> None:
 
 
 def test_relationships_that_were_loaded_come_along(engine: Any) -> None:
-    """Else `user.team` works for who computes, and is an error for all others."""
+    """Relationships that were loaded are stored with the model. Others raise DetachedInstanceError."""
 
     @cached
     def members() -> list[Member]:
@@ -180,7 +180,7 @@ def test_relationships_that_were_loaded_come_along(engine: Any) -> None:
 
 
 def test_collections_of_all_kinds(engine: Any) -> None:
-    """Else a relationship that is a dict or a set comes back as a list, or not at all."""
+    """A relationship that is a dict or a set comes back as a dict or a set."""
     with Session(engine) as session:
         loaded = select(Team).options(selectinload(Team.by_name), selectinload(Team.as_set))
         attached = session.scalars(loaded).one()
@@ -192,7 +192,7 @@ def test_collections_of_all_kinds(engine: Any) -> None:
 
 
 def test_columns_that_were_left_out_are_left_out(engine: Any) -> None:
-    """Else a hit has, as None, what a miss doesn't have."""
+    """Columns that the query left out are not stored, and do not come back as None."""
 
     @cached
     def names() -> list[Member]:
@@ -206,7 +206,7 @@ def test_columns_that_were_left_out_are_left_out(engine: Any) -> None:
 
 
 def test_a_mapped_dataclass_is_a_row(engine: Any) -> None:
-    """Else its fields travel without its identity, and it can be in no session again."""
+    """A mapped dataclass is stored as a row with its identity, so it can be merged into a session."""
 
     @cached
     def thing() -> Thing:
@@ -219,7 +219,7 @@ def test_a_mapped_dataclass_is_a_row(engine: Any) -> None:
 
 
 def test_detached_below_cached(engine: Any) -> None:
-    """Else what one request has loaded is shared with others while its session is open, and expires with its commit."""
+    """@detached returns objects outside of the session, so they can be shared and do not expire at a commit."""
 
     @cached(ignore=["session"])
     @detached
@@ -237,7 +237,7 @@ def test_detached_below_cached(engine: Any) -> None:
 
 
 def test_detached_suspends() -> None:
-    """Else an async function's coroutine is what is gone through."""
+    """@detached also works on async functions."""
 
     @cached
     @detached
@@ -248,7 +248,7 @@ def test_detached_suspends() -> None:
 
 
 def test_detach_leaves_the_way_back_unloaded(engine: Any) -> None:
-    """Else objects that lead to each other could be kept in no way."""
+    """`detach` leaves back references unloaded. Otherwise objects that refer to each other could not be stored."""
     with Session(engine) as session:
         team = session.get_one(Team, 1)
         assert all(each.team is team for each in team.members)
@@ -269,7 +269,7 @@ def there_and_back(value: Any, **options: Any) -> Any:
 
 
 def test_objects_that_are_trusted_and_not_annotated(engine: Any) -> None:
-    """Else a function without an annotation can't return a model."""
+    """Without an annotation, a model is stored if trust= names its class. msgpack and json refuse models."""
     with Session(engine) as session:
         found, thing = session.get(Member, 1), session.get(Thing, 1)
     with pytest.raises(CodecError, match=r"trust=\[Member\], or in the return annotation"):
@@ -302,7 +302,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refusals_name_what_works(engine: Any, what: str) -> None:
-    """Else something half-loaded, or in another request's use, is kept; or the advice is wrong."""
+    """Values that can't be stored, such as changed models or those of an open session, are refused with advice."""
     advice, make = REFUSED[what]
     with Session(engine) as session:
         value = make(session)
@@ -314,7 +314,7 @@ def test_refusals_name_what_works(engine: Any, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["not in the database", "changed", "expired"])
 def test_what_can_not_be_detached_is_told_why(engine: Any, what: str) -> None:
-    """Else who has @detached is told to put it there."""
+    """A model that can't be detached is refused with the reason, and not with the advice to use @detached."""
     advice, make = REFUSED[what]
     with Session(engine) as session:
         value = make(session)
@@ -324,7 +324,7 @@ def test_what_can_not_be_detached_is_told_why(engine: Any, what: str) -> None:
 
 
 def test_a_column_more_is_a_miss(engine: Any) -> None:
-    """Else objects that an older version has stored come back with less than the class has."""
+    """If a class has a new column, entries of its older version are refused."""
 
     def made(**more: Any) -> Any:
         class Own(DeclarativeBase):
@@ -360,7 +360,7 @@ def entry_of(session: Session, kind: Any) -> Any:
     ],
 )
 def test_hostile_bytes_are_a_miss(parts: tuple[Any, ...]) -> None:
-    """Else bytes make an object that no query could have given."""
+    """Hostile bytes are refused: they can't make an object that no query returns."""
     from stampede.codecs.sqlalchemy import facts_of, row_shape
 
     shape = row_shape(Team, "t")
@@ -369,7 +369,7 @@ def test_hostile_bytes_are_a_miss(parts: tuple[Any, ...]) -> None:
 
 
 def test_threads_of_one_flight_share_nothing_of_a_session(engine: Any) -> None:
-    """Else they lazily load over one connection, each in the other's transaction."""
+    """Threads that share a computation get objects outside of any session. Otherwise they would share one."""
     ready = threading.Barrier(4)
 
     @cached(ignore=["session"])
@@ -395,7 +395,7 @@ def test_threads_of_one_flight_share_nothing_of_a_session(engine: Any) -> None:
 
 
 def test_a_row_is_no_key_and_the_refusal_says_what_is() -> None:
-    """Else who is told to ignore the parameter gives everybody the value of the first."""
+    """A model is refused as an argument. The advice is its primary key, and not ignore=, which would mix up owners."""
 
     @cached
     def cart(owner: Any) -> int:

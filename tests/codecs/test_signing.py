@@ -1,4 +1,4 @@
-"""What a signing key keeps out: somebody who can read and write where the values are."""
+"""A signing key protects against an attacker who can read and write the data of the engine."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
 
 
 def stored(cache: Cache, key: str = "k") -> Entry[bytes]:
-    """The entry as the engine has it."""
+    """The entry as the engine stores it."""
     (sealed,) = run(_store(cache).get([cache._root.prefix + key]))
     assert sealed is not None
     return sealed
 
 
 def put_back(cache: Cache, sealed: Entry[bytes], key: str = "k", **changed: Any) -> None:
-    """What somebody without the key can do who reaches the server."""
+    """Writes an entry as an attacker without the signing key can."""
     run(_store(cache).set(cache._root.prefix + key, replace(sealed, **changed)))
 
 
@@ -80,7 +80,7 @@ def _store(cache: Cache) -> Any:
 
 
 def test_nobody_lengthens_a_life(cache: Cache) -> None:
-    """An invalidated value would be eternal, by a change of what stands before the signed bytes."""
+    """An attacker can't lengthen the life of an entry by a change of the unsigned durations before the signed bytes."""
     cache.set("k", "old", ttl=5)
     sealed = stored(cache)
     put_back(cache, sealed, fresh=inf, keep=inf, ttl=inf)
@@ -92,14 +92,14 @@ def test_nobody_lengthens_a_life(cache: Cache) -> None:
 
 
 def test_what_is_put_back_ends_with_its_time(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wrote an old entry again and again would keep it alive."""
+    """An old entry that an attacker writes again still expires at its original time."""
     now = time.time()
     at(monkeypatch, now)
     cache.set("k", "old", ttl=5)
     sealed = stored(cache)
     cache.invalidate("k")
     put_back(cache, sealed)
-    assert cache.get("k") == "old"  # of which the docs tell
+    assert cache.get("k") == "old"  # the docs describe this limit
     at(monkeypatch, now + SKEW + 6)
     put_back(cache, sealed)
     assert cache.peek("k") is None
@@ -108,7 +108,7 @@ def test_what_is_put_back_ends_with_its_time(cache: Cache, monkeypatch: pytest.M
 
 
 def test_nothing_is_good_elsewhere(cache: Cache) -> None:
-    """A key would show another key's value, or what was cleared would be shown again in the new generation."""
+    """An entry is not valid under another key or in a newer generation."""
     cache.set("k", "mine")
     sealed = stored(cache)
     put_back(cache, sealed, key="other")
@@ -121,7 +121,7 @@ def test_nothing_is_good_elsewhere(cache: Cache) -> None:
 
 @pytest.mark.parametrize("codec", [SIGNED, make_codec("pickle", signing_key="k"), make_codec(signing_key=["k", "j"])])
 def test_an_entry_grows_old_by_itself(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's word alone would say how old an entry is; and clocks that differ a little would cost values."""
+    """A signed entry contains its time, so it expires by itself. Clocks that differ by at most SKEW cost no values."""
     at(monkeypatch, 1000.0)
     blob = codec.encode(KEY, Entry(1, ID, ttl=100.0, fresh=100.0, keep=200.0))
     for passed, fresh, keep in ((-50.0, 100.0, 200.0), (SKEW, 100.0, 200.0), (SKEW + 30, 70.0, 170.0)):
@@ -137,7 +137,7 @@ def test_an_entry_grows_old_by_itself(codec: Codec, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_bit_is_signed() -> None:
-    """What is acted upon could be changed by whoever writes there: the moment, a duration, a flag."""
+    """A changed bit in any byte of an entry is noticed: in the time, a duration, a flag or the value."""
     blob = SIGNED.encode(KEY, Entry(["value"], ID, 1.0, 2.0, 60.0, 60.0, 90.0))
     for place in range(len(blob)):
         for bit in (1, 128):
@@ -148,7 +148,7 @@ def test_every_bit_is_signed() -> None:
 
 
 def test_durations_that_are_no_numbers_are_the_end() -> None:
-    """Damaged times before the signed ones would make a value fresh again."""
+    """Durations that are NaN count as over, and do not make a value fresh again."""
     with Cache("memory://?codec=sealed", ttl=600) as cache:
         cache.set("k", 1)
         sealed = stored(cache)
@@ -163,7 +163,7 @@ def test_durations_that_are_no_numbers_are_the_end() -> None:
 
 
 def test_a_forged_message_brings_no_value() -> None:
-    """Whoever may publish would hand an older value to all who wait for the new one."""
+    """A forged message in Redis does not give an older value to the waiters."""
     redis = pytest.importorskip("redis")
     from servers import shared_redis, wait_until
 
@@ -182,7 +182,7 @@ def test_a_forged_message_brings_no_value() -> None:
             waiter.start()
             wait_until(lambda: client.pubsub_numsub(its.channel)[0][1] == 1)
             token = client.get(its.lease)[:8]
-            head[2:10] = token  # as it would have to be
+            head[2:10] = token  # a forged entry needs the token of the lease
             head[10:26] = struct.pack(">dd", 0.0, 0.0)
             client.publish(its.channel, token + struct.pack(">d", 60_000.0) + bytes(head))
             wait_until(lambda: other.stats().bad_bytes == 1)
@@ -192,7 +192,7 @@ def test_a_forged_message_brings_no_value() -> None:
 
 
 class _Computation:
-    """One that goes on until it is ended."""
+    """A computation that runs until `end` is called."""
 
     def __init__(self, cache: Cache) -> None:
         from threading import Event

@@ -1,4 +1,4 @@
-"""dogpile.cache's published suites over our backend, on real engines; and what its regions have of us besides."""
+"""dogpile.cache's published suites over our backend, on real engines, and what our backend adds to its regions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from servers import RedisServer, shared_redis
 from stampede import Cache, CodecError, EngineError, LockLost, OptionError, RecursiveComputation
 
 HASTE = 5.0
-"""The suites sleep for half a minute on each engine: here all their times are so many times shorter."""
+"""The suites sleep for half a minute on each engine. Here all their times are divided by this number."""
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ class TestMemcachedSerializer(_Memcached, _GenericSerializerTestSuite, _GenericB
     pass
 
 
-# -- what regions have of us besides ------------------------------------------------------------------------------
+# -- what our backend adds to regions -----------------------------------------------------------------------------
 
 URLS = ["memory", "disk", "redis", "memcached"]
 
@@ -144,7 +144,7 @@ def made(url: str, *, expiration_time: float | None = None, region: Any = None, 
 
 
 def test_values_come_back_without_pickle(url: str) -> None:
-    """Bytes of the engine would run code, or what dogpile's users store every day would be refused."""
+    """Common values come back without pickle, and pickled bytes from the engine are a miss."""
     region = made(url)
     value = {"day": date(2026, 1, 2), "price": Decimal("1.10"), "rows": [(1, "a"), (2, None)], "n": None}
     region.set("k", value)
@@ -154,13 +154,13 @@ def test_values_come_back_without_pickle(url: str) -> None:
 
 
 def test_a_refused_value_fails_no_request(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A creator has given the value: that it can't be kept is the log's business, once."""
+    """A value that can't be stored is returned, and logged once for each function. `set` and strict=True raise."""
     region, thing = made(url), threading.Lock()
     with caplog.at_level("ERROR", "stampede"):
         assert region.get_or_create("k", lambda: thing) is thing
         assert region.get_or_create("k", lambda: thing) is thing
         assert region.get_or_create_multi(["a", "b"], lambda *keys: [thing, 1]) == [thing, 1]
-        for key in ("shop:price|tea", "shop:price|salt", "shop:stock|tea"):  # each function of the region is told of
+        for key in ("shop:price|tea", "shop:price|salt", "shop:stock|tea"):  # each function is logged once
             assert region.get_or_create(key, lambda: thing) is thing
     told = [record.getMessage().partition(" of the region on ")[0] for record in caplog.records]
     assert told == ["'k'", "'a'", "'shop:price|tea'", "'shop:stock|tea'"]
@@ -178,7 +178,7 @@ class Price:
 
 
 def test_trusted_types_and_pickles() -> None:
-    """A migration would end at the first class of the application's own."""
+    """A region stores an application's classes with trust=, or with codec='pickle' and a signing key."""
     for trust in ([Price], f"{__name__}.Price"):
         region = made("memory://", trust=trust)
         region.set("k", Price(3))
@@ -199,7 +199,7 @@ def test_trusted_types_and_pickles() -> None:
 
 
 def test_the_advice_for_a_refused_value_works() -> None:
-    """An application would be told to annotate its function, which changes nothing in a region."""
+    """The advice for a region is trust=, and not a return annotation, which has no effect there."""
     with pytest.raises(CodecError, match=r"name it in trust=.Price. of the region's arguments$") as refused:
         made("memory://", codec="sealed").set("k", Price(3))
     assert "annotation" not in str(refused.value)
@@ -209,7 +209,7 @@ def test_the_advice_for_a_refused_value_works() -> None:
 
 
 def test_a_region_on_a_cache_that_is_there() -> None:
-    """Its engine would be opened twice."""
+    """A region can use an existing cache, and does not open its engine again."""
     with Cache("memory://", namespace="shop") as cache:
         region = made("", cache=cache)
         region.set("k", 1)
@@ -218,7 +218,7 @@ def test_a_region_on_a_cache_that_is_there() -> None:
 
 
 def test_regions_of_one_url_share_their_engine() -> None:
-    """An application of many regions would have as many pools of connections."""
+    """Regions with the same URL share one engine, and so one pool of connections."""
     first, second = made(shared_redis().url), made(shared_redis().url, namespace="other")
     assert first.backend.cache.engine is second.backend.cache.engine
     first.set("k", 1)
@@ -228,7 +228,7 @@ def test_regions_of_one_url_share_their_engine() -> None:
 
 
 def test_a_local_tier(server: RedisServer) -> None:
-    """With `local` each read would still be a round trip, or be of what another process has replaced."""
+    """With `local`, a repeated read needs no round trip, and a change by another process is noticed."""
     region, other = made(server.url, local=True), made(server.url, namespace="dogpile")
     assert region.get("k") is NO_VALUE
     assert region.get_or_create_multi(["k", "l"], lambda *keys: list(keys)) == ["k", "l"]
@@ -240,7 +240,7 @@ def test_a_local_tier(server: RedisServer) -> None:
         assert read() == value
         return stats().hits == before + 1
 
-    until(lambda: hits(lambda: region.get("k"), "k"))  # the news of its own change may come behind
+    until(lambda: hits(lambda: region.get("k"), "k"))  # the message about its own change may come later
     until(lambda: hits(lambda: region.get_multi(["k", "new"]), ["k", NO_VALUE]))
     other.set("k", "new")
     until(lambda: region.get("k") == "new")
@@ -249,12 +249,12 @@ def test_a_local_tier(server: RedisServer) -> None:
 
 
 def test_a_local_tier_is_not_asked_under_the_mutex(server: RedisServer) -> None:
-    """Who waited for another process's creator would find here what that one has just replaced, and compute again."""
+    """The holder of a mutex reads from the server. A local value may be old, and its creator would run again."""
     region, other = made(f"{server.url}?tracking=false", local=True), made(server.url)
     other.set("k", "old")
     assert region.get("k") == "old"
     other.set("k", "new")
-    assert region.get("k") == "old"  # nobody tells it, and it is believed for a second
+    assert region.get("k") == "old"  # without tracking, a local value is served for a second
     mutex = region.backend.get_mutex("k")
     assert mutex.acquire()
     assert (region.get("k"), region.get_multi(["k"])) == ("new", ["new"])
@@ -262,7 +262,7 @@ def test_a_local_tier_is_not_asked_under_the_mutex(server: RedisServer) -> None:
 
 
 def test_local_tiers_of_one_process_agree_at_once(server: RedisServer) -> None:
-    """The second would go on with what the first has replaced, or taken away, until the news had come round."""
+    """If a region changes or deletes a value, the other local tiers of the process notice it at once."""
     first, second = made(server.url, local=True), made(server.url, local=True)
     for number in range(50):
         first.set_multi({"k": number, "l": number})
@@ -272,13 +272,13 @@ def test_local_tiers_of_one_process_agree_at_once(server: RedisServer) -> None:
 
 
 def test_an_unknown_argument_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """dogpile's own backends overlook them: an error would stop what has worked, silence would hide a typo."""
+    """An unknown argument is logged with a suggestion. It is no error, because dogpile's own backends ignore it."""
     made("memory://", leese=3)
     assert "did you mean 'lease'" in caplog.text
 
 
 def test_one_creator_among_regions(url: str) -> None:
-    """Regions of several processes, which each of these stands for, would all compute."""
+    """If several regions, as in several processes, need the same key, only one creator runs."""
     origin = Origin()
     regions = [made(url), made(url)] if url != "memory://" else [made(url)] * 2
     herd = Herd(*[lambda region=each: region.get_or_create("k", origin) for each in regions * 3])
@@ -289,7 +289,7 @@ def test_one_creator_among_regions(url: str) -> None:
 
 
 def test_who_waits_is_woken() -> None:
-    """A poll of a tenth of a second, or of the lease, would go by after the value was there."""
+    """A waiter for a mutex is woken by the release, and does not wait for a poll or for the end of the lease."""
     region, other = made(shared_redis().url), made(shared_redis().url)
     mutex, waiting = region.backend.get_mutex("k"), other.backend.get_mutex("k")
     assert mutex.acquire()
@@ -317,8 +317,8 @@ region.get_or_create("k", creator)
 
 @pytest.mark.parametrize("lease", [0.5, 60.0])
 def test_a_killed_process_holds_nobody_up(lease: float, tmp_path: Path) -> None:
-    """Its mutex would stand for ever, as dogpile's on Redis does without a `lock_timeout`."""
-    url = shared_redis().url if lease < 1 else f"disk://{tmp_path}/cache"  # there the kernel tells of a death at once
+    """The mutex of a killed process ends. dogpile's own mutex on Redis remains for ever without a `lock_timeout`."""
+    url = shared_redis().url if lease < 1 else f"disk://{tmp_path}/cache"  # there the kernel reports a death at once
     with Script(HOLDER, url, str(lease)) as holder:
         assert holder.stdout.readline() == "began\n"
         region = made(url)
@@ -333,12 +333,12 @@ def test_a_killed_process_holds_nobody_up(lease: float, tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_has_mutexes_of_its_own(url: str) -> None:
-    """A server's worker would believe that it holds what a thread of its parent did, and never give it back."""
+    """A forked child does not hold the mutexes that threads of its parent hold."""
     region, origin = made(url), Origin()
     herd = Herd(lambda: region.get_or_create("k", origin))
     origin.has_begun()
     mine: Any = region.backend.get_mutex("mine")
-    assert mine.acquire(False)  # by the very thread that forks
+    assert mine.acquire(False)  # by the thread that forks
     child = os.fork()
     if not child:
         try:
@@ -361,7 +361,7 @@ def test_a_forked_child_has_mutexes_of_its_own(url: str) -> None:
 
 
 def test_a_hung_engine_costs_one_of_all_a_second(own: RedisServer) -> None:
-    """Each step of each call would wait for it anew."""
+    """If the engine hangs, only one call in a second waits for it."""
     region = made(own.url)
     assert region.get_or_create("k", lambda: 1) == 1
     own.freeze()
@@ -376,7 +376,7 @@ def test_a_hung_engine_costs_one_of_all_a_second(own: RedisServer) -> None:
 
 
 def test_a_creator_that_asks_for_its_own_key_is_told(url: str) -> None:
-    """It would wait for itself, for ever."""
+    """A creator that asks for its own key is refused: it would wait for itself."""
     region = made(url)
     with pytest.raises(RecursiveComputation, match="'k'"):
         region.get_or_create("k", lambda: region.get_or_create("k", lambda: 1))
@@ -384,7 +384,7 @@ def test_a_creator_that_asks_for_its_own_key_is_told(url: str) -> None:
 
 
 def test_a_mutex_may_be_released_by_another_thread(url: str) -> None:
-    """An `async_creation_runner` gets the mutex in one thread, and is done in another."""
+    """A mutex can be released by another thread, as an `async_creation_runner` does it."""
     mutex = made(url).backend.get_mutex("k")
     assert mutex.acquire()
     assert Herd(mutex.release).join() == [None]
@@ -394,7 +394,7 @@ def test_a_mutex_may_be_released_by_another_thread(url: str) -> None:
 
 
 def test_a_lost_mutex_is_nobodys_error(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Who was frozen for longer than its lease would overwrite what is newer, or fail its caller."""
+    """If a creator outlasts its mutex, its value is returned but not stored, because a newer one may be stored."""
     region = made(url, lease=0.1, max_hold=0.01)
 
     def creator() -> str:
@@ -408,7 +408,7 @@ def test_a_lost_mutex_is_nobodys_error(url: str, caplog: pytest.LogCaptureFixtur
 
 
 def test_an_engine_that_is_down_fails_no_request(own: RedisServer) -> None:
-    """With dogpile's own Redis backend it does: each call of the application."""
+    """If the engine is down, reads and creators still work. Changes raise, and so does on_engine_error='raise'."""
     region, strict = made(own.url), made(own.url, on_engine_error="raise")
     assert region.get_or_create("k", lambda: "before") == "before"
     own.stop()
@@ -430,7 +430,7 @@ def test_an_engine_that_is_down_fails_no_request(own: RedisServer) -> None:
 
 
 def test_bulk_verbs_take_one_round_trip() -> None:
-    """A region's bulk verbs would take as many as there are keys."""
+    """A bulk operation of a region takes one round trip for all its keys."""
     engine, names = Far(), [f"k{number}" for number in range(20)]
     region = made("", cache=Cache(engine=engine))
     region.set_multi(dict.fromkeys(names, 1))

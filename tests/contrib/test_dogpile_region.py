@@ -1,4 +1,4 @@
-"""A dogpile region over us: a migration is one import line, and what differs is what hurt."""
+"""A dogpile region with stampede's engines: a migration is one import line, and dogpile's faults are gone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ hurry = _hurry
 
 
 class TestSuite(_Redis, fixtures._GenericBackendTestSuite, fixtures._GenericMutexTestSuite):
-    """dogpile's published suites once more: the regions in them are ours."""
+    """dogpile's published suites again, with our regions."""
 
     @pytest.fixture(autouse=True)
     def _ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ class TestSuite(_Redis, fixtures._GenericBackendTestSuite, fixtures._GenericMute
 
 @pytest.fixture(params=["memory", "disk", "redis", "memcached"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., CacheRegion]:
-    """Regions on one store, as dogpile's own arguments describe it."""
+    """Makes regions on one store, which dogpile's own arguments describe."""
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
         "memory": lambda: {"backend": "dogpile.cache.memory"},
         "disk": lambda: {"backend": "dogpile.cache.dbm", "arguments": {"filename": str(tmp_path / "a.dbm")}},
@@ -63,7 +63,7 @@ Made = Callable[..., CacheRegion]
 
 
 def test_a_migration_is_one_import_line(made: Made) -> None:
-    """The rest of an application's caching would have to be written anew."""
+    """After the import line is changed, the rest of an application's caching works as before."""
     region = made(expiration_time=3600)
 
     @region.cache_on_arguments(namespace="shop")
@@ -95,7 +95,7 @@ def test_a_migration_is_one_import_line(made: Made) -> None:
 
 
 def test_hard_and_soft_invalidation(made: Made) -> None:
-    """A hard one that serves what was there, or a soft one that doesn't."""
+    """A hard invalidation ends a value. After a soft one, it is still served while another caller computes."""
     region, numbers = made(expiration_time=3600), iter(range(10))
     assert region.get_or_create("k", lambda: next(numbers)) == 0
     region.invalidate()
@@ -103,7 +103,7 @@ def test_hard_and_soft_invalidation(made: Made) -> None:
     assert region.get_or_create("k", lambda: next(numbers)) == 1
     region.invalidate(hard=False)
     mutex = region.backend.get_mutex("k")
-    assert mutex.acquire()  # somebody computes
+    assert mutex.acquire()  # another caller computes
     assert region.get_or_create("k", lambda: next(numbers)) == 1
     assert region.get_or_create_multi(["k"], lambda *keys: [next(numbers)]) == [1]
     mutex.release()
@@ -117,7 +117,7 @@ def test_hard_and_soft_invalidation(made: Made) -> None:
 
 
 def test_should_cache_fn(made: Made) -> None:
-    """What is not to be kept would be kept."""
+    """A value that should_cache_fn rejects is returned and not stored."""
     region = made()
     assert region.get_or_create("k", lambda: None, should_cache_fn=lambda value: value is not None) is None
     assert region.get("k") is NO_VALUE
@@ -126,7 +126,7 @@ def test_should_cache_fn(made: Made) -> None:
 
 
 def test_a_stale_value_is_renewed_beside_its_caller(made: Made) -> None:
-    """An `async_creation_runner` would not be asked, or its mutex be held for ever."""
+    """The caller gets a stale value at once, and one `async_creation_runner` renews it and releases the mutex."""
     threads: list[threading.Thread] = []
 
     def runner(cache: CacheRegion, key: str, creator: Callable[[], Any], mutex: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_stale_value_is_renewed_beside_its_caller(made: Made) -> None:
 
 
 def test_a_runner_that_raises_gives_the_mutex_back() -> None:
-    """The key would never be renewed again."""
+    """If a runner raises, its mutex is released. Otherwise the key would never be renewed."""
 
     def runner(*args: Any) -> None:
         raise LookupError("no thread to be had")
@@ -165,7 +165,7 @@ def test_a_runner_that_raises_gives_the_mutex_back() -> None:
 
 
 class Counting(ProxyBackend):
-    """A proxy that counts how often a value was asked for, and a mutex."""
+    """A proxy that counts how often a value was read and how often a mutex was taken."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -192,19 +192,19 @@ class Counting(ProxyBackend):
 
 
 def test_who_waited_takes_no_mutex(made: Made) -> None:
-    """dogpile's waiters take it one after the other, only to find that the value is there: a convoy."""
+    """Waiters take no mutex. dogpile's own waiters take it one after the other, only to find the stored value."""
     proxy, origin = Counting(), Origin()
     region = made(wrap=[proxy])
     herd = Herd(*[lambda: region.get_or_create("k", origin)] * 8)
     origin.has_begun()
-    until(lambda: proxy.looks == 9)  # of its leader two
+    until(lambda: proxy.looks == 9)  # two by the leader
     origin.let_on()
     assert herd.join() == [1] * 8
-    assert len(proxy.taken) < 4  # who had not come from its look to its flight when that ended takes it, too
+    assert len(proxy.taken) < 4  # a caller that joins too late takes the mutex, too
 
 
 def test_a_failing_creator_is_the_next_ones_turn(made: Made) -> None:
-    """Its followers would be given its error, which dogpile's are not, or wait for ever."""
+    """If a creator fails, only its own caller gets the error, and the next caller computes."""
     region, attempts = made(), iter([LookupError("down"), LookupError("down")])
 
     def creator() -> str:
@@ -218,14 +218,14 @@ def test_a_failing_creator_is_the_next_ones_turn(made: Made) -> None:
 
 
 def test_a_creator_that_asks_for_its_own_key_is_told(made: Made) -> None:
-    """It would wait for itself, for ever."""
+    """A creator that asks for its own key is refused: it would wait for itself."""
     region = made()
     with pytest.raises(RecursiveComputation, match="'k'"):
         region.get_or_create("k", lambda: region.get_or_create("k", lambda: 1))
 
 
 def test_a_hung_creator_is_waited_for_no_longer_than_it_may_hold() -> None:
-    """One that never comes back would hang its key in this process for ever."""
+    """If a creator hangs for longer than max_hold, another caller computes, and the late value is not stored."""
     region = make_region().configure("stampede", arguments={"max_hold": 0.05, "lease": 0.05})
     origin = Origin()
     hung = Herd(lambda: region.get_or_create("k", origin))
@@ -237,7 +237,7 @@ def test_a_hung_creator_is_waited_for_no_longer_than_it_may_hold() -> None:
 
 
 def test_batches_in_opposite_order_wait_for_nobody(made: Made) -> None:
-    """Each would hold what the other waits for."""
+    """A batch stores its own keys before it waits for others. Otherwise two batches could wait for each other."""
     regions, gate = (made(), made()), threading.Barrier(2, timeout=20)
     if isinstance(regions[0].backend, StampedeBackend) and not regions[0].backend.cache.engine.shared:
         regions = regions[:1] * 2
@@ -257,14 +257,14 @@ def test_batches_in_opposite_order_wait_for_nobody(made: Made) -> None:
     single = Herd(lambda: first.get_or_create("e", held))
     held.has_begun()
     batch = Herd(lambda: second.get_or_create_multi(["e", "f"], lambda *keys: [key.upper() for key in keys]))
-    until(lambda: second.get("f") == "F")  # what is its own is done, and given back, before it waits for the other
+    until(lambda: second.get("f") == "F")  # its own key is stored and released before it waits for the other
     assert batch.waiting == 1
     held.let_on()
     assert single.join() + batch.join() == [1, [1, "F"]]
 
 
 def test_a_failing_batch_gives_everything_back(made: Made) -> None:
-    """dogpile's leaks the mutexes that it has, if the second can't be had; and one key left would lock all."""
+    """If the creator of a batch fails, all mutexes of the batch are released."""
     region = made()
 
     def fails(*keys: str) -> list[str]:
@@ -277,7 +277,7 @@ def test_a_failing_batch_gives_everything_back(made: Made) -> None:
 
 
 def test_what_a_batch_leaves_out_is_no_value() -> None:
-    """As dogpile has it."""
+    """A key that the creator of a batch leaves out is NO_VALUE, as in dogpile."""
     region = make_region().configure("stampede")
     assert region.get_or_create_multi(["a", "b"], lambda *keys: [1]) == [1, NO_VALUE]
     assert region.get_multi(["a", "b"]) == [1, NO_VALUE]
@@ -304,7 +304,7 @@ def arguments(server: RedisServer) -> Iterator[dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize("how", ["url", "host", "url and more", "pool"])
 @pytest.mark.parametrize("name", ["dogpile.cache.redis", "dogpile.cache.valkey"])
 def test_redis_as_dogpile_is_told_of_it(name: str, how: str, arguments: dict[str, dict[str, Any]], caplog: Any) -> None:
-    """What stands in settings for years would be refused, or lead elsewhere."""
+    """The arguments of dogpile's Redis and Valkey backends work without a change."""
     region, given = make_region(), arguments[how].copy()
     region.configure_from_config(
         {"cache.backend": name, "cache.expiration_time": "60", **{f"cache.arguments.{k}": v for k, v in given.items()}},
@@ -319,7 +319,7 @@ def test_redis_as_dogpile_is_told_of_it(name: str, how: str, arguments: dict[str
 
 
 def test_arguments_that_say_how_long_a_store_keeps() -> None:
-    """Stores would fill up with what nobody takes away."""
+    """dogpile's arguments for the expiry in a store become ttl. Otherwise the store would fill up."""
     for name, arguments in (
         ("redis", {"url": "redis://h", "redis_expiration_time": 60}),
         ("valkey", {"url": "valkey://h", "valkey_expiration_time": 60}),
@@ -338,7 +338,7 @@ def test_arguments_that_say_how_long_a_store_keeps() -> None:
 
 
 def test_a_cluster() -> None:
-    """Bulk verbs go to several servers: they would miss some."""
+    """Bulk operations reach all keys of a Redis cluster, which are on several servers."""
     region = make_region().configure("stampede", arguments={"url": shared_cluster().url})
     names = [f"k{number}" for number in range(50)]
     region.set_multi(dict.fromkeys(names, 1))
@@ -349,7 +349,7 @@ def test_a_cluster() -> None:
 
 
 def test_memory_keeps_objects_as_they_are() -> None:
-    """A lock, a connection, a class of one's own: dogpile's memory backends keep anything; the second one, copies."""
+    """dogpile's memory backend keeps any object itself, such as a lock. memory_pickle keeps copies."""
     thing = threading.Lock()
     region = make_region().configure("dogpile.cache.memory")
     assert region.get_or_create("k", lambda: thing) is thing
@@ -360,7 +360,7 @@ def test_memory_keeps_objects_as_they_are() -> None:
 
 
 class Configured(fixtures.MockBackend):
-    """Somebody's backend, that has its own way with a configuration file."""
+    """A third-party backend that reads the configuration in its own way."""
 
     @classmethod
     def from_config_dict(cls, config_dict: Any, prefix: str) -> Configured:
@@ -368,7 +368,7 @@ class Configured(fixtures.MockBackend):
 
 
 def test_others_backends_stay_theirs() -> None:
-    """A store that we have no engine for would be lost with the import line."""
+    """Backends for which stampede has no engine still work with our regions."""
     register_backend("configured", __name__, "Configured")
     said = make_region().configure_from_config({"a.backend": "configured", "a.arguments.url": "somewhere"}, "a.")
     assert said.backend.arguments == {"said": "somewhere"}
@@ -382,7 +382,7 @@ def test_others_backends_stay_theirs() -> None:
 
 @pytest.mark.parametrize("name", ["make_region", "CacheRegion", "StampedeBackend"])
 def test_without_dogpile_its_pip_line_is_told(name: str) -> None:
-    """Who has not installed the extra would be told of a module that nobody has heard of."""
+    """Without dogpile.cache, the import error names the pip command that installs it."""
     program = f"import sys; sys.modules['dogpile'] = None\nfrom stampede.contrib.dogpile import {name}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "MissingExtra" in done.stderr
@@ -390,7 +390,7 @@ def test_without_dogpile_its_pip_line_is_told(name: str) -> None:
 
 
 def test_an_interpreter_with_a_region_ends_quietly() -> None:
-    """Who runs the first lines of the page sees a traceback at the end of them."""
+    """An interpreter that used a region exits without a traceback."""
     program = """if True:
         from stampede.contrib.dogpile import make_region
         region = make_region().configure("dogpile.cache.memory")
@@ -403,7 +403,7 @@ def test_an_interpreter_with_a_region_ends_quietly() -> None:
 
 
 def test_its_words_are_dogpiles() -> None:
-    """`isinstance` of an application's own would not know our regions."""
+    """Our regions are instances of dogpile's CacheRegion, so `isinstance` in applications works."""
     from dogpile.cache import CacheRegion as Theirs
 
     assert isinstance(make_region("name"), Theirs)

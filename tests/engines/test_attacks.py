@@ -1,4 +1,4 @@
-"""What an attack on the promises broke once: each test is the shortest way to break it again."""
+"""Attacks that once broke a promise. Each test is the shortest way to break it again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_thread(function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]
 
 
 def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_stored_before_it(tmp_path: Path) -> None:
-    """A call that joins a flight in the moment between its fill and its landing would get an invalidated value."""
+    """If a key is invalidated between a flight's fill and its landing, a call that joins then gets a new value."""
     stored, go = threading.Event(), threading.Event()
 
     def linger(event: events.Event) -> None:
@@ -67,7 +67,7 @@ def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_st
 
 
 def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_pushed_before_it() -> None:
-    """A busy event loop reads its news late: whoever calls meanwhile would be given an invalidated value."""
+    """A busy event loop reads its news late. A call that begins after an invalidation still gets no older value."""
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
     url = shared_redis().url
     with Cache(url, namespace="late", ttl=60) as here, Cache(url, namespace="late", ttl=60) as there:
@@ -82,11 +82,11 @@ def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_pu
             while not asleep():
                 await asyncio.sleep(0.005)
             go.set()
-            assert done.wait(10)  # this loop is busy meanwhile
+            assert done.wait(10)  # this loop is blocked meanwhile
             return await asyncio.gather(here.aget_or_compute("k", lambda: "new"), leader)
 
         def asleep() -> bool:
-            """The leader listens, and has looked at the lease since."""
+            """The leader listens, and has looked at the lease since it began to listen."""
             news = next(iter(here.engine.blocking.claims._news._channels.values()), None)  # type: ignore[union-attr]
             return news is not None and any(each.bell._listeners for each in news.listeners)
 
@@ -99,14 +99,15 @@ def test_who_comes_after_another_process_s_invalidation_is_not_given_what_was_pu
 
 @pytest.mark.parametrize("holder", ["{}", "../{}", "", ".", "..", "x\0y", b"\xff", 5, "9" * 400 + "-1-2"], ids=repr)
 def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder: Any) -> None:
-    """Who can write a row could have any file of the user removed, as the sign of life of a dead process."""
+    """The name of a holder in a row is not used as a path. Otherwise, an attacker who can write rows could have any
+    file of the user deleted, because the engine removes the files of dead processes."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     if isinstance(holder, str):
         holder = holder.format(victim if holder == "{}" else victim.name)
     with Cache(f"disk://{tmp_path}/cache", on_engine_error="raise") as cache:
         number, _ = key_number(f"{cache._root.prefix}k")
-        lease = 60 if holder else 0.2  # of a lease that was handed over, which stands with nobody, to its end
+        lease = 60 if holder else 0.2  # an empty name is that of a lease that was handed over: it is valid to its end
         row = (number, b"somebody", clock() + lease, holder, 1)
         with closing(sqlite3.connect(next(tmp_path.glob("cache/*.sqlite")))) as file, file:
             file.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
@@ -116,7 +117,8 @@ def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder:
 
 @pytest.mark.parametrize("url", ["memory://", "disk://{}"])
 def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, url: str) -> None:
-    """A __del__, or a signal's handler, that calls the function in the middle of a call would wait for itself."""
+    """A __del__ or a signal handler may call the function in the middle of a call. The inner call does not wait for the
+    outer one, which could not continue."""
 
     @contextmanager
     def opened(directory: object) -> Iterator[Any]:
@@ -133,7 +135,7 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
                 try:
                     assert function(1) == 2
                 except (RecursiveComputation, EngineError):
-                    pass  # said at once, and not waited for
+                    pass  # raised at once: the inner call did not wait
 
         lines_of(lambda: function(1), at, lambda frame: frame.f_code.co_filename == where[0])
         return reached
@@ -142,14 +144,14 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
     new = map("new {}".format, count())
     with opened("old") as called:
         called(1)
-        # Each line where it costs the least to come to it: in a call, in a cache's first, in a new directory's first.
+        # Each line is tried where it is reached soonest: in a call, in a cache's first, or in a new directory's first.
         for way in (lambda: nullcontext(called), lambda: opened("old"), lambda: opened(next(new))):
 
             def look() -> dict[Line, None]:
                 with way() as function:
                     thread, lines = in_thread(
                         lambda: lines_in(lambda: function(1))
-                    )  # another's context may be in a call
+                    )  # a new thread, as this one's context may be in a call
                     thread.join(5)
                     return lines[0]
 
@@ -170,7 +172,7 @@ def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, ur
     ],
 )
 def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes(engine: str, inside: set[str]) -> None:
-    """It would wait for the lock that its own thread has, for ever."""
+    """A finalizer or signal handler may call while its thread holds a lock of the engine, and does not hang."""
     pytest.importorskip("redis" if engine == "redis" else "pymemcache")
     url = shared_redis().url if engine == "redis" else f"memcached://127.0.0.1:{shared_memcached().port}"
     cache, partly = Cache(url, namespace=f"{monotonic()}"), EngineError()
@@ -182,11 +184,11 @@ def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes
         key = next(keys)
         cache.get_or_compute(key, lambda: 1)
         cache.invalidate(key)
-        run_blocking(claims.wait(key, Busy(b"gone", 1.0), 0.001))  # as one who listens
-        if engine != "redis" or not claims._news._lock._is_owned():  # for which another thread would wait
+        run_blocking(claims.wait(key, Busy(b"gone", 1.0), 0.001))  # as a waiter that listens
+        if engine != "redis" or not claims._news._lock._is_owned():  # another thread would wait for this lock
             try:
                 assert not cache.lock("held").acquire(wait=0.001)
-            except EngineError:  # in time, and not never: who asks for it waits for the thread that is interrupted here
+            except EngineError:  # raised in time: the thread that sends the request waits for the interrupted one
                 assert process_lock.lock._is_owned()
         for error in (partly, EngineError()):
             cache._core.outage.failed(error)
@@ -200,14 +202,15 @@ def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes
     assert held.acquire()
     thread, _ = in_thread(lambda: lines_of(call, at))
     thread.join(10)
-    assert not thread.is_alive(), tried  # (it has the lock that closing the cache takes)
+    assert not thread.is_alive(), tried  # (a thread that hangs has the lock that closing the cache takes)
     assert tried
     held.release()
     cache.close()
 
 
 def test_a_computation_that_is_cancelled_before_its_first_step_gives_its_lease_back() -> None:
-    """A loop that ended in the same turn in which somebody began to compute would leave the key locked for a lease."""
+    """If the event loop ends in the turn in which a computation begins, the lease is given back. Otherwise, the key
+    would remain locked until the lease ends."""
     cache = Cache("memory://", lease=60)
 
     @cache.cached
@@ -242,7 +245,7 @@ class Mute(Exception):
 
 @pytest.mark.parametrize("url", ["memory://", "disk://{}"])
 def test_errors_with_odd_constructors_are_raised_again_as_themselves(tmp_path: Path, url: str) -> None:
-    """Who asks second would get the TypeError of an __init__ that takes other arguments than it hands on."""
+    """An error whose __init__ takes other arguments than it passes on is raised again as itself, not as a TypeError."""
     with Cache(url.format(tmp_path)) as cache:
 
         def fail() -> None:
@@ -255,7 +258,7 @@ def test_errors_with_odd_constructors_are_raised_again_as_themselves(tmp_path: P
 
 @pytest.mark.parametrize("url", ["memory://", "disk://{}"])
 def test_an_error_whose_message_fails_reaches_its_caller(tmp_path: Path, url: str) -> None:
-    """An error whose __str__ raises would be replaced by what that raises."""
+    """An error whose __str__ raises reaches its caller unchanged."""
     with Cache(url.format(tmp_path)) as cache:
 
         def fail() -> None:
@@ -266,7 +269,7 @@ def test_an_error_whose_message_fails_reaches_its_caller(tmp_path: Path, url: st
 
 
 def test_an_exit_under_computations_releases_before_it_closes(tmp_path: Path) -> None:
-    """At exit the engine would be closed before its leases are given back: a warning, and the leases stay."""
+    """At exit, running computations give back their leases before the engine is closed, and no warning is shown."""
     script = """
 import sys, threading
 from stampede import Cache
@@ -284,13 +287,13 @@ begun.wait()
 
 
 def test_more_seconds_than_a_float_can_hold_are_an_option_error() -> None:
-    """Who writes such a ttl would get an OverflowError that names nothing."""
+    """A ttl that no float can hold is an OptionError that names the option, not an OverflowError."""
     with pytest.raises(OptionError, match="ttl"):
         Cache("memory://", ttl=10**400)
 
 
 def test_wrong_types_in_the_file_are_a_miss(tmp_path: Path) -> None:
-    """A hostile row would reach the caller as a TypeError of our own comparisons."""
+    """A row whose columns have wrong types is a miss. Callers get no TypeError from our comparisons."""
     with Cache(f"disk://{tmp_path}/c", ttl=60) as cache:
         f = cache.cached(lambda n: n)
         assert [f(n) for n in range(3)] == [0, 1, 2]
@@ -305,7 +308,8 @@ def test_wrong_types_in_the_file_are_a_miss(tmp_path: Path) -> None:
 
 
 def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
-    """A loop that ends in the turn in which a refresh is begun: the key would rest for a lease, with a warning."""
+    """If the loop ends in the turn in which a refresh begins, the lease is given back. Otherwise, the key would remain
+    locked until the lease ends."""
     cache = Cache("memory://?codec=sealed", ttl=60, stale=60, background=True, lease=60)
 
     @cache.cached
@@ -316,7 +320,7 @@ def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
         await f()
         await f.expire()
         if last:
-            await f()  # a task is made, and the loop is over
+            await f()  # creates a task, and then the loop ends
 
     asyncio.run(main(last=True))
     began = monotonic()
@@ -328,7 +332,7 @@ def test_a_refresh_that_never_began_gives_its_lease_back() -> None:
 
 
 def test_a_call_that_is_closed_while_it_asks_leaves_its_flight() -> None:
-    """A coroutine that nobody awaits to its end would let every later caller of its key wait for ever."""
+    """A coroutine that is closed before its end leaves its flight. Otherwise, later callers of the key would hang."""
     with Cache(shared_redis().url, namespace="closed", ttl=60) as cache:
         cache.set("k", "there")
 
@@ -342,7 +346,7 @@ def test_a_call_that_is_closed_while_it_asks_leaves_its_flight() -> None:
 
 
 def test_who_is_interrupted_while_an_observer_hears_of_a_hit_leaves_its_flight() -> None:
-    """A Ctrl-C, or an exit, in the middle of a slow observer would let every later caller of the key wait for ever."""
+    """If Ctrl-C interrupts an observer of a hit, the call leaves its flight. Otherwise, later callers would hang."""
 
     def interrupted(event: events.Event) -> None:
         if isinstance(event, events.Found) and interrupts:
@@ -359,7 +363,7 @@ def test_who_is_interrupted_while_an_observer_hears_of_a_hit_leaves_its_flight()
 
 
 def test_a_call_that_is_cancelled_while_it_asks_leaves_nothing_to_the_garbage_collector() -> None:
-    """Storms of cancellations would pile up what their callers held, until the collector comes by."""
+    """What the caller of a cancelled call held is freed at once, without the garbage collector."""
 
     class Held:
         pass
@@ -384,7 +388,7 @@ def test_a_call_that_is_cancelled_while_it_asks_leaves_nothing_to_the_garbage_co
 
 
 def test_a_client_of_a_class_of_one_s_own_leads_to_its_server() -> None:
-    """Who has a subclass of a client would be told that it is none."""
+    """A client whose class is a subclass of redis.Redis is accepted."""
     redis = pytest.importorskip("redis")
 
     class Mine(redis.Redis):  # type: ignore[name-defined, misc]
@@ -396,7 +400,7 @@ def test_a_client_of_a_class_of_one_s_own_leads_to_its_server() -> None:
 
 
 def test_a_refusal_is_an_answer_that_ends_an_outage() -> None:
-    """Of a server that came back full, nothing that it has would be read, for as long as it is asked for others."""
+    """A server that comes back full refuses writes. This ends the outage, so that its values are read again."""
     server = RedisServer()
     try:
         with Cache(server.url, ttl=60) as cache:
@@ -415,7 +419,7 @@ def test_a_refusal_is_an_answer_that_ends_an_outage() -> None:
 
 
 def test_a_call_near_the_end_of_the_stack_does_not_crash_the_process() -> None:
-    """A RecursionError of the user's, caught further up, would be a segmentation fault in hiredis."""
+    """A call near the end of the stack may raise RecursionError. It does not crash the process in hiredis."""
     script = """
 import sys
 from stampede import Cache
@@ -437,7 +441,7 @@ print("alive")
 
 @pytest.mark.parametrize("one, two", [("_adopt", "put"), ("end", "change"), ("_adopt", "end")])
 def test_finalizers_that_interrupt_two_threads_do_not_wait_for_each_other(one: str, two: str) -> None:
-    """Each would want the lock in the middle of whose part the other's thread was interrupted: both hang, for ever."""
+    """Two threads are interrupted under different locks, and each finalizer needs the other lock. They do not hang."""
     with Cache("memory://", ttl=60) as cache:
         function, met = cache.cached(lambda key: key), threading.Barrier(2)
         function("warm")
@@ -448,14 +452,14 @@ def test_finalizers_that_interrupt_two_threads_do_not_wait_for_each_other(one: s
 
 
 def _interrupted_in(name: str, function: Any, met: threading.Barrier) -> None:
-    """A call in whose middle a finalizer invalidates, at the moment when the other call is in its middle, too."""
+    """A call that a finalizer interrupts when the other call is interrupted, too. The finalizer invalidates a key."""
     where: list[Line] = []
 
     def at(line: Line) -> None:
         if sys._getframe(2).f_code.co_name == name and process_lock.lock._is_owned() and not where:
             where.append(line)
             with suppress(threading.BrokenBarrierError):
-                met.wait(0.2)  # where one lock is held by both, they don't meet
+                met.wait(0.2)  # if both need the same lock, they do not meet
             function.invalidate("warm")
 
     lines_of(lambda: function(name), at)

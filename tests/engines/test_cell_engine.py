@@ -1,4 +1,4 @@
-"""What a cell is asked for, and what an engine makes of what it says: costs, times, trouble, and bytes of others."""
+"""What an engine asks of a cell, and what it does with the replies: costs, times, failures, and foreign bytes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from stampede.testing.conformance.suite import LONG, some
 
 
 class Counting(MemoryCell):
-    """One that notes what it is asked, and may be told to fail."""
+    """A cell that records what it is asked, and can be told to fail."""
 
     def __init__(self, **can: Any) -> None:
         super().__init__(**can)
         self.asked: list[str] = []
         self.names: list[int] = []
-        self.fails: list[str] = []  # "before" or "behind", for the next swaps
+        self.fails: list[str] = []  # "before" or "behind" the change, for the next swaps
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         self.asked.append("read")
@@ -69,7 +69,7 @@ def engine(cell: Counting) -> Iterator[CellEngine]:
 
 @pytest.fixture
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not told doesn't look, either."""
+    """Waiters look only when they are told of a change."""
     monkeypatch.setattr(records, "SAFETY", LONG)
 
 
@@ -81,11 +81,11 @@ def filled(engine: CellEngine, token: bytes = b"holder!!", value: bytes = b"valu
     return bool(run_blocking(engine.blocking.claims.fill(key, token, some(value))))
 
 
-# -- what is asked ------------------------------------------------------------------------------------------------
+# -- requests -----------------------------------------------------------------------------------------------------
 
 
 def test_a_hit_is_one_read_and_a_miss_three_round_trips(cell: Counting, engine: CellEngine) -> None:
-    """Every call would cost more than it must."""
+    """A hit costs one read. A miss costs three round trips: a read, a swap for the lease, and a swap for the value."""
     assert isinstance(claimed(engine), Granted)
     assert cell.taken() == ["read", "swap"]
     assert run_blocking(engine.blocking.claims.renew("k", b"holder!!", LONG))
@@ -97,7 +97,7 @@ def test_a_hit_is_one_read_and_a_miss_three_round_trips(cell: Counting, engine: 
 
 
 def test_a_failed_computation_is_one_swap_more(cell: Counting, engine: CellEngine) -> None:
-    """The same of an abandoned lease, and of what its holder has lost already: that needs no question."""
+    """A failed computation costs one swap. A holder that has lost its lease sends no request."""
     claimed(engine)
     cell.taken()
     assert run_blocking(engine.blocking.claims.abandon("k", b"holder!!", Verdict("failed")))
@@ -110,7 +110,7 @@ def test_a_failed_computation_is_one_swap_more(cell: Counting, engine: CellEngin
 
 
 def test_a_claim_is_one_round_trip_where_a_swap_tells_what_is_there() -> None:
-    """A store with conditional writes that return the item would be asked twice."""
+    """If the cell's swap returns the stored item, a claim costs one round trip instead of two."""
     cell = Counting(tells=True)
     engine = CellEngine(cell)
     assert isinstance(claimed(engine), Granted)
@@ -120,11 +120,11 @@ def test_a_claim_is_one_round_trip_where_a_swap_tells_what_is_there() -> None:
     assert filled(engine)
     cell.taken()
     assert isinstance(claimed(engine, b"another!", awaited=b"holder!!"), Found)
-    assert cell.taken() == ["read"]  # a waiter knows that there was something: no write is paid for in vain
+    assert cell.taken() == ["read"]  # a waiter knows that something was stored: it does not try a write in vain
 
 
 def test_a_cached_function_asks_no_more_than_that(cell: Counting) -> None:
-    """What stands above the engine would ask for more: of a generation that is known already, for example."""
+    """A cached function sends no more requests than the engine needs. A known generation is not read again."""
     with Cache(cell) as cache:
         cache.get_or_compute("warm", lambda: 1)
         cell.taken()
@@ -135,7 +135,7 @@ def test_a_cached_function_asks_no_more_than_that(cell: Counting) -> None:
 
 
 def test_many_keys_are_read_at_once(cell: Counting, engine: CellEngine) -> None:
-    """A batch would be a round trip for each key."""
+    """A batch reads all its keys in one round trip."""
     assert engine.many is not None
     tokens = {f"k{number}": new_id() for number in range(20)}
     replies = engine.many.ask_many([Asked("claim", (key, token, Ask(LONG))) for key, token in tokens.items()])
@@ -150,7 +150,7 @@ def test_many_keys_are_read_at_once(cell: Counting, engine: CellEngine) -> None:
 
 
 def test_no_read_has_more_names_than_the_cell_takes(cell: Counting, engine: CellEngine) -> None:
-    """A store with a limit would refuse a batch."""
+    """If the cell limits the names in one read, a batch is split into several reads."""
     cell.at_once = 10
     entries = run_blocking(engine.blocking.store.get([f"k{number}" for number in range(25)]))
     assert entries == [None] * 25
@@ -158,14 +158,14 @@ def test_no_read_has_more_names_than_the_cell_takes(cell: Counting, engine: Cell
 
 
 def test_what_is_too_large_is_never_sent(cell: Counting) -> None:
-    """The store would refuse it, perhaps after it has thrown away what was there."""
+    """A value that is too large is refused before it is sent. The store might remove the old value and then refuse."""
     cell.longest = 5_000
     engine = CellEngine(cell)
     run_blocking(engine.blocking.store.set("k", some(b"x" * 3_000)))
     with pytest.raises(TooLarge, match="4000 bytes are more than cell can store in one cell: at most 3976"):
         run_blocking(engine.blocking.store.set("k", some(b"x" * 4_000)))
     verdict = Verdict("failed", "E" * 1_000, "\ud800" * 5_000)
-    for number in range(20):  # and a value with a lease and failures beside it is no larger
+    for number in range(20):  # a value with a lease and failures beside it is no larger than the limit
         token = bytes([number]) * 8
         assert isinstance(claimed(engine, token, force=True), Granted)
         run_blocking(engine.blocking.claims.abandon("k", token, verdict))
@@ -174,12 +174,12 @@ def test_what_is_too_large_is_never_sent(cell: Counting) -> None:
     assert len(seen.data) <= 5_000
 
 
-# -- trouble ------------------------------------------------------------------------------------------------------
+# -- failures -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["before", "behind"])
 def test_what_a_lost_reply_has_done_is_found_out(cell: Counting, engine: CellEngine, lost: str) -> None:
-    """A caller would be locked out by its own lease, or a value be taken for lost."""
+    """If a reply is lost, the repeated request finds out what the first did. No lease locks out its own holder."""
 
     def insist(act: Callable[[], Any]) -> Any:
         cell.fails = [lost]
@@ -198,12 +198,12 @@ def test_what_a_lost_reply_has_done_is_found_out(cell: Counting, engine: CellEng
         claimed(engine, b"forgotten", force=True)
     run_blocking(
         engine.blocking.claims.abandon("k", b"forgotten")
-    )  # as everybody does whose claim has an unknown outcome
+    )  # as each caller does if the outcome of its claim is unknown
     assert isinstance(claimed(engine, b"next one", seen=reply.entry.id), Granted)
 
 
 def test_contention_ends(cell: Counting) -> None:
-    """Who is always too late would try for ever, and a store that lies make everybody spin."""
+    """If a store refuses every swap, a claim gives up with an EngineError. It does not try for ever."""
 
     class Refusing(Counting):
         def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
@@ -217,7 +217,7 @@ def test_contention_ends(cell: Counting) -> None:
 
 
 def test_those_who_are_too_late_get_their_turn(cell: Counting) -> None:
-    """Of many who change one key at once, some would never come through."""
+    """If several engines change one key at the same time, all of their changes succeed."""
     engines = [CellEngine(cell) for _ in range(4)]
     herd = Herd(*[
         lambda engine=engine, number=number: run_blocking(engine.blocking.store.set("k", some(b"%d" % number)))
@@ -227,7 +227,7 @@ def test_those_who_are_too_late_get_their_turn(cell: Counting) -> None:
 
 
 def test_a_closed_engine_wakes_those_who_wait(rarely: None) -> None:
-    """They would wait for a lease that nobody tells them of any more."""
+    """Closing an engine wakes its waiters with EngineClosed. Otherwise, they would wait until the lease ends."""
     cell = Watched()
     engine = CellEngine(cell)
     claimed(engine)
@@ -241,7 +241,7 @@ def test_a_closed_engine_wakes_those_who_wait(rarely: None) -> None:
 
 
 def test_a_forked_child_holds_nothing(cell: Counting, engine: CellEngine) -> None:
-    """It would fill what its parent computes, or use its parent's connections."""
+    """A forked child knows no leases of its parent, and opens its own connections."""
     started: list[int] = []
     cell.start_again = lambda: started.append(os.getpid())  # type: ignore[method-assign]
     claimed(engine)
@@ -249,21 +249,21 @@ def test_a_forked_child_holds_nothing(cell: Counting, engine: CellEngine) -> Non
     pid = os.fork()
     if not pid:
         filled(engine)
-        os._exit(0 if cell.asked[0] == "read" and started == [os.getpid()] else 1)  # it has no knowledge of its own
+        os._exit(0 if cell.asked[0] == "read" and started == [os.getpid()] else 1)  # the child knows no version
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert started == []
 
 
-# -- bytes that are none of ours ----------------------------------------------------------------------------------
+# -- foreign bytes ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> None:
-    """A damaged or foreign cell would be served, or block its key. The codec is to tell of it."""
+    """A damaged or foreign cell is unreadable, which the codec reports. It does not block its key."""
     run_blocking(engine.blocking.store.set("other", some(b"of another key")))
     (seen,) = cell.read(["s:other"])
     assert seen.data is not None
     flipped = bytes([*seen.data[:-1], seen.data[-1] ^ 1])
-    others: list[Any] = ["text", "long text" * 9, 12, 1.5]  # of a column that takes anything
+    others: list[Any] = ["text", "long text" * 9, 12, 1.5]  # as in a column that takes any type
     for data in (b"", b"x", b"SC", seen.data, seen.data[:40], flipped, b"\x00" * 300, *others):
         (there,) = cell.read(["s:k"])
         assert not isinstance(cell.swap("s:k", there.version, data, LONG), Faster)
@@ -281,7 +281,7 @@ def test_what_is_none_of_ours_is_nothing(cell: Counting, engine: CellEngine) -> 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_harm(body: bytes) -> None:
-    """Whoever can write to the store would raise what he likes in every caller."""
+    """No bytes in a cell raise an error. A lease or failure that they describe ends."""
     assert wire.opened("n", body) is None
     there = wire.record_of(memoryview(body), 0.0, 0.0)
     assert there.lease is None or there.lease.end <= 1e9
@@ -303,7 +303,7 @@ _told = st.dictionaries(st.binary(max_size=9), st.tuples(_verdicts, _seconds))
 def test_a_record_comes_back_as_it_was(
     kept: tuple[bytes, float, float, bool] | None, lease: Lease | None, past: Past | None, later: float
 ) -> None:
-    """A lease, a failure or a value would change on its way through the store, or get no older there."""
+    """A lease, a failure and a value come back from the store unchanged, with times by the reader's clock."""
     value = None
     if kept is not None:
         data, fresh, more, raised = kept
@@ -326,7 +326,7 @@ def test_a_record_comes_back_as_it_was(
 
 
 class Machine:
-    """A process on a machine whose wall clock is wrong by so much, and its engine."""
+    """A process with its own engine, on a machine whose wall clock is wrong by this many seconds."""
 
     def __init__(self, cell: MemoryCell, clock: FakeClock, wrong: float = 0.0) -> None:
         self.engine = CellEngine(cell, clock=clock, wall=lambda: clock() + wrong)
@@ -345,17 +345,18 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def mute(clock: FakeClock) -> MemoryCell:
-    """A cell that can tell nothing of time."""
+    """A cell that knows nothing of time."""
     return MemoryCell(ends=False, grows=False, ages=False, clock=clock)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 3600.0, -3600.0])
 def test_a_lease_ends_by_the_clock_of_who_watches_it(mute: MemoryCell, clock: FakeClock, wrong: float) -> None:
-    """Two clocks would be compared: a lease would end as soon as it begins, or an hour late."""
+    """A lease ends by the clock of the process that watches it, from the moment when it first saw the lease. If wall
+    clocks were compared, it could end at once or an hour late."""
     holder, watcher = Machine(mute, clock), Machine(mute, clock, wrong)
     assert isinstance(holder.claim(b"holder!!", lease=10), Granted)
     clock.advance(9)
-    assert watcher.claim().lease == 10  # it has seen it for no moment yet
+    assert watcher.claim().lease == 10  # the watcher sees the lease for the first time
     clock.advance(9)
     assert watcher.claim().lease == 1
     clock.advance(1.1)
@@ -365,7 +366,7 @@ def test_a_lease_ends_by_the_clock_of_who_watches_it(mute: MemoryCell, clock: Fa
 
 
 def test_a_renewed_lease_is_another(mute: MemoryCell, clock: FakeClock) -> None:
-    """A holder that lives would be taken for dead."""
+    """A lease that is renewed in time does not end for a process that watches it."""
     holder, watcher = Machine(mute, clock), Machine(mute, clock)
     holder.claim(b"holder!!", lease=10)
     for _ in range(5):
@@ -377,30 +378,32 @@ def test_a_renewed_lease_is_another(mute: MemoryCell, clock: FakeClock) -> None:
 
 @pytest.mark.parametrize("wrong", [3600.0, -3600.0])
 def test_what_was_seen_to_come_is_aged_by_no_wall_clock(mute: MemoryCell, clock: FakeClock, wrong: float) -> None:
-    """On a machine whose clock is wrong a herd would compute what was stored a moment ago, or serve it for an hour."""
+    """If a process has seen that a value was not yet stored, it computes the value's age from its own clock. A wrong
+    wall clock does not matter."""
     holder, watcher = Machine(mute, clock), Machine(mute, clock, wrong)
     holder.claim(b"holder!!")
     assert isinstance(watcher.claim(), Busy)
     clock.advance(2)
     assert filled(holder.engine)  # fresh for a minute
-    assert 58 <= watcher.claim().entry.fresh <= 60  # as the lease was still there two seconds ago
+    assert 58 <= watcher.claim().entry.fresh <= 60  # the lease was still there two seconds ago
     clock.advance(61)
     assert watcher.kept() is None
 
 
 def test_what_nobody_has_seen_come_is_aged_by_its_writers_clock(mute: MemoryCell, clock: FakeClock) -> None:
-    """A process that has just begun would serve for a whole ttl what is long out of date."""
+    """If a process has not seen when a value was stored, it uses the wall clock of the writer. Otherwise, a new process
+    would serve an old value for a whole ttl."""
     run_blocking(Machine(mute, clock).engine.blocking.store.set("k", some()))
     clock.advance(50)
     assert Machine(mute, clock).kept().fresh == 10
-    assert Machine(mute, clock, -3600).kept().fresh == 60  # no older than new
+    assert Machine(mute, clock, -3600).kept().fresh == 60  # at most a full ttl
     assert Machine(mute, clock, 3600).kept() is None
     clock.advance(20)
     assert Machine(mute, clock).kept() is None
 
 
 def test_a_clock_of_the_store_that_is_set_back_keeps_no_lease(clock: FakeClock) -> None:
-    """Who died before would block its key for as long."""
+    """If the store's clock is set back, a lease still ends in time. A dead holder does not block its key for longer."""
     server = FakeClock()
     cell = MemoryCell(ends=False, clock=server)
     holder, watcher = Machine(cell, clock), Machine(cell, clock)
@@ -416,13 +419,13 @@ def test_a_clock_of_the_store_that_is_set_back_keeps_no_lease(clock: FakeClock) 
 
 
 def test_fences_grow_where_nothing_else_does(mute: MemoryCell) -> None:
-    """A lock that was swept away would begin anew with its fences, and who has lost it would be let in."""
+    """Fences grow even if the store has deleted the lock. Otherwise, a holder that lost the lock could be let in."""
     fences = []
     for number in range(6):
         engine, token = CellEngine(mute), new_id()
         reply = run_blocking(engine.blocking.locks.acquire("l", token, LONG))
         fences.append(reply.fence)
-        assert run_blocking(engine.blocking.locks.acquire("l", token, LONG)).fence == reply.fence  # it has it already
+        assert run_blocking(engine.blocking.locks.acquire("l", token, LONG)).fence == reply.fence  # it is already held
         run_blocking(engine.blocking.locks.release("l", token))
         if number == 3:
             mute._names.clear()
@@ -431,7 +434,8 @@ def test_fences_grow_where_nothing_else_does(mute: MemoryCell) -> None:
 
 
 def test_a_question_that_comes_late_takes_no_lock_that_was_released(cell: Counting, engine: CellEngine) -> None:
-    """A lock would be held by nobody for a whole lease: its holder had asked twice, and has gone."""
+    """A request for a lock that arrives after the lock was released does not take it. Otherwise, the lock would be
+    taken without a holder for a whole lease."""
     late: list[tuple[Any, ...]] = []
     swap = cell.swap
 
@@ -455,7 +459,7 @@ def test_a_question_that_comes_late_takes_no_lock_that_was_released(cell: Counti
 
 
 def test_an_ended_generation_is_noted_while_others_believe_in_it(clock: FakeClock) -> None:
-    """What is changed right after a bump would stay as it was for those who have not heard of the bump."""
+    """A generation that has ended is listed while other processes may still use it, so that changes reach them."""
     for cell in (MemoryCell(clock=clock), MemoryCell(ends=False, ages=False, clock=clock)):
         one, other = Machine(cell, clock, 3600.0).engine, Machine(cell, clock).engine
         believed = run_blocking(one.blocking.store.generation("f"))
@@ -473,11 +477,11 @@ def test_an_ended_generation_is_noted_while_others_believe_in_it(clock: FakeCloc
         assert len(run_blocking(other.blocking.store.generations("f"))) == 1
 
 
-# -- looking --------------------------------------------------------------------------------------------------------
+# -- polling --------------------------------------------------------------------------------------------------------
 
 
 def waiting(engine: CellEngine, *keys: str) -> Herd:
-    """One waits for each of these keys, that the holder computes."""
+    """One waiter for each of these keys, which the holder computes."""
     busy = {key: claimed(engine, b"another!", key) for key in keys}
     return Herd(*[lambda key=key: run_blocking(engine.blocking.claims.wait(key, busy[key], LONG)) for key in keys])
 
@@ -485,7 +489,7 @@ def waiting(engine: CellEngine, *keys: str) -> Herd:
 def test_a_waiter_is_soon_behind_however_long_it_took(
     cell: Counting, engine: CellEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has waited for a minute would have the value six seconds after it was there."""
+    """A waiter that has waited for a minute still looks every 0.04 seconds, and so gets the value soon."""
     pauses: list[float] = []
 
     def later(waited: float, *terms: Any) -> float:
@@ -505,7 +509,7 @@ def test_a_waiter_is_soon_behind_however_long_it_took(
 
 
 class Watched(WatchedMemoryCell, Counting):
-    """One that notes how many watch."""
+    """A cell that counts its watchers."""
 
     @property
     def watchers(self) -> int:
@@ -513,7 +517,7 @@ class Watched(WatchedMemoryCell, Counting):
 
 
 def test_who_is_told_looks_no_more_than_that(rarely: None) -> None:
-    """Waiters would go on polling a store that tells them."""
+    """If the store tells its waiters of changes, they read only once before they wait, and once when they are told."""
     cell = Watched()
     one, other = CellEngine(cell), CellEngine(cell)
     assert one.pushes
@@ -532,7 +536,7 @@ def test_who_is_told_looks_no_more_than_that(rarely: None) -> None:
 
 
 def test_who_is_told_nothing_looks_all_the_same() -> None:
-    """One message that is lost would keep a waiter for a whole lease."""
+    """If a message is lost, a waiter still looks after a while. Otherwise, it would wait for a whole lease."""
 
     class Silent(Watched):
         def watch(self, name: str, told: Callable[[], object]) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Caches of several processes on SQL databases and DynamoDB: herds, the killed, the frozen, and the forked."""
+"""Several processes with caches on SQL databases and DynamoDB: herds, killed and frozen holders, and forks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARED = {"mariadb": shared_mariadb, "postgres": shared_postgres, "dynamodb": sh
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, memory_path: Path) -> str:
-    """That of a store of the session's, empty."""
+    """The URL of an empty store. Its server is shared by all tests of the session."""
     if request.param == "sqlite":
         return f"sql+sqlite:///{memory_path}/cache.db"
     server = SHARED[request.param]()
@@ -47,7 +47,7 @@ almost_everywhere = pytest.mark.parametrize("url", [each for each in WHERE if ea
 
 @pytest.fixture
 def mine(request: pytest.FixtureRequest, url: str) -> Callable[..., Cache]:
-    """A cache of this process."""
+    """Makes a cache of this process."""
 
     def made(**options: Any) -> Cache:
         cache = cache_at(url, **options)
@@ -68,7 +68,7 @@ def cache_at(url: str, **options: Any) -> Cache:
 
 
 def ask_at_once(pipe: Connection, url: str, number: int) -> None:
-    """Eight threads, or eight tasks, that all ask for one key when they are told; and when the last of them had it."""
+    """Eight threads or tasks ask for one key when they are told to. The process sends what they got, and when."""
     cache = cache_at(url)
 
     def compute() -> str:
@@ -92,9 +92,9 @@ def ask_at_once(pipe: Connection, url: str, number: int) -> None:
 @pytest.mark.alone
 @almost_everywhere
 def test_a_herd_of_processes_computes_once(url: str) -> None:
-    """Promise 1: each process would ask the origin; or its waiters would come for the value long after it was there."""
+    """Promise 1: only one process computes, and the waiters get the value soon after it is stored."""
     with ExitStack() as opened:
-        # Each has to make a client for itself, which takes DynamoDB's a third of a second.
+        # Each process makes its own client, which takes a third of a second with DynamoDB.
         herd = [opened.enter_context(other(ask_at_once, url, number)) for number in range(4)]
         assert [each.hear() for each in herd] == ["ready"] * 4
         for each in herd:
@@ -102,15 +102,15 @@ def test_a_herd_of_processes_computes_once(url: str) -> None:
         got, computations, had = zip(*[each.hear() for each in herd], strict=True)
     assert len(set.union(*got)) == 1
     assert sum(computations) == 1
-    stored = had[computations.index(1)]  # who has computed it returns when it is stored
-    assert max(had) - stored <= 0.5  # as processes need on two cores: who sleeps to the next look takes a second
+    stored = had[computations.index(1)]  # the computing process returns when the value is stored
+    assert max(had) - stored <= 0.5  # enough on two cores; a waiter that sleeps until the next look takes a second
 
 
-# -- holders that die, and that sleep -------------------------------------------------------------------------------
+# -- killed and frozen holders --------------------------------------------------------------------------------------
 
 
 def hold(pipe: Connection, url: str, lease: float) -> None:
-    """One call whose computation ends as it is told."""
+    """One call whose computation ends when it is told to."""
     cache = cache_at(url, lease=lease)
 
     def compute() -> Any:
@@ -123,7 +123,7 @@ def hold(pipe: Connection, url: str, lease: float) -> None:
 
 @everywhere
 def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
-    """Promise 3: the herd would wait for the dead one, or two of it would compute."""
+    """Promise 3: if the holder is killed, one waiter computes soon after the lease has ended."""
     lease, began = 0.6, []
     cache = mine(lease=lease)
 
@@ -137,7 +137,7 @@ def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
     with other(hold, url, lease) as holder:
         assert holder.hear() == "computing"
         herd = Herd(*[lambda: cache.get_or_compute("k", compute)] * 4, lambda: asyncio.run(tasks()))
-        time.sleep(2 * lease)  # renewed all the while
+        time.sleep(2 * lease)  # the holder renews its lease meanwhile
         assert began == []
         killed = time.monotonic()
         holder.kill()
@@ -147,7 +147,7 @@ def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
 
 
 def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> None:
-    """In each round, a caller for each key, whose computation takes a moment."""
+    """In each round, one caller for each key, with a computation that takes a moment."""
     cache, dice = cache_at(url, lease=lease), random.Random(1)
     cache.get("warm")
     pipe.send("ready")
@@ -164,25 +164,25 @@ def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> No
 
 @everywhere
 def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
-    """Promise 5: what it computed before its sleep would replace what others computed meanwhile."""
+    """Promise 5: what a frozen holder computed does not replace what others computed meanwhile."""
     keys, lease, dice, caught = 6, 0.1, random.Random(2), 0
     cache, downs = mine(), 0
     with other(compute_in_rounds, url, keys, lease) as holder:
         assert holder.hear() == "ready"
         for number in range(40):
             if number >= 6 and caught >= 6:
-                break  # on a fast machine a round may be over before its holder is frozen
+                break  # on a fast machine a round may end before its holder is frozen
             for key in range(keys):
                 cache.invalidate(str(key))
             holder.tell(number)
-            time.sleep(dice.random() / 20)  # anywhere: before, in, or behind a claim, a computation, a fill
+            time.sleep(dice.random() / 20)  # anywhere: before, in or after a claim, a computation, a fill
             holder.freeze()
             new = ["new", number]
             kept = Herd(*[lambda key=key, new=new: cache.get_or_compute(str(key), lambda: new) for key in range(keys)])
             got = kept.join()
             holder.thaw()
             assert {key for _, key in holder.hear()} == {number}
-            if cache.stats().engine_downs > downs:  # it was frozen inside a write, and SQLite lets nobody in
+            if cache.stats().engine_downs > downs:  # it was frozen inside a write, and SQLite blocks the others
                 downs = cache.stats().engine_downs
                 until(lambda number=number: cache.get_or_compute(f"{number}", lambda: 1) and not cache.down)
                 continue
@@ -193,7 +193,7 @@ def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
 
 @everywhere
 def test_an_invalidation_elsewhere_wins(url: str, mine: Mine) -> None:
-    """Promise 4: what was computed from what is no longer true would be stored after it was invalidated."""
+    """Promise 4: if a key is invalidated during a computation elsewhere, the computed value is not stored."""
     cache = mine()
     with other(hold, url, 60.0) as holder:
         assert holder.hear() == "computing"
@@ -208,7 +208,7 @@ def test_an_invalidation_elsewhere_wins(url: str, mine: Mine) -> None:
 
 
 def fork_after_use(pipe: Connection, url: str) -> None:
-    """gunicorn with preload: connections, threads and a loop were in use before the fork."""
+    """A fork as in gunicorn with preload: connections, threads and a loop were used before it."""
     cache = cache_at(url)
 
     async def suspending(key: str) -> Any:
@@ -234,7 +234,7 @@ def fork_after_use(pipe: Connection, url: str) -> None:
 
 @everywhere
 def test_both_sides_of_a_fork_go_on(url: str) -> None:
-    """Promise 13: parent and children would read each other's replies."""
+    """Promise 13: after a fork, parent and children do not read each other's replies."""
     with other(fork_after_use, url) as parent:
         assert parent.hear() == ([0] * 3, {"warm"}, [0, 1, 2])
 
@@ -249,7 +249,7 @@ def _own(kind: Callable[[], Any]) -> Any:
 
 @pytest.fixture(params=[MariadbServer, PostgresServer, MotoServer], ids=["mariadb", "postgres", "dynamodb"])
 def own(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A server that a test may stop and freeze. It is empty, and well again after the test."""
+    """A server that a test may stop and freeze. It is empty, and works again after the test."""
     server = _own(request.param)
     server.empty()
     yield server
@@ -258,7 +258,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.mark.parametrize("trouble", ["down", "hung"])
 def test_a_server_that_goes_away_and_comes_back(own: Any, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise 7: calls would fail, or hang, or never come back to the server; and an invalidation be swallowed."""
+    """Promise 7: if a server is down or hangs, calls return soon and a change raises. Later, it is used again."""
     with Cache(f"{own.url}&timeout=0.5", early=0) as cache:
 
         async def suspending(key: str) -> Any:

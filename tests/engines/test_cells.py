@@ -1,4 +1,4 @@
-"""Engines that are made of cells: the conformance suite, over a cell in memory with and without each capability."""
+"""Engines made of cells pass the conformance suites, with a cell in memory that has and lacks each capability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stampede.testing.cells import MemoryCell
 
 
 class TestMemoryCell(CellSuite):
-    """The example of one."""
+    """The cell that serves as an example."""
 
     can: ClassVar[dict[str, Any]] = {"tells": True}
 
@@ -38,7 +38,7 @@ class TestWatchedMemoryCell(CellSuite):
 
 
 class TestFileCell(CellSuite):
-    """The one whose processes the tests kill."""
+    """The cell of files, whose processes other tests kill."""
 
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ class TestFileCell(CellSuite):
 
 
 class Backwards(MemoryCell):
-    """One whose author has forgotten something: each case of the suite is failed by one of these."""
+    """A cell with a mistake of its author. Each case of the suite finds one of the mistakes."""
 
     wrong = ""
 
@@ -102,7 +102,7 @@ class Backwards(MemoryCell):
     ],
 )
 def test_what_an_author_forgets_is_found(wrong: str, case: str) -> None:
-    """A cell that is wrong would pass, and its users lose what they were promised."""
+    """The suite finds each mistake that an author of a cell could make. Otherwise, wrong cells would break promises."""
 
     class Suite(CellSuite):
         def make_cell(self) -> Cell:
@@ -115,14 +115,14 @@ def test_what_an_author_forgets_is_found(wrong: str, case: str) -> None:
 
 
 class Hurried(FakeClock):
-    """A clock that goes, and may be moved on besides: nobody has to sit out a second."""
+    """A clock that runs, and can also be moved on, so that no test has to wait for seconds."""
 
     def __call__(self) -> float:
         return super().__call__() + time.monotonic()
 
 
 class TestCells(ClaimsSuite, StoreSuite, LocksSuite):
-    """One that can do nothing: no ends, no ages, no numbers. All is told by our own clocks."""
+    """A cell that knows no ends, ages or numbers. The engine measures all times with its own clock."""
 
     short: ClassVar[float] = 0.05
     kind: ClassVar[type[MemoryCell]] = MemoryCell
@@ -139,7 +139,7 @@ class TestCells(ClaimsSuite, StoreSuite, LocksSuite):
 
 
 class TestCellsAsync(TestCells):
-    """One that can do everything."""
+    """A cell that has all capabilities."""
 
     suspending = True
     kind = WatchedMemoryCell
@@ -147,7 +147,7 @@ class TestCellsAsync(TestCells):
 
 
 class TestCellsInAStorm(ClaimsSuite):
-    """A store that loses questions and answers, and changes things after it was given up."""
+    """A store that loses requests and replies, and makes changes after the caller has given up."""
 
     short: ClassVar[float] = 0.1
     slack = 0.05
@@ -161,7 +161,7 @@ class TestCellsInAStorm(ClaimsSuite):
 
 
 class TestHistoriesOfCells(HistoriesSuite):
-    """Of cells that tell nothing of time."""
+    """Histories over cells that know nothing of time."""
 
     histories = 60
     can: ClassVar[dict[str, Any]] = {"ends": False, "grows": False, "ages": False}

@@ -1,4 +1,4 @@
-"""A short chaos run on each engine; `make soak` is the long one. See `chaos/__init__.py`."""
+"""A short chaos run on some engines. `make soak` is the long run. See `chaos/__init__.py`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from chaos.report import story
 from chaos.round import SHORT, Outcome, played
 
 pytestmark = [
-    pytest.mark.redis,  # all rounds are played beside each other, whichever is asked for
+    pytest.mark.redis,  # all rounds run at the same time, whichever engine is selected
     pytest.mark.postgres,
     pytest.mark.skipif(sys.platform != "linux", reason="its processes are looked at in /proc"),
 ]
 
-NAMES = "cluster", "disk", "postgres"  # `make soak` plays on all of them
+NAMES = "cluster", "disk", "postgres"  # `make soak` runs on all engines
 
 AT_ONCE = 3
-"""A round mostly waits: for what it broke to be noticed."""
+"""How many rounds run at the same time. A round mostly waits until the effects of its faults are noticed."""
 
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcome]]]:
-    """A round of each engine that is asked for, some at once."""
+    """One round for each selected engine, some of them at the same time."""
     names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {name: pool.submit(_round, name) for name in names}
@@ -41,7 +41,7 @@ def _round(name: str) -> Outcome:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_round(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
-    """What no single fault breaks would be broken by several at once, and by what they leave behind."""
+    """Several faults at once, and what they leave behind, break no promise."""
     outcome = outcomes[name].result()
     begin = min(call.began for call in outcome.history.calls.values())
     told = ["\n".join(story(finding, outcome.history, begin)) for finding in outcome.findings]

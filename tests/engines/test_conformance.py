@@ -1,4 +1,4 @@
-"""Every engine keeps the ports' promises, in both colours."""
+"""Engines keep the promises of the ports, for threads and for tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestMemoryAsync(TestMemory):
 
 
 class TestMemorySealed(StoreSuite):
-    """Values are kept as bytes. Leases and locks are the same."""
+    """Values are kept as bytes. Leases and locks work as in the memory engine."""
 
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -43,7 +43,7 @@ class TestMemorySealed(StoreSuite):
 
 
 class TestMemoryInCachetools(StoreSuite):
-    """Values are kept in a mapping of the user's. Leases and locks are the same."""
+    """Values are kept in a mapping that the user supplies. Leases and locks work as in the memory engine."""
 
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -51,7 +51,7 @@ class TestMemoryInCachetools(StoreSuite):
 
 
 class TestPaired(ClaimsSuite, StoreSuite):
-    """Locks are those of its engine of locks."""
+    """A pair of a store and another engine's locks. The suite of locks is not run, since that engine has them."""
 
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -73,7 +73,7 @@ class TestPairedAsync(TestPaired):
 
 
 def test_unittest_runs_a_suite_of_three_lines() -> None:
-    """Third parties would need pytest, or more than the three lines they are promised."""
+    """unittest can run a suite of three lines, so the authors of other engines do not need pytest."""
 
     class TestTheirs(LocksSuite, unittest.TestCase):
         def make_engine(self) -> Engine:
@@ -117,7 +117,7 @@ SABOTAGE: list[tuple[Any, str, str, Any, str]] = [
 
 @pytest.mark.parametrize("suite, port, verb, broken, name", SABOTAGE)
 def test_a_broken_verb_is_found_out(suite: Any, port: str, verb: str, broken: Any, name: str) -> None:
-    """A suite that no engine can fail says nothing of those that pass."""
+    """Each case of a suite fails on an engine with a broken verb. Otherwise, a pass would prove nothing."""
 
     class Broken(suite):  # type: ignore[misc]
         def make_engine(self) -> Engine:
@@ -131,7 +131,7 @@ def test_a_broken_verb_is_found_out(suite: Any, port: str, verb: str, broken: An
 
 
 def test_no_case_hides_another() -> None:
-    """An engine's class inherits from several suites: of two cases of one name, one would never be run."""
+    """No two suites have a case of the same name. An engine's class inherits from several, and would hide one."""
     suites = [each for each in vars(conformance).values() if isinstance(each, type) and issubclass(each, Suite)]
     cases = [(name, suite) for suite in suites for name in vars(suite) if name.startswith("test_")]
     assert [name for name, count in Counter(name for name, _ in cases).items() if count > 1] == []

@@ -1,4 +1,4 @@
-"""Bytes that somebody has damaged are a miss and one event, wherever in them the damage is."""
+"""Damaged bytes are a miss and cause one event, wherever in them the damage is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_told_once(url: str, local: bool, spoil: Callable[[], object]) -> None:
 @damages
 @locals_
 def test_on_redis(local: bool, damage: Callable[[bytes], bytes]) -> None:
-    """Damage in the first bytes was a miss of which nothing told."""
+    """Damage in any bytes of a value is a miss and causes one event. Damage in the first bytes once caused no event."""
     redis = pytest.importorskip("redis")
     from servers import shared_redis
 
@@ -70,7 +70,7 @@ def test_on_memcached(damage: Callable[[bytes], bytes]) -> None:
 
     def spoil() -> None:
         spoiled = 0
-        while not spoiled:  # what was stored this moment may not be listed yet
+        while not spoiled:  # what was just stored may not be listed yet
             lines = server.say(b"lru_crawler metadump all\r\n", b"END\r\n").split(b"\r\n")
             for name in [unquote_to_bytes(line.split()[0][4:]) for line in lines if line.startswith(b"key=")]:
                 head, _, rest = server.say(b"get " + name + b"\r\n", b"END\r\n").partition(b"\r\n")

@@ -1,4 +1,4 @@
-"""The cells of a DynamoDB table: what is asked of it, what its clock tells, and what users are told."""
+"""The cells of a DynamoDB table: which requests are sent, the service's clock, and the messages for users."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def cell(request: pytest.FixtureRequest) -> Iterator[DynamoCell]:
         shared_moto().empty()
     server = shared_moto() if request.param == "moto" else shared_dynalite()
     url = server.url.replace("/cache", f"/{request.node.originalname[:60]}")
-    made = dynamodb.from_url(f"{url}&timeout=20")  # moto needs seconds for a hundred keys on a busy machine
+    made = dynamodb.from_url(f"{url}&timeout=20")  # on a busy machine, moto needs seconds for a hundred keys
     yield made
     made.close()
 
 
 def asked_of(cell: DynamoCell, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked from now on."""
+    """A list of the requests that are sent from now on."""
     asked: list[str] = []
     call = cell._call
 
@@ -51,7 +51,7 @@ def asked_of(cell: DynamoCell, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_plain_verbs(cell: DynamoCell) -> None:
-    """A value would come back as another; and who comes too late would overwrite what is there."""
+    """Values come back as they were written. A swap that comes too late does not overwrite what is stored."""
     assert cell.read(["a"]) == [Seen(None)]
     first = cell.swap("a", None, b"\x00\xff", 60)
     assert cell.read(["A", "a", "b"])[1][:2] == (b"\x00\xff", first)
@@ -71,7 +71,7 @@ def test_the_plain_verbs(cell: DynamoCell) -> None:
 
 
 def test_who_comes_too_late_is_told_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each lost claim would cost one request more."""
+    """A swap that comes too late returns what is stored. Otherwise, each lost claim would cost one more request."""
     shared_moto().empty()
     cell = dynamodb.from_url(shared_moto().url)
     version = cell.swap("a", None, b"1", 60)
@@ -84,16 +84,16 @@ def test_who_comes_too_late_is_told_what_is_there(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_hit_is_one_read_and_a_miss_two_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is paid for."""
-    monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", 600.0)  # it is asked for once
+    """DynamoDB charges for each request: a hit costs one read, and a miss two writes."""
+    monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", 600.0)  # the generation is read once
     shared_moto().empty()
     cell = dynamodb.from_url(shared_moto().url)
     with Cache(cell, early=0) as cache:
-        cache.get_or_compute("k", lambda: 1)  # the table, and the generation
+        cache.get_or_compute("k", lambda: 1)  # makes the table, and reads the generation
         asked = asked_of(cell, monkeypatch)
         cache.get_or_compute("l", lambda: 1)
         assert asked == ["put_item", "put_item"]
-        for _ in range(30):  # until it expects that
+        for _ in range(30):  # until it expects a hit
             cache.get_or_compute("k", lambda: 2)
         asked.clear()
         assert cache.get_or_compute("k", lambda: 2) == 1
@@ -104,7 +104,7 @@ def test_a_hit_is_one_read_and_a_miss_two_writes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_ends_is_told_to_the_table(cell: DynamoCell) -> None:
-    """It would grow for ever; or lose what has no end."""
+    """The table is told when an item ends, and deletes it later. Otherwise, the table would grow for ever."""
     if not cell._create or cell._client().meta.endpoint_url != f"http://127.0.0.1:{shared_moto().port}":
         pytest.skip("dynalite knows no time to live")
     now = cell._now()[0]
@@ -118,7 +118,7 @@ def test_what_ends_is_told_to_the_table(cell: DynamoCell) -> None:
 
 
 def test_a_value_that_an_item_has_no_room_for_is_not_kept() -> None:
-    """The error of one value would stand for the whole table's being down."""
+    """A value that is too large for an item is not stored. The error does not count as an outage of the table."""
     shared_moto().empty()
     told: list[Any] = []
     with Cache(shared_moto().url, observers=[told.append]) as cache:
@@ -130,7 +130,7 @@ def test_a_value_that_an_item_has_no_room_for_is_not_kept() -> None:
 
 
 def test_a_table_that_may_not_be_made_is_missed() -> None:
-    """Who forgot it would find a table of another's making."""
+    """With create=false, a missing table is an error. Otherwise, a table with the wrong settings would be made."""
     shared_moto().empty()
     cell = dynamodb.from_url(f"{shared_moto().url}&create=false")
     with Cache(cell, on_engine_error="raise") as cache, pytest.raises(EngineError, match="ResourceNotFound"):
@@ -138,7 +138,7 @@ def test_a_table_that_may_not_be_made_is_missed() -> None:
 
 
 def test_the_clock_is_told_by_dates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ages would be told by the wall clocks of two machines, or be wrong by a second for ever."""
+    """The service's clock is known from the dates in its replies, to within 0.1 seconds, without wall clocks."""
     clock, now, ahead = ServiceClock(), [1000.0], 1_790_000_000.25
     monkeypatch.setattr(dynamodb.time, "monotonic", lambda: now[0])
     for step in range(60):
@@ -150,7 +150,7 @@ def test_the_clock_is_told_by_dates(monkeypatch: pytest.MonkeyPatch) -> None:
         assert most - least <= (1.02 if step == 0 else 1.0 + 0.02)
         now[0] += 0.137
     assert most - least < 0.1
-    ahead += 100.0  # it was set
+    ahead += 100.0  # the clock was set
     clock.observe(formatdate(int(now[0] + ahead), usegmt=True), now[0])
     assert clock.lead[0] <= ahead <= clock.lead[1]
 
@@ -166,7 +166,7 @@ def test_the_clock_is_told_by_dates(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_urls(url: str, table: str, endpoint: str | None, region: str | None) -> None:
-    """A cache would be in another region than its URL says."""
+    """The table, the endpoint and the region are those that the URL names."""
     cell = dynamodb.from_url(url)
     assert (cell._table, cell._endpoint, cell._options.get("region_name")) == (table, endpoint, region)
 
@@ -181,12 +181,12 @@ def test_urls(url: str, table: str, endpoint: str | None, region: str | None) ->
     ],
 )
 def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
-    """A slip of the pen would be found out in production, or never."""
+    """A mistake in a URL is refused when the engine is opened. The error says what would be right."""
     with pytest.raises(OptionError, match=told):
         open_engine(url)
 
 
-# -- what others do to it --------------------------------------------------------------------------------------------
+# -- other programs --------------------------------------------------------------------------------------------------
 
 HOSTILE = [
     {"data": {"B": b"of another program"}},
@@ -199,8 +199,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("item", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_others_write_concerns_its_key_alone(cell: DynamoCell, item: dict[str, Any]) -> None:
-    """One item of another program would take the whole cache away, or stay for ever."""
-    name, other = os.urandom(4).hex(), os.urandom(4).hex()  # dynalite keeps what it has
+    """An item that another program wrote affects only its own key, and can be overwritten."""
+    name, other = os.urandom(4).hex(), os.urandom(4).hex()  # dynalite keeps its items
     first = cell.swap(other, None, b"1", 60)
     cell._client().put_item(TableName=cell._table, Item={"name": {"S": name}, **item})
     there, beside = cell.read([name, other])
@@ -212,14 +212,14 @@ def test_what_others_write_concerns_its_key_alone(cell: DynamoCell, item: dict[s
 
 
 class Refusal(io.BytesIO):
-    """The body of an answer, as botocore reads one."""
+    """The body of a reply, in the form that botocore reads."""
 
     def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
         yield self.read()
 
 
 def refuse(cell: DynamoCell, times: int) -> list[str]:
-    """Have so many questions refused since there are too many, on their way to the server; those that were."""
+    """Refuse this many requests on their way to the server, as too many. Return the list of those that were refused."""
     asked: list[str] = []
 
     def sent(request: Any, **_: Any) -> AWSResponse | None:
@@ -234,7 +234,7 @@ def refuse(cell: DynamoCell, times: int) -> list[str]:
 
 
 def test_who_asks_too_much_asks_again() -> None:
-    """A table that is busy would be taken for down, and every process compute for itself: just then."""
+    """A busy table is asked again, and does not count as down. Otherwise, each process would compute for itself."""
     shared_moto().empty()
     cell = dynamodb.from_url(shared_moto().url)
     version = cell.swap("k", None, b"1", 60)
@@ -253,7 +253,7 @@ def test_who_asks_too_much_asks_again() -> None:
 
 
 def test_an_answer_in_parts_makes_nobody_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy table gives back what it hasn't done, at once: it would be asked for that as fast as can be."""
+    """If a busy table keeps returning unprocessed keys, the requests slow down, and then an EngineError is raised."""
     shared_moto().empty()
     cell, asked = dynamodb.from_url(shared_moto().url), []
     cell.swap("k", None, b"1", 60)

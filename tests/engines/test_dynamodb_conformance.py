@@ -1,4 +1,4 @@
-"""The DynamoDB engine does what every engine has to do, on moto's server; and its plain verbs on dynalite."""
+"""The DynamoDB cell passes the conformance suite of cells on moto's server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stampede.testing.conformance import CellSuite
 
 
 class TestDynamodbCell(CellSuite):
-    slack = 1.5  # its clock is told in whole seconds
+    slack = 1.5  # its clock is known from dates in whole seconds
 
     def make_cell(self) -> Cell:
         server = shared_moto()

@@ -1,4 +1,4 @@
-"""Engines by URL: which there are, what their options are, and what a wrong one is told. And the null engine."""
+"""Engines by URL: the known schemes, their options, and the errors for wrong URLs. Also, the null engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stampede.testing.cells import MemoryCell
 
 
 def test_a_scheme_opens_its_engine() -> None:
-    """A URL of the settings would lead nowhere."""
+    """A URL opens the engine of its scheme, in upper or lower case."""
     memory, null = open_engine("memory://"), open_engine("NULL://")
     assert isinstance(memory, MemoryEngine)
     assert isinstance(null, NullEngine)
@@ -37,7 +37,7 @@ def test_a_scheme_opens_its_engine() -> None:
 
 
 def test_options_come_from_the_url_or_the_caller_who_wins() -> None:
-    """`memory://?entries=7` would keep ten thousand values."""
+    """An option of the URL applies, for example `memory://?entries=7`. An option of the call overrides it."""
 
     def entries(engine: Engine) -> int:
         assert isinstance(engine, MemoryEngine)
@@ -66,13 +66,13 @@ def test_options_come_from_the_url_or_the_caller_who_wins() -> None:
     ],
 )
 def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
-    """A slip of the pen would be found out in production, or never."""
+    """A mistake in a URL is refused when the engine is opened. The error says what would be right."""
     with pytest.raises(OptionError, match=told):
         open_engine(url)
 
 
 def test_a_missing_package_prints_its_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its user would get a ModuleNotFoundError of ours."""
+    """If a client package is missing, the error says how to install it, and does not show the password."""
     (tmp_path / "engine_without_client.py").write_text("import no_such_client\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(_known(), "redis", ("engine_without_client", "redis"))
@@ -83,7 +83,7 @@ def test_a_missing_package_prints_its_pip_line(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
-    """Has a package installed that brings `theirs://`."""
+    """Installs a package that provides `theirs://`."""
 
     def install(source: str, leads_to: str = "their_engine:from_url") -> None:
         (tmp_path / "their_engine.py").write_text(source)
@@ -98,7 +98,7 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, s
 
 
 def test_packages_may_bring_engines(package: Callable[..., None]) -> None:
-    """Third parties could only be used by handing the engine over."""
+    """A package can provide an engine for a scheme, so that users can name it in a URL."""
     package(
         "from stampede.engines.null import NullEngine\n"
         "def from_url(url, **options):\n"
@@ -114,7 +114,7 @@ def test_packages_may_bring_engines(package: Callable[..., None]) -> None:
 
 
 def test_packages_may_bring_cells(package: Callable[..., None]) -> None:
-    """An engine's author would have to know how an engine is made of his cell."""
+    """A package can provide just a cell. Its author does not have to know how to make an engine of it."""
     package(
         "from stampede.testing.cells import MemoryCell\n"
         "class Their(MemoryCell):\n"
@@ -130,14 +130,14 @@ def test_packages_may_bring_cells(package: Callable[..., None]) -> None:
 
 
 def test_what_a_package_gives_is_an_engine_or_a_cell(package: Callable[..., None]) -> None:
-    """The first call would end in an AttributeError."""
+    """If a package provides neither an engine nor a cell, opening it is an OptionError, not an AttributeError later."""
     package("def from_url(url): return 1")
     with pytest.raises(OptionError, match="theirs:// gives 1, which is neither"):
         open_engine("theirs://host")
 
 
 def test_engines_are_imported_when_asked_for() -> None:
-    """Everybody would pay for SQLite, and for every client that is installed."""
+    """Importing the package imports no engine, no client and no SQLite before they are used."""
     code = (
         "import sys, stampede.engines as e;"
         "assert not {'stampede.engines.disk', 'stampede.engines.null', 'sqlite3', 'cachetools'} & set(sys.modules);"
@@ -148,7 +148,7 @@ def test_engines_are_imported_when_asked_for() -> None:
 
 
 def test_every_known_engine_of_this_release_opens() -> None:
-    """A line of the table would name a module that isn't there, or has no `from_url`."""
+    """Each engine that needs no client has a module with `from_url`."""
     for scheme in ("memory", "disk", "file", "null"):
         module = importlib.import_module(_known()[scheme][0])
         assert callable(module.from_url)
@@ -189,12 +189,12 @@ def _known() -> dict[str, tuple[str, str]]:
     ],
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
-    """They would stand in logs and error messages."""
+    """A URL in logs and error messages shows no password."""
     assert safe_url(url) == shown
 
 
 def test_no_error_shows_a_password() -> None:
-    """The same of every error that names a URL."""
+    """No error about a wrong URL shows a password, and neither does its traceback."""
     for url in (
         "redis:/u:hunter2@h",
         "u:hunter2@h",
@@ -222,7 +222,7 @@ def test_no_error_shows_a_password() -> None:
 
 
 def test_kinds() -> None:
-    """An option out of a URL, which is always a string, would be taken for something else."""
+    """Options are converted to their types, since those in URLs are strings. A wrong value is an error."""
     assert (integer("n", "12"), integer("n", 12)) == (12, 12)
     assert (number("n", "1.5"), number("n", 2)) == (1.5, 2.0)
     assert [flag("f", word) for word in ("true", "YES", "1", True)] == [True] * 4
@@ -239,7 +239,7 @@ def test_kinds() -> None:
 
 
 def test_options_of_a_url() -> None:
-    """A blank or an encoded character in an option would be lost."""
+    """Blanks and encoded characters in a URL's options are kept."""
     kinds = {"a": text, "b": integer}
     assert options_of("x://h/p?a=%26%20+b&b=3", {}, kinds) == {"a": "&  b", "b": 3}
     assert options_of("x://h?a=", {}, kinds) == {"a": ""}
@@ -249,7 +249,7 @@ def test_options_of_a_url() -> None:
 
 
 def test_paths_and_schemes() -> None:
-    """A directory with a blank in its name would be another directory."""
+    """A directory with a blank in its name is found, encoded or not. A URL without a directory is an error."""
     assert directory_of("disk:///var/my%20cache") == Path("/var/my cache")
     assert directory_of("disk:///var/my cache?x=1") == Path("/var/my cache")
     for url in ("disk://", "disk:///"):
@@ -262,7 +262,7 @@ def test_paths_and_schemes() -> None:
 
 
 def test_null_grants_everything_and_keeps_nothing() -> None:
-    """Code under test would meet values of another test, or wait."""
+    """The null engine grants each claim and stores nothing. Tests that use it never wait, and share no values."""
     engine = NullEngine()
     for _ in range(2):
         token = new_id()
@@ -280,7 +280,7 @@ def test_null_grants_everything_and_keeps_nothing() -> None:
 
 
 def test_null_locks_exclude_nobody() -> None:
-    """Code under test would wait for locks."""
+    """The locks of the null engine are always granted, so that tests that use it never wait."""
     engine = NullEngine()
     first, second = (run_blocking(engine.blocking.locks.acquire("l", new_id(), 1.0)) for _ in range(2))
     assert isinstance(first, Granted)
@@ -290,7 +290,7 @@ def test_null_locks_exclude_nobody() -> None:
 
 
 def test_a_cache_on_what_is_no_client_is_an_error() -> None:
-    """It would be taken for memory://, and share nothing."""
+    """A cache on an object that is no client is an error. It would be taken for memory://, and share nothing."""
     for wrong in (None, 5, b"redis://localhost", {"url": "memory://"}):
         with pytest.raises(OptionError, match="a client of redis or sqlalchemy"):
             Cache(wrong)

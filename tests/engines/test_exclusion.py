@@ -1,4 +1,4 @@
-"""One at a time, whoever is paused: on every engine of locks, by what its processes have written down."""
+"""A lock has one holder at a time, even if processes are paused. Checked on each engine, from records."""
 
 from __future__ import annotations
 
@@ -66,26 +66,27 @@ def zookeeper(_: Path) -> str:
 
 
 SHORT = 0.6
-"""Seconds of a lease: so many that a busy machine takes none from those who aren't paused, as a rule."""
+"""Seconds of a lease: long enough that even on a busy machine a process that is not paused rarely loses it."""
 
 
 @pytest.mark.parametrize(
     "engine, lease",
     [
-        (zookeeper, 0.9),  # a session of four seconds, the shortest
-        (etcd, 1.0),  # of which it makes two
+        (zookeeper, 0.9),  # the shortest session has four seconds
+        (etcd, 1.0),  # etcd makes it two seconds
         (memcached, 1.0),
         (file, SHORT), (disk, SHORT), (sql, SHORT), (redis, SHORT), (postgres, SHORT), (zmq, SHORT),
     ],
 )  # fmt: skip
 def test_one_at_a_time_also_after_a_pause(engine: Callable[[Path], str], lease: float, memory_path: Path) -> None:
-    """Two would be inside; or one who slept through its lease write over what the next has written, and not know."""
+    """Two processes are never inside at the same time. A holder that was paused beyond its lease notices the loss, and
+    its late write is refused."""
     histories = played(engine(memory_path), lease, VISITS, keeps=engine is file)
     for history in histories:
         assert wrongs(history.events, history.pause, visits=VISITS, crowd=history.crowd) == []
 
 
-# -- who judges them ------------------------------------------------------------------------------------------------
+# -- the judge of histories -----------------------------------------------------------------------------------------
 
 TOLD = """
 0.0 a granted 1 1.0
@@ -105,7 +106,7 @@ TOLD = """
 2.3 a leaving 3 3.0
 2.4 a left 3 3.0
 """
-"""A paused holder, one who comes after it, and itself again."""
+"""The events of a paused holder, of the next holder, and of the first one again."""
 
 
 def judged(told: str, *, keeps: bool = False) -> list[str]:
@@ -118,12 +119,12 @@ def judged(told: str, *, keeps: bool = False) -> list[str]:
 
 
 def test_a_history_as_it_should_be() -> None:
-    """It would find fault with whatever it is shown."""
+    """The judge accepts a correct history. Otherwise, it would find errors in every engine."""
     assert judged(TOLD) == []
     kept = TOLD.replace("1.1 b granted", "1.31 b granted").replace("1.2 b", "1.32 b")
     assert judged(kept, keeps=True) == []
     heard_late = TOLD.replace("2.0 a granted 3", "1.95 b granted 1 1.9\n2.0 a granted 3")
-    assert judged(heard_late) == []  # it had ended when its process heard of it
+    assert judged(heard_late) == []  # it had ended before its process heard of it
 
 
 @pytest.mark.parametrize(
@@ -147,11 +148,11 @@ def test_a_history_as_it_should_be() -> None:
     ],
 )
 def test_what_is_wrong_is_found(was: str, instead: str, wrong: str) -> None:
-    """What it never finds, no engine would be refused for."""
+    """The judge finds each kind of error. An error that it cannot find would pass in every engine."""
     assert was in TOLD
     assert any(found.startswith(wrong) for found in judged(TOLD.replace(was, instead)))
 
 
 def test_a_frozen_holder_that_keeps_it_is_alone() -> None:
-    """The kernel's lock is its own until it goes on: who got in before that has been let in beside it."""
+    """A paused holder keeps a lock of the kernel until it resumes. A process that got in before that is an error."""
     assert any(found.startswith("two inside: b") for found in judged(TOLD, keeps=True))

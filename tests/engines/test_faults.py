@@ -1,7 +1,8 @@
-"""Promise 7 over every server: whatever becomes of it, or of the way there, calls go on, and come back to it.
+"""Promise 7 on each server: if the server or the network fails, calls still work, and later use the server again.
 
-One text for each fault. What only one engine can meet (a full Redis, a role without rights, a ring of memcacheds) is in
-that engine's own file; servers that hang, whose time-outs are what is tested, are in `test_hung_engines.py`.
+There is one test for each fault. Faults that only one engine can meet (a full Redis, a role without rights, a ring of
+memcacheds) are tested in that engine's own file. Servers that hang are tested in `test_hung_engines.py`, where the
+time-outs themselves are checked.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from stampede import Cache, EngineError, LockLost, events
 from stampede.model.entry import new_id
 
 BRIEF = 1.0
-"""Seconds that a reply may take, where one is to be missed."""
+"""Seconds that a reply may take in tests in which a reply never comes."""
 
 engines = pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
 both = pytest.mark.parametrize("colour", ["sync", "async"])
@@ -47,14 +48,14 @@ def url_of(engine: str, port: int, timeout: float = PATIENCE) -> str:
 
 
 class Face(both_colours.Face):
-    """One cache, with a short pause between two questions to a dead server."""
+    """One cache that pauses only shortly between two requests to a dead server."""
 
     def __init__(self, engine: str, port: int, colour: str = "sync", *, timeout: float = PATIENCE, **options: Any):
         breakers = ["stampede.outages.outage"] + ["stampede.engines.memcached.servers"] * (engine == "memcached")
         super().__init__(url_of(engine, port, timeout), colour, breakers=breakers, **options)
 
     def back(self) -> None:
-        """Wait until its engine is in use again."""
+        """Wait until the cache uses its engine again."""
         until(lambda: self(new_id().hex(), Number()) and not self.down)
 
 
@@ -64,13 +65,13 @@ Before = Callable[[Any], Proxy]
 
 @pytest.fixture(autouse=True)
 def _generations_are_asked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """memcached's are believed for a second: a server that was restarted has lost them."""
+    """The generations of memcached are believed for a second, and a restarted server has lost them."""
     monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", 0.05)
 
 
 @pytest.fixture
 def server(engine: str) -> Any:
-    """The session's server, emptied."""
+    """The server that all tests share, emptied."""
     if engine == "redis":
         shared_redis().cli("FLUSHALL")
         return shared_redis()
@@ -89,32 +90,32 @@ _own: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture
 def own(engine: str) -> Iterator[Any]:
-    """A server that the test may stop and freeze. It is empty, and well again after the test."""
+    """A server that the test may stop and freeze. It is empty, and works again after the test."""
     mine = _own[engine]()
     mine.prepare() if engine == "postgres" else mine.restart()
     yield mine
     mine.start() if mine._process is None else mine.thaw()
 
 
-# -- servers that die, and hang ---------------------------------------------------------------------------------------
+# -- servers that die or hang -----------------------------------------------------------------------------------------
 
 
 def down(server: Any, proxy: Proxy) -> Iterator[None]:
-    """Killed, and started again."""
+    """The server is killed, and started again."""
     server.stop()
     yield
     server.start()
 
 
 def hung(server: Any, proxy: Proxy) -> Iterator[None]:
-    """The kernel accepts, and the server never answers."""
+    """The kernel accepts connections, but the server never replies."""
     server.freeze()
     yield
     server.thaw()
 
 
 def blackholed(server: Any, proxy: Proxy) -> Iterator[None]:
-    """A network that swallows."""
+    """The network loses all packets."""
     proxy.hold()
     yield
     proxy.cut()
@@ -130,7 +131,8 @@ Trouble = Callable[[Any, Proxy], Iterator[None]]
 def test_an_engine_in_trouble_is_no_outage(
     own: Any, before: Before, face: Faces, trouble: Trouble, when: str, engine: str, colour: str
 ) -> None:
-    """Promise 7: calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    """Promise 7: while the engine is in trouble, each key is computed once and each change raises an error. Later, the
+    engine is used again without help."""
     proxy, warm, origin = before(own), Number(), Number(0.02)
     terms = {"local": True, "timeout": PATIENCE if trouble is down else BRIEF}
     asked = face(engine, proxy.port, colour, **terms) if when == "in use" else None
@@ -149,14 +151,14 @@ def test_an_engine_in_trouble_is_no_outage(
         for change in changes if trouble is down else changes[-1:]:  # each waits for a time-out
             with pytest.raises(EngineError):
                 asked.run(*change)
-        assert asked("k", origin) == 2  # it is gone here, in any case
+        assert asked("k", origin) == 2  # in any case, it is removed from this process
         with pytest.raises(EngineError):
             asked.lock("l")
     finally:
         for _ in course:
             pass
     asked.back()
-    time.sleep(0.05)  # the server may have lost the generation too, of which this is how long one may be believed
+    time.sleep(0.05)  # the server may have lost the generation, too, which may be believed for this long
     asked.invalidate("k")
     assert asked("k", lambda: "stored") == "stored"
     until(lambda: asked.lock("l"))
@@ -165,13 +167,13 @@ def test_an_engine_in_trouble_is_no_outage(
 
 @engines
 def test_a_herd_goes_on_when_its_engine_dies(own: Any, face: Faces, engine: str, colour: str) -> None:
-    """Promises 3 and 7: who waits for another process would wait for a lease that nobody can look at."""
+    """Promises 3 and 7: if the engine dies, waiters of another process's computation compute the value, once."""
     origin, mine = Origin(), Number(0.05)
     holder, waiter = face(engine, own.port), face(engine, own.port, colour)
     holding = Herd(lambda: holder("k", origin))
     origin.has_begun()
     waiting = Herd(lambda: waiter.herd(4, "k", mine))
-    time.sleep(0.1)  # they wait; if they do not by then, they meet the dead server first
+    time.sleep(0.1)  # they should wait by now; if they do not, they meet the dead server first
     own.stop()
     assert waiting.join() == [[1] * 4]
     assert mine.calls == 1
@@ -184,7 +186,7 @@ def test_a_herd_goes_on_when_its_engine_dies(own: Any, face: Faces, engine: str,
 
 @engines
 def test_a_slow_engine_is_no_dead_one(server: Any, before: Before, face: Faces, engine: str, colour: str) -> None:
-    """It would be given up, and each process compute for itself."""
+    """A slow engine is not treated as down. Otherwise, each process would compute for itself."""
     proxy, origin = before(server), Number(0.05)
     proxy.delay = 0.02
     faces = [face(engine, proxy.port, colour) for _ in range(2)]
@@ -194,11 +196,11 @@ def test_a_slow_engine_is_no_dead_one(server: Any, before: Before, face: Faces, 
     assert not any(each.count(events.EngineDown) for each in faces)
 
 
-# -- a way there that cuts ------------------------------------------------------------------------------------------
+# -- connections that are cut ---------------------------------------------------------------------------------------
 
 
 class Broken:
-    """A cache behind a proxy, and one that asks the server itself."""
+    """A cache behind a proxy, and one that connects to the server directly."""
 
     def __init__(self, engine: str, server: Any, before: Before, face: Faces, colour: str, **options: Any) -> None:
         self.proxy = before(server)
@@ -209,8 +211,8 @@ class Broken:
         self._met = 0
 
     def at(self, number: int, key: str, **fault: Any) -> None:
-        """What is to befall this request of those that name the key, counted from 0. They are the same everywhere: a
-        claim, perhaps after a look, and then a fill; or a change."""
+        """Let this fault happen to one of the requests that name the key, counted from 0. All engines send the same
+        ones: a claim, perhaps after a look, and then a fill; or a change."""
         self.proxy.heal()
         for _ in range(number):
             self.proxy.at(key.encode())
@@ -222,7 +224,7 @@ class Broken:
         return self.proxy.met > self._met
 
     def check(self, key: str) -> None:
-        """Nobody is locked out, and nothing old comes back."""
+        """No caller is locked out, and no old value comes back."""
         assert self.ours(key, lambda: "second", wait=5.0) in ("first", "second")
         assert self.theirs(key, lambda: "third", wait=5.0) in ("first", "second", "third")
         self.theirs.invalidate(key)
@@ -231,17 +233,18 @@ class Broken:
 
 
 CUTS = [("sent", byte) for byte in range(0, 180, 20)] + [("answered", byte) for byte in (0, 1, 2, 3, 5, 8, 13, 21, 34)]
-"""Each of them in one colour: half of them are made in each, and the other half where it is cut off twice."""
+"""Each colour makes half of these cuts. The other half are made in the test that cuts twice."""
 
 
 @both
 @engines
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_cut_at_every_step(server: Any, before: Before, face: Faces, engine: str, times: int, colour: str) -> None:
-    """A call would be locked out by its own lease, for a minute; or an error; or what is old be stored late.
+    """A call succeeds although its connection is cut at any byte. It is not locked out by its own lease, and stores no
+    old value late.
 
-    What is cut off once is asked again at once, on another connection; what is cut off twice is an outage, and may
-    leave a lease until its end.
+    A request that is cut off once is sent again immediately on another connection. If it is cut off twice, that is an
+    outage, and a lease may remain until its end.
     """
     broken = Broken(engine, server, before, face, colour, lease=LONG if times == 1 else 3.0)
     cut = []
@@ -261,7 +264,7 @@ def test_a_cut_at_every_step(server: Any, before: Before, face: Faces, engine: s
 @both
 @engines
 def test_half_a_reply_and_silence(server: Any, before: Before, face: Faces, engine: str, colour: str) -> None:
-    """The same, where the connection stays."""
+    """A call succeeds if half of a reply comes and the connection then stays open but silent."""
     broken = Broken(engine, server, before, face, colour, timeout=BRIEF)
     for number in range(2):
         key = f"silent-{number}."
@@ -275,7 +278,7 @@ def test_half_a_reply_and_silence(server: Any, before: Before, face: Faces, engi
 
 @engines
 def test_an_invalidation_around_every_step(server: Any, before: Before, face: Faces, engine: str, colour: str) -> None:
-    """Promise 4: a fill that comes late, or again, since its reply was lost, would bring back what was invalidated."""
+    """Promise 4: a fill that arrives late or twice, as its reply was lost, brings back no invalidated value."""
     broken, late = Broken(engine, server, before, face, colour), 0
     faults: list[dict[str, Any]] = [{"when": "before"}, {"when": "after"}]
     faults += [{"when": "after", "answered": 0}, {"when": "after", "answered": 2}]
@@ -305,14 +308,14 @@ def test_an_invalidation_around_every_step(server: Any, before: Before, face: Fa
 
 @engines
 def test_byte_by_byte(server: Any, before: Before, face: Faces, engine: str, colour: str) -> None:
-    """Replies and news that come in pieces would be taken for others, or for broken."""
+    """Replies and news that arrive byte by byte are read correctly."""
     proxy, origin = before(server), Origin()
     proxy.piece = 1
     holder, waiter = face(engine, server.port), face(engine, proxy.port, colour, local=True)
     holding = Herd(lambda: holder("k", origin))
     origin.has_begun()
     waiting = Herd(lambda: waiter.herd(4, "k", never))
-    time.sleep(0.1)  # they wait; if they do not by then, they find the value
+    time.sleep(0.1)  # they should wait by now; if they do not, they find the value
     origin.let_on()
     assert waiting.join() + holding.join() == [[1] * 4, 1]
     assert not waiter.count(events.EngineDown)
@@ -327,7 +330,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {"invalidate": (), "expire": (), "set": ("
 def test_a_change_that_is_cut_off_is_done_or_an_error(
     server: Any, before: Before, face: Faces, engine: str, verb: str, colour: str
 ) -> None:
-    """Promise 4: it would seem to be done, and what is old be served; or be an error where asking again is enough."""
+    """Promise 4: a change whose connection is cut once is sent again. If it is cut twice, an error is raised."""
     broken = Broken(engine, server, before, face, colour)
     faults: list[dict[str, int]] = [{"sent": 8}, {"sent": 60}, {"answered": 0}, {"answered": 2}]
     for number, fault in enumerate(faults):
@@ -338,7 +341,7 @@ def test_a_change_that_is_cut_off_is_done_or_an_error(
             try:
                 broken.ours.run(verb, key, *CHANGES[verb])
             except EngineError:
-                assert times == 2  # once, it is asked again at once
+                assert times == 2  # after one cut, the request is sent again immediately
                 broken.proxy.heal()
                 broken.ours.run(verb, key, *CHANGES[verb])
             assert broken.happened
@@ -349,7 +352,7 @@ def test_a_change_that_is_cut_off_is_done_or_an_error(
 @both
 @engines
 def test_a_lock_whose_reply_is_cut_off(server: Any, before: Before, face: Faces, engine: str, colour: str) -> None:
-    """It would be held by two, or by nobody beyond its lease; or be said to be refused, though nobody has it."""
+    """If the reply to a lock's request is cut off, no two callers have the lock. It is free again after its lease."""
     broken = Broken(engine, server, before, face, colour)
     runner = broken.ours._runner
     for times in (1, 2):
@@ -371,7 +374,7 @@ def test_a_lock_whose_reply_is_cut_off(server: Any, before: Before, face: Faces,
             until(lambda lock=lock: broken.theirs.lock(lock.name), 5.0)
 
 
-# -- forgetting, at every step of a computation -----------------------------------------------------------------------
+# -- servers that lose their data, at each step of a computation ------------------------------------------------------
 
 
 def flush(server: Any) -> None:
@@ -387,7 +390,7 @@ def restart(server: Any) -> None:
 def test_a_server_that_forgets_at_every_step(
     own: Any, before: Before, face: Faces, forget: Callable[[Any], None], engine: str, colour: str
 ) -> None:
-    """A call would be an error, or leave a lease; or what was computed before be stored over what came after."""
+    """If the server loses its data at any step, the call succeeds, and no older value replaces a newer one."""
     broken = Broken(engine, own, before, face, colour, local=True)
     for number in range(3):
         for when in ("before", "after", "computing"):
@@ -405,12 +408,12 @@ def test_a_server_that_forgets_at_every_step(
             if when != "computing":
                 broken.at(number, key, **{when: act})
             assert broken.ours(key, origin) == "first"
-            if when != "computing" and not broken.happened:  # there are not so many requests
+            if when != "computing" and not broken.happened:  # there are fewer requests
                 continue
             assert done.wait(PATIENCE)
             broken.proxy.heal()
             broken.ours.back()
-            time.sleep(0.06)  # as long as a generation that was lost may be believed
+            time.sleep(0.06)  # a lost generation may be believed for this long
             broken.theirs.back()
             broken.theirs.invalidate(key)
             assert broken.theirs(key, lambda: "third", wait=5.0) == "third"
@@ -422,7 +425,7 @@ def test_a_server_that_forgets_at_every_step(
 def test_a_lock_that_was_forgotten_is_lost(
     own: Any, face: Faces, forget: Callable[[Any], None], engine: str, colour: str
 ) -> None:
-    """Two would be inside, and the first of them never hear of it."""
+    """If the server loses a lock, its holder learns that the lock is lost. Otherwise, two holders would be inside."""
     asked, other = face(engine, own.port, colour), face(engine, own.port)
     lock = asked.cache.lock("l", lease=1.0)
 
@@ -447,7 +450,7 @@ def test_a_lock_that_was_forgotten_is_lost(
 
 
 def test_by_default_a_dead_engine_is_asked_once_a_second() -> None:
-    """What these tests shorten would be another number."""
+    """By default, a dead engine is asked once a second. The other tests shorten this pause."""
     with Cache("redis://127.0.0.1:1") as asked:
         outage = asked._core.outage
         assert outage is not None

@@ -1,4 +1,4 @@
-"""The file engine: the kernel's locks, as every lock engine has to behave, and where they differ."""
+"""The file engine: its locks of the kernel pass the suite of all lock engines. Other tests check the differences."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def take(engine: FileEngine, token: bytes = b"mine", lease: float = LEASE) -> Gr
 
 
 def take_when_free(engine: FileEngine, token: bytes = b"mine") -> float:
-    """Wait for the lock and take it; when that was."""
+    """Wait for the lock and take it. Return the moment when it was taken."""
     while isinstance(reply := take(engine, token), Busy):
         run_blocking(engine.blocking.locks.wait("l", reply, PATIENCE))
     return time.monotonic()
@@ -79,7 +79,7 @@ def hold(pipe: Connection, directory: Path, lease: float) -> None:
 
 
 def test_released_by_another_process(engine: FileEngine) -> None:
-    """Who waits for another process's lock would poll for it."""
+    """A waiter for another process's lock is woken when the lock is released. It does not poll."""
     with other(hold, engine.directory, LEASE) as holder:
         assert holder.hear() == "Granted"
         taken: list[float] = []
@@ -95,7 +95,7 @@ def test_released_by_another_process(engine: FileEngine) -> None:
 
 
 def test_killed_holder(engine: FileEngine) -> None:
-    """A dead holder would keep the lock."""
+    """If a process is killed, its lock is free soon after."""
     with other(hold, engine.directory, LEASE) as holder:
         assert holder.hear() == "Granted"
         taken: list[float] = []
@@ -110,7 +110,7 @@ def test_killed_holder(engine: FileEngine) -> None:
 
 
 def test_fences_grow_over_processes_and_engines(engine: FileEngine) -> None:
-    """A resource would take a late holder for the present one."""
+    """Fences grow over processes, engines, and the loss of the lock's file. A resource can refuse a late holder."""
     first = take(engine)
     release(engine)
     engine.close()
@@ -118,7 +118,7 @@ def test_fences_grow_over_processes_and_engines(engine: FileEngine) -> None:
     second = take(again)
     release(again)
     shutil.rmtree(engine.directory)
-    time.sleep(0.002)  # where the file is lost, the time of day in ms is what grows
+    time.sleep(0.002)  # if the file is lost, the fence is the time of day in ms
     third = take(again)
     again.close()
     assert isinstance(first, Granted)
@@ -128,7 +128,7 @@ def test_fences_grow_over_processes_and_engines(engine: FileEngine) -> None:
 
 
 def test_removed_file_loses_the_lock(engine: FileEngine) -> None:
-    """Others lock a new file of the same name, while we go on in the belief that we have it."""
+    """If the file of a lock is removed, its holder loses the lock, since others lock a new file of the same name."""
     assert isinstance(take(engine), Granted)
     peer = FileEngine(engine.directory)
     shutil.rmtree(engine.directory)
@@ -141,7 +141,7 @@ def test_removed_file_loses_the_lock(engine: FileEngine) -> None:
 
 
 def test_lock_of_another_program(engine: FileEngine) -> None:
-    """`flock FILE command` would not exclude us, or we would wait for it for ever."""
+    """`flock FILE command` and a lock of ours exclude each other."""
     take(engine)
     release(engine)
     (path,) = engine.directory.glob("*.lock")
@@ -153,7 +153,7 @@ def test_lock_of_another_program(engine: FileEngine) -> None:
 
 
 def test_child_neither_has_nor_releases_it(engine: FileEngine) -> None:
-    """A forked worker would believe that it is inside, or its end would let somebody else in."""
+    """A forked child does not have the locks of its parent, and does not release them when it ends."""
     assert isinstance(take(engine), Granted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -183,7 +183,7 @@ def fork_while_holding(pipe: Connection, directory: Path) -> None:
 
 
 def test_child_does_not_keep_its_dead_parents_lock(engine: FileEngine) -> None:
-    """A worker would keep the lock of the master that was killed."""
+    """If the holder is killed, its lock is free, even if a forked child of it still runs."""
     with other(fork_while_holding, engine.directory) as holder:
         child = holder.hear()
         try:
@@ -195,7 +195,7 @@ def test_child_does_not_keep_its_dead_parents_lock(engine: FileEngine) -> None:
 
 
 def test_interpreters_end(engine: FileEngine) -> None:
-    """A lock that was never released would outlive its process."""
+    """When a process ends, its locks are free, even if it never released them."""
     with other(take_and_return, engine.directory) as holder:
         assert holder.hear() == "Granted"
         holder.join()
@@ -210,9 +210,9 @@ def take_and_return(pipe: Connection, directory: Path) -> None:
 
 
 def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of one user would each have locks of their own."""
+    """All processes of one user use the same directory, whether or not XDG_RUNTIME_DIR is set."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "session"))  # which cron has not
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "session"))  # cron does not set it
     path = default_directory()
     assert path == tmp_path / f"stampede-{os.getuid()}"
     assert path.stat().st_mode & 0o777 == 0o700
@@ -249,7 +249,8 @@ def _anothers(path: Path) -> None:
 def test_default_directory_that_others_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: Callable[[Path], None]
 ) -> None:
-    """Another user of the machine could hold our locks, or have us write to files of their choice."""
+    """A default directory that another user could have prepared is refused. That user could hold our locks, or have us
+    write to files of their choice."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trap(tmp_path / f"stampede-{os.getuid()}")
     with pytest.raises(EngineError, match="stampede-"):
@@ -257,12 +258,12 @@ def test_default_directory_that_others_prepared(
 
 
 def test_impossible_directory() -> None:
-    """The error would come at the first lock, and not say what to do."""
+    """A directory that cannot be used is refused when the engine is made. The error says what to do."""
     with pytest.raises(EngineError, match=r"/proc/locks/x.*give a directory"):
         FileEngine("/proc/locks/x")
 
 
 def test_options() -> None:
-    """A misspelt option would be ignored."""
+    """A wrong option is refused, not ignored."""
     with pytest.raises(OptionError, match="takes none"):
         open_engine("file:///tmp/x?lease=3")

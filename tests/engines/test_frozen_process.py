@@ -1,4 +1,4 @@
-"""A local tier in a process that was frozen: a hit may run before the thread that hears of changes does."""
+"""Values kept in a process that was frozen: a hit may run before the thread that reads the news of changes."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def is_kept(cache: Cache, key: str) -> bool:
 
 @pytest.fixture
 def freeze(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
-    """Keep the thread of a feed from running on when something has come."""
+    """Stops the thread of a feed as soon as something has arrived for it."""
     frozen, goes_on = set[threading.Thread](), threading.Event()
 
     class Selector(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:
             ready = super().select(timeout)
-            if threading.current_thread() in frozen and len(self.get_map()) > 1:  # it waits for its connection
+            if threading.current_thread() in frozen and len(self.get_map()) > 1:  # the thread waits for its connection
                 goes_on.wait()
             return ready
 
@@ -62,7 +62,7 @@ def freeze(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
 
 
 def has_come(feed: Any) -> bool:
-    """Whether the server has told something that the thread has not read."""
+    """Whether the server has sent something that the thread has not read."""
     until(lambda: feed._quiet)
     return bool(select(feed._quiet, [], [], 10)[0])
 
@@ -70,7 +70,7 @@ def has_come(feed: Any) -> bool:
 @both
 @pytest.mark.parametrize("change", ["invalidate", "clear"])
 def test_what_was_invalidated_meanwhile_is_not_served(url: Callable[[], str], change: str, freeze: Any) -> None:
-    """Until the thread ran, everything that other processes had invalidated would be served."""
+    """A value that was invalidated during the freeze is not served, even if the thread has not read the news yet."""
     with closing(Cache(url(), local=True, early=0)) as cache, closing(Cache(url())) as other:
         values = iter(["old", "new"])
 
@@ -92,7 +92,7 @@ def test_what_was_invalidated_meanwhile_is_not_served(url: Callable[[], str], ch
 
 @pytest.mark.redis
 def test_what_was_cleared_meanwhile_is_not_served_from_another_shard(freeze: Any) -> None:
-    """Of a new generation one shard of a cluster tells, and hits ask for entries of all of them."""
+    """Only one shard of a cluster reports a clear. Cleared values of the other shards are not served, either."""
     shared_cluster().flush()
     url = shared_cluster().url
     with closing(Cache(url, local=True, early=0)) as cache, closing(Cache(url)) as other:
@@ -113,7 +113,7 @@ def test_what_was_cleared_meanwhile_is_not_served_from_another_shard(freeze: Any
 
 @pytest.mark.redis
 def test_a_server_of_which_nothing_was_heard_is_asked() -> None:
-    """If the whole machine was frozen, nothing has come yet of what was changed: the server says nothing."""
+    """If the server was silent for too long, hits ask it: if the machine was frozen, no news may have arrived."""
     with closing(Cache(shared_redis().url, local=True, early=0)) as cache:
         cache.set("k", 1)
         until(lambda: is_kept(cache, "k"))

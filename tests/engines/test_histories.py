@@ -1,4 +1,4 @@
-"""Random histories of a key go to a record and to every engine, in both colours; all answers are the same."""
+"""Each engine gives the same answers as a plain record for random histories of a key, for threads and for tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TestMemoryInCachetools(TestMemory):
 
 
 class TestPaired(HistoriesSuite):
-    ids_last = False  # who overrules a computation gives what is there another one
+    ids_last = False  # a change that overrides a computation gives the stored value a new id
 
     def make_engine(self) -> Engine:
         self.clock = FakeClock()
@@ -63,7 +63,7 @@ class TestPaired(HistoriesSuite):
 
 
 class TestDisk(HistoriesSuite):
-    """Also as its own clock moves, which all its processes share."""
+    """The clock of the engine, which all its processes share, is moved on, too."""
 
     @pytest.fixture(autouse=True)
     def _directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ class TestRedisAsync(TestRedis):
 
 
 class SteppedClock(FakeClock):
-    """Goes by itself, too; and a server's goes with it."""
+    """A clock that runs. If it is moved on, the clock of a server is moved on, too."""
 
     def __init__(self, server: SteppedServer | MovedClock) -> None:
         super().__init__(0.0)
@@ -110,7 +110,7 @@ class SteppedClock(FakeClock):
 
 @pytest.mark.usefixtures("_clock")
 class TestRedisAsTimePasses(HistoriesSuite):
-    """By the server's clock. No two ends are so near to each other that the time between two questions matters."""
+    """Times are the server's. Ends are so far apart that the time between two requests does not matter."""
 
     blur = 2.0
     durations: ClassVar[dict[str, float]] = {"no": 0.0, "short": 100.0, "long": 7200.0, "ever": inf}
@@ -157,7 +157,7 @@ class TestPostgresAsync(TestPostgres):
 
 @pytest.mark.usefixtures("_clock")
 class TestPostgresAsTimePasses(HistoriesSuite):
-    """By the server's clock, of which all that is decided there asks one function."""
+    """Times are those of the server's clock, which all decisions in the database take from one function."""
 
     blur = 2.0
     durations: ClassVar[dict[str, float]] = {"no": 0.0, "short": 100.0, "long": 7200.0, "ever": inf}

@@ -1,4 +1,4 @@
-"""An engine that hangs costs each caller that waits at most one time-out, once; calls go on; then all is as before."""
+"""An engine that hangs costs each waiting caller at most one time-out. Calls still work, and later use it again."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Before = Callable[[Any], Proxy]
 both = pytest.mark.parametrize("colour", ["sync", "async"])
 engines = pytest.mark.parametrize("engine", ["redis", "memcached", "postgres"])
 TIMEOUT = 1.0
-"""Seconds that an engine may take for an answer; a lock has two questions of it, over two connections."""
+"""Seconds that an engine may take for a reply. A lock sends it two requests, on two connections."""
 
 MUCH = 20.0
-"""Seconds of a lease: what hangs for so long is found."""
+"""Seconds of a lease: a test notices a wait for this long."""
 
 
 def url_of(engine: str, port: int, timeout: float = TIMEOUT) -> str:
@@ -58,7 +58,7 @@ def server_of(engine: str) -> Any:
 
 
 class World:
-    """A server before which everything can stop, and a cache on it whose callers are of one colour."""
+    """A server behind a proxy that can stop everything, and a cache on it with callers of one colour."""
 
     def __init__(self, engine: str, colour: str, before: Before) -> None:
         self.proxy = before(server_of(engine))
@@ -67,7 +67,7 @@ class World:
         self.colour = colour
 
     def ask(self, count: int, key: Callable[[int], str], lease: float = MUCH) -> list[Any]:
-        """What so many callers get who ask side by side."""
+        """What this many callers get that call at the same time."""
         if self.colour == "sync":
             return Herd(
                 *[lambda n=n: self.cache.get_or_compute(key(n), lambda: n, lease=lease) for n in range(count)]
@@ -113,20 +113,20 @@ def took(act: Callable[[], object]) -> float:
 @both
 @engines
 def test_calls_go_on_for_one_time_out(world: Worlds, engine: str, colour: str) -> None:
-    """Each of a web server's requests would wait, one after the other, for as long as the engine hangs."""
+    """While the engine hangs, callers wait for one time-out in all. Requests of a web server do not pile up."""
     its = world(engine, colour)
     assert its.ask(8, lambda n: f"warm {n}") == list(range(8))
     its.proxy.hold()
     assert took(lambda: its.ask(8, lambda n: f"first {n}")) < 3 * TIMEOUT
     assert its.cache.stats().engine_downs == 1
-    # From now on nobody waits, but for one caller a second.
+    # From now on no call waits, except one each second.
     slow = [each for n in range(20) if (each := took(lambda n=n: its.ask(1, lambda _: f"next {n}"))) > TIMEOUT / 2]
     assert len(slow) <= 2
 
 
 @engines
 def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
-    """A fleet would compute for itself long after its engine is back; or wait for leases that nobody holds."""
+    """Once the engine works again, it is soon used again. No key remains locked by a lease that has no holder."""
     its = world(engine, colour)
     its.ask(1, lambda _: "warm")
     its.proxy.hold()
@@ -142,8 +142,8 @@ def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
 
         until(asks)
         assert time.monotonic() - back < 4
-        # The engine may have granted the earlier claims when it went on. One attempt was made to give each back; what
-        # is still valid ends by itself.
+        # When the engine resumed, it may have granted the earlier claims. The cache tried once to give them back.
+        # A lease that is still valid ends by itself.
         for n in range(3):
             assert took(lambda n=n: its.direct.get_or_compute(f"k{n}", lambda: n)) < MUCH / 4
 
@@ -151,9 +151,9 @@ def test_it_is_used_again_soon(world: Worlds, engine: str, colour: str) -> None:
 @both
 @engines
 def test_a_lock_whose_engine_hangs_is_an_error_soon(world: Worlds, engine: str, colour: str) -> None:
-    """`with Lock` would keep its caller for as long as its server is frozen, and not say which server that is."""
+    """If the engine hangs, taking a lock soon raises an error that names the lock and the server."""
     its = world(engine, colour)
-    # A name for each test: what the server grants when it goes on may stand until its lease ends.
+    # Each test has its own name: a lock that the server grants when it resumes may remain until its lease ends.
     lock = Lock(f"l {colour}", on=its.cache, wait=0.2, lease=MUCH)
     with lock:
         pass
@@ -169,7 +169,7 @@ def test_a_lock_whose_engine_hangs_is_an_error_soon(world: Worlds, engine: str, 
 
 @engines
 def test_who_waits_in_vain_is_told_so_and_not_that_it_hangs(world: Worlds, engine: str, colour: str) -> None:
-    """Another process has the lock, and the server is well."""
+    """If another process has the lock and the server works, a waiter gets a timeout, not an error of the engine."""
     its = world(engine, colour)
     held = Lock("l", on=its.direct, lease=MUCH)
     assert held.acquire()
@@ -177,13 +177,13 @@ def test_who_waits_in_vain_is_told_so_and_not_that_it_hangs(world: Worlds, engin
     with pytest.raises(LockTimeout):
         Lock("l", on=its.cache, wait=0).__enter__()
     held.release()
-    with try_lock("l", on=its.direct) as lock:  # nobody has it, and for nobody it is kept
+    with try_lock("l", on=its.direct) as lock:  # the lock is free, and reserved for no process
         assert lock
 
 
 @engines
 def test_a_server_that_is_slow_is_no_server_that_hangs(world: Worlds, engine: str, colour: str) -> None:
-    """Nobody would have a lock, or a value, whose server is far away."""
+    """A server that replies slowly is not treated as hanging. Otherwise, a server far away could not be used."""
     its = world(engine, colour)
     its.proxy.delay = TIMEOUT / 5
     assert its.ask(2, lambda n: f"k{n}") == [0, 1]
@@ -213,7 +213,7 @@ sys.stdin.readline()
 @engines
 @pytest.mark.parametrize("hangs", [False, True])
 def test_the_end_of_a_program(world: Worlds, engine: str, hangs: bool) -> None:
-    """It would take a time-out for each lock that it holds; or give none of them back where the server is well."""
+    """A program ends soon even if its engine hangs. If the server works, all locks and leases are given back."""
     its = world(engine, "sync")
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::ResourceWarning", "-c", EXITS, url_of(engine, its.proxy.port)],
@@ -232,12 +232,12 @@ def test_the_end_of_a_program(world: Worlds, engine: str, hangs: bool) -> None:
         assert its.direct.get_or_compute("k", lambda: 1, wait=MUCH / 4) == 1
 
 
-# -- the first to find out tells all who wait --------------------------------------------------------------------------
+# -- the first caller whose time-out ends tells all waiters ------------------------------------------------------------
 
 
 @pytest.fixture
 def cached(request: pytest.FixtureRequest, before: Before) -> Callable[..., tuple[Cache, Proxy]]:
-    """A cache before whose server everything can stop. Who asks is told of it."""
+    """A cache behind a proxy that can stop everything. The caller gets the cache and the proxy."""
 
     def made(engine: str, hung: float = TIMEOUT) -> tuple[Cache, Proxy]:
         proxy = before(server_of(engine))
@@ -253,7 +253,7 @@ Cached = Callable[..., tuple[Cache, Proxy]]
 
 
 class Asker:
-    """A thread, or an event loop, that has asked before; what goes wrong, if anything, is told."""
+    """A thread or an event loop that has already used the cache. `sets` returns an error's text, or ""."""
 
     def __init__(self, cache: Cache, colour: str) -> None:
         self._cache = cache
@@ -294,7 +294,7 @@ def asker(request: pytest.FixtureRequest) -> Askers:
 @both
 @engines
 def test_all_who_wait_are_let_go_with_the_first(cached: Cached, asker: Askers, engine: str, colour: str) -> None:
-    """Each would find out for itself, and wait for a second of its own."""
+    """The first caller whose time-out ends wakes all other waiters. Otherwise, each would wait for its own."""
     cache, proxy = cached(engine)
     askers = [asker(cache, colour) for _ in range(10)]
     proxy.hold()
@@ -311,7 +311,7 @@ def test_all_who_wait_are_let_go_with_the_first(cached: Cached, asker: Askers, e
 
 @engines
 def test_both_colours_are_told(cached: Cached, asker: Askers, engine: str) -> None:
-    """A thread that waits is told by an event loop, and the other way round."""
+    """A thread and an event loop tell each other that the server hangs."""
     cache, proxy = cached(engine)
     thread, loop = asker(cache, "sync"), asker(cache, "async")
     for first, second in (thread, loop), (loop, thread):
@@ -325,7 +325,7 @@ def test_both_colours_are_told(cached: Cached, asker: Askers, engine: str) -> No
 
 
 def test_an_event_loop_that_connects_is_told(cached: Cached, asker: Askers) -> None:
-    """It isn't asking yet, and would wait for as long as others have."""
+    """An event loop that is just connecting is told that the server hangs, although it has not yet sent a request."""
     cache, proxy = cached("redis")
     thread = asker(cache, "sync")
     proxy.hold()
@@ -338,7 +338,7 @@ def test_an_event_loop_that_connects_is_told(cached: Cached, asker: Askers) -> N
 
 @engines
 def test_a_connection_that_is_dead_ends_no_others(cached: Cached, asker: Askers, engine: str, colour: str) -> None:
-    """A server that answers others, if slowly, is well: they would all have an error for one lost reply."""
+    """A lost reply on one connection ends no other request if the server still replies to others, even slowly."""
     cache, proxy = cached(engine)
     its, other = asker(cache, colour), asker(cache, colour)
     proxy.delay = 0.15
@@ -353,16 +353,16 @@ def test_a_connection_that_is_dead_ends_no_others(cached: Cached, asker: Askers,
 @both
 @engines
 def test_a_large_value_on_its_way_is_life(cached: Cached, asker: Askers, engine: str, colour: str) -> None:
-    """It would be cut off, whenever another's reply is lost meanwhile; and never come over a slow link."""
+    """While a large value is arriving slowly, its read is not cut off because another reply is lost."""
     cache, proxy = cached(engine, 0.4)
     value, asked = b"x" * 600_000, threading.Event()
     with Cache(url_of(engine, proxy.target)) as direct:
         direct.set("large", value)
         needle = b"large"
-        if engine == "postgres":  # of which no more goes there than what is made of it
+        if engine == "postgres":  # only the id that is made of the key is sent there
             ((needle,),) = shared_postgres().ask("SELECT id FROM stampede.entries")
     its, other = asker(cache, colour), asker(cache, colour)
-    proxy.rate = 4e5  # so it takes one and a half seconds
+    proxy.rate = 4e5  # so the value takes one and a half seconds
     proxy.at(needle, before=asked.set)
     proxy.at(b"mute", answered=0, silent=True)
     reads = Herd(lambda: its.gets("large"))
@@ -372,7 +372,7 @@ def test_a_large_value_on_its_way_is_life(cached: Cached, asker: Askers, engine:
 
 
 def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not who has only just asked; not before it is sure; and nobody, if it has spoken since."""
+    """Waits older than `YOUNG` are told that a server hangs, unless the server has replied since."""
     clock, told = FakeClock(), []
     monkeypatch.setattr(hang_detector.time, "monotonic", clock)
     monkeypatch.setattr(hang_detector.watch, "add", lambda watched, moment: None)
@@ -381,9 +381,9 @@ def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> Non
     begun = clock()
     clock.advance(0.5)
     later = clock()
-    its.ends(begun, 1.0)  # it refuses
+    its.ends(begun, 1.0)  # too soon: this is ignored
     clock.advance(0.5)
-    its.ends(begun, None)  # it may take as long as it likes
+    its.ends(begun, None)  # a wait without a time-out
     its.heard = begun
     its.ends(begun, 1.0)
     assert not told
@@ -398,7 +398,7 @@ def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> Non
     its.look(clock())
     assert young < told.pop() <= its.found
     assert its.hangs(young)
-    assert not its.hangs(clock())  # who has begun since may be the first to find it well
+    assert not its.hangs(clock())  # a caller that has begun since may be the first to find that the server works
     its.heard = clock()
     its.look(clock())
     assert not told

@@ -1,4 +1,4 @@
-"""Where no threads are to be had, and where the interpreter ends: calls go on, and say nothing that helps nobody."""
+"""Where no threads can be started, and while the interpreter ends, calls still work, without useless warnings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def url_of(engine: str, tmp_path: Path) -> str:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """What a Python process says, on both streams; it ends well."""
+    """The output of a Python process on both streams. The process must have succeeded."""
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -76,14 +76,14 @@ USE = """
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_where_no_thread_is_to_be_had(engine: str, tmp_path: Path) -> None:
-    """Every miss would raise, in an interpreter that has no daemons or in a system that has no more threads."""
+    """Where daemon threads are disabled, calls still work, as they must where no thread at all can be started."""
     assert run(NO_DAEMONS + USE, url_of(engine, tmp_path), tmp_path.name) == "well\n"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="isolated subinterpreters came with Python 3.13")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_an_isolated_subinterpreter(engine: str, tmp_path: Path) -> None:
-    """Every miss would raise."""
+    """In an isolated subinterpreter, all calls work, although it allows no daemon threads."""
     program = f"""
         import _interpreters, sys
         code = "import sys, threading, time; from concurrent.futures import ThreadPoolExecutor\\n"
@@ -137,6 +137,6 @@ AT_EXIT = """
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_where_the_interpreter_ends(engine: str, tmp_path: Path) -> None:
-    """A refresh under way would tell of an engine that is down, as engines are closed; async functions would raise."""
+    """At exit, a refresh that is running does not report that the engine is down, and async functions still work."""
     command = [sys.executable, "-c", textwrap.dedent(AT_EXIT), url_of(engine, tmp_path), tmp_path.name]
     assert said(subprocess.run(command, capture_output=True, text=True, timeout=60)) == "1\n"

@@ -1,4 +1,4 @@
-"""Promises 4 and 7 together: what was invalidated before a server died is served to nobody who calls afterwards."""
+"""Promises 4 and 7 together: a value that was invalidated before a server died is not served to later calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stampede import Cache, events
 
 @pytest.fixture(params=["redis", "memcached", "postgres"])
 def server(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A server of the test's own, to be killed."""
+    """A server that only this test uses, and kills."""
     if request.param == "redis":
         pytest.importorskip("redis")
         from servers import RedisServer
@@ -40,7 +40,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(server: Any) -> Iterator[Callable[..., Cache]]:
-    """Caches as of several processes."""
+    """Opens caches, as if they were those of several processes."""
     caches: list[Cache] = []
 
     def cache(**options: Any) -> Cache:
@@ -53,7 +53,7 @@ def opened(server: Any) -> Iterator[Callable[..., Cache]]:
 
 
 def _value(cache: Cache, colour: str, way: str, origin: Callable[[], Any]) -> Any:
-    """What the key's value is, asked in one of the ways there are."""
+    """The value of the key, asked for in one of the possible ways."""
 
     async def suspending() -> Any:
         return await asyncio.to_thread(origin)
@@ -83,7 +83,8 @@ def _value(cache: Cache, colour: str, way: str, origin: Callable[[], Any]) -> An
 def test_what_was_begun_before_a_server_died_is_kept_for_nobody(
     server: Any, opened: Callable[..., Cache], way: str, local: bool, colour: str
 ) -> None:
-    """Its key may have been invalidated since, and only the dead server knew: for 5 s all would get the old value."""
+    """A computation that began before the server died is not kept, since its key may have been invalidated. Otherwise,
+    callers would get the old value for 5 s."""
     told: list[events.Event] = []
     asked, other = opened(local=local, observers=[told.append]), opened()
     under_way, later = Origin(), Origin(open=True)
@@ -96,14 +97,14 @@ def test_what_was_begun_before_a_server_died_is_kept_for_nobody(
     under_way.let_on()
     assert holding.join() == [-1]
     assert following.join() == [1]
-    assert [_value(asked, colour, "call", later) for _ in range(3)] == [1] * 3  # begun in the outage, and kept
+    assert [_value(asked, colour, "call", later) for _ in range(3)] == [1] * 3  # computed during the outage, and kept
     assert not [each for each in told if isinstance(each, events.LeaseLost)]
 
 
 def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
     server: Any, opened: Callable[..., Cache], colour: str
 ) -> None:
-    """It was invalidated long ago, and nobody has told the tier, which believes its values for a moment only."""
+    """If server and origin are down, a value in memory that has outlived its short ttl is not served."""
     asked, other = opened(local={"entries": 10, "ttl": 0.02}, stale=60), opened()
     assert _value(asked, colour, "call", lambda: 1) == 1
     assert other.invalidate("k")
@@ -118,12 +119,12 @@ def test_what_a_local_tier_has_no_news_of_is_not_served_when_both_are_down(
         _value(asked, colour, "call", failing)
 
 
-@pytest.mark.alone  # others' changes are to be known within 50 ms
+@pytest.mark.alone  # changes by other processes must be known within 50 ms
 @pytest.mark.parametrize("server", ["redis", "postgres"], indirect=True)
 def test_what_was_computed_here_is_true_until_another_changes_it(
     server: Any, opened: Callable[..., Cache], colour: str
 ) -> None:
-    """With server and origin down there would be nothing to serve; or something that others have changed since."""
+    """If server and origin are down, a value computed here is served, unless another process has changed it."""
     asked, other = opened(local=True, stale=60), opened()
     root, called = asked._root, dict[str, float]()
 
@@ -149,7 +150,7 @@ def test_what_was_computed_here_is_true_until_another_changes_it(
         for some in range(ROUNDS):
             value(f"kept {some}", time.monotonic)
             keys = [f"{some} {number}" for number in range(20)]
-            changing = Herd(*[lambda keys=keys: change(keys)] * (some % 2))  # meanwhile, or afterwards
+            changing = Herd(*[lambda keys=keys: change(keys)] * (some % 2))  # during these calls, or after them
             for key in keys:
                 value(key, time.monotonic)
             changing.join()
@@ -163,7 +164,7 @@ def test_what_was_computed_here_is_true_until_another_changes_it(
         local_tier = asked._core.local_tier
 
         def lost() -> Any:
-            with suppress(OSError):  # what is kept is served as soon as the loss is noticed
+            with suppress(OSError):  # kept values are served as soon as the loss is noticed
                 value("first", failing)
             return local_tier.kept(root.prefix + "kept 0")
 

@@ -22,14 +22,14 @@ from servers import RedisServer, shared_redis
 from stampede import Absent, Cache
 
 LEASE = 60.0
-"""So long that no test here ends by it."""
+"""Seconds. No lease of this length ends during a test."""
 
 
 @pytest.fixture(params=["disk", "redis", "memcached", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "disk":
         return f"disk://{tmp_path}/c"
-    name = os.urandom(4).hex()  # nobody else's keys
+    name = os.urandom(4).hex()  # keys that only this test uses
     if request.param == "postgres":
         return f"{prepared_postgres().postgres_url}?namespace={name}"
     server: Any = shared_redis() if request.param == "redis" else shared_memcached()
@@ -54,7 +54,7 @@ def loader(cache: Cache, colour: str, load: Callable[[list[int]], dict[int, Any]
 def compute_when_told(
     pipe: Connection, url: str, colour: str, ids: list[int], left_out: bool, lease: float = LEASE
 ) -> None:
-    """One batch; what it was asked for, and what it got."""
+    """One batch. The process sends the ids that it had to compute, and what it got."""
     cache = opened(url, lease=lease)
     asked: list[int] = []
 
@@ -71,7 +71,7 @@ def compute_when_told(
 
 @pytest.mark.parametrize("left_out", [False, True], ids=["values", "nothing"])
 def test_two_processes_whose_batches_overlap(url: str, colour: str, left_out: bool) -> None:
-    """Each would compute what the other one computes already; and so would all who wait where there is nothing."""
+    """If the batches of two processes overlap, each waits for ids that the other computes, even if they are absent."""
     asked: list[int] = []
 
     def load(ids: list[int]) -> dict[int, str]:
@@ -92,9 +92,9 @@ def test_two_processes_whose_batches_overlap(url: str, colour: str, left_out: bo
         assert their_asked == theirs
         assert their_got == ({} if left_out else dict.fromkeys(theirs, "theirs"))
         if left_out:
-            # Who asks again, for what it didn't wait for, may find that there is something now.
+            # A call for an id that it did not wait for may find that there is a value now.
             assert {id: got[id] for id in range(20, 30)} == dict.fromkeys(range(20, 30), "ours")
-            assert single.join()[0] == "ours" or isinstance(single.join()[0], Absent)  # whether it waited by then
+            assert single.join()[0] == "ours" or isinstance(single.join()[0], Absent)  # Absent if it waited by then
         else:
             assert got == dict.fromkeys(range(10, 20), "theirs") | dict.fromkeys(range(20, 30), "ours")
             assert single.join() == ["theirs"]
@@ -104,7 +104,7 @@ def test_two_processes_whose_batches_overlap(url: str, colour: str, left_out: bo
 
 @pytest.mark.parametrize("url", ["disk", "redis"], indirect=True)
 def test_a_process_that_dies_with_its_batch(url: str) -> None:
-    """Its ids would be locked for ever, or be computed one after the other by who waits for them."""
+    """If a process dies during a batch, its ids are computed elsewhere, in a few batches. No id remains locked."""
     asked: list[list[int]] = []
 
     def load(ids: list[int]) -> dict[int, str]:
@@ -119,7 +119,7 @@ def test_a_process_that_dies_with_its_batch(url: str) -> None:
         assert batch.join() == [dict.fromkeys(range(10, 30), "ours")]
     assert asked[:2] == [list(range(20, 30)), [10]]
     assert sorted(id for ids in asked for id in ids) == list(range(10, 30))
-    assert len(asked) < 8  # mostly three: leases that were renewed one by one end so
+    assert len(asked) < 8  # mostly three, as leases that were renewed one by one also end so
 
 
 def packets(server: RedisServer) -> int:
@@ -127,7 +127,7 @@ def packets(server: RedisServer) -> int:
 
 
 def test_a_hundred_ids_are_two_round_trips(server: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One to claim, one to fill; a hundred of each would be what it is to save."""
+    """A batch of a hundred ids takes two round trips: one to claim all, and one to fill all."""
     asked: list[list[int]] = []
 
     def load(ids: list[int]) -> dict[int, int]:
@@ -146,21 +146,21 @@ def test_a_hundred_ids_are_two_round_trips(server: RedisServer, colour: str, mon
         ids = list(range(100))
         before = packets(server)
         assert run(users(ids)) == run(theirs(ids)) == {id: id for id in ids}
-        assert packets(server) - before <= 3 + 6  # a claim, a fill, a claim; and our own, and pieces of large ones
+        assert packets(server) - before <= 3 + 6  # a claim, a fill, a claim; our own; pieces of large replies
         assert asked[1:] == [ids]
         assert run(theirs.one(7)) == 7
         before = packets(server)
         assert run(users.invalidate_many(ids)) == 100
         run(users.set_many({id: -id for id in ids}))
         assert run(theirs(ids)) == {id: -id for id in ids}
-        assert packets(server) - before <= 25  # generations are asked for, too
+        assert packets(server) - before <= 25  # generations are read, too
         assert asked[1:] == [ids]
 
 
 def test_who_waits_for_a_batch_finds_it_at_once(
     server: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred ids that another process computes would be a hundred round trips, one after the other."""
+    """A batch that waits for a hundred ids of another process gets them in a few round trips, not one for each id."""
     origin = Origin()
 
     def slow(ids: list[int]) -> dict[int, int]:

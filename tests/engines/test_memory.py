@@ -1,4 +1,4 @@
-"""The memory engine beyond its ports: the tier, its bounds, finalizers, forks, cachetools, and many threads at once."""
+"""The memory engine beyond its ports: the tier and its bounds, finalizers, forks, cachetools, and threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def resident_of(engine: MemoryEngine, key: str) -> Resident:
 
 
 def test_what_is_filled_stands_in_the_tier_without_an_early_moment() -> None:
-    """The cache couldn't tell a resident whose moment is still to be drawn, or would serve it undrawn."""
+    """A value that is filled has no early moment in the tier yet. The cache draws one before it serves the value."""
     clock = FakeClock(100.0)
     engine = MemoryEngine(clock=clock)
     entry = some("v", fresh=10.0, keep=30.0)
@@ -61,7 +61,7 @@ def test_what_is_filled_stands_in_the_tier_without_an_early_moment() -> None:
 
 @pytest.mark.parametrize("verb", ["set", "expire", "invalidate", "bump"])
 def test_a_change_kills_the_resident(verb: str) -> None:
-    """A function's own table would go on serving what was changed."""
+    """A change ends the resident in the tier. Otherwise, a function's own table would still serve the old value."""
     engine = MemoryEngine()
     put(engine, "k", "old")
     resident = resident_of(engine, "k")
@@ -76,7 +76,7 @@ def test_a_change_kills_the_resident(verb: str) -> None:
 
 
 def test_an_expired_resident_is_another_one() -> None:
-    """Who is just drawing an early moment for the old one would make it fresh again."""
+    """`expire` makes a new resident. A caller that draws an early moment for the old one does not make it fresh."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     put(engine, "k", "v")
@@ -89,7 +89,7 @@ def test_an_expired_resident_is_another_one() -> None:
 
 
 def test_at_most_so_many_values() -> None:
-    """Memory would grow without end."""
+    """The engine keeps no more values than its limit. Otherwise, memory would grow without end."""
     engine = MemoryEngine(10)
     for number in range(100):
         put(engine, f"k{number}", number)
@@ -98,7 +98,7 @@ def test_at_most_so_many_values() -> None:
 
 
 def test_sealed_has_no_tier() -> None:
-    """Hits would get bytes in place of values."""
+    """An engine of sealed values has no tier. Otherwise, hits would get bytes instead of values."""
     engine = MemoryEngine(sealed=True)
     assert engine.shared
     assert engine.tier is None
@@ -108,7 +108,7 @@ def test_sealed_has_no_tier() -> None:
 
 
 def test_dead_leases_verdicts_and_rests_are_swept() -> None:
-    """Every key ever asked for would leave something behind for ever."""
+    """Leases, verdicts, rests and locks that have ended are removed. Otherwise, each key would use memory for ever."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     keys, locks, _ = engine._parts
@@ -123,7 +123,7 @@ def test_dead_leases_verdicts_and_rests_are_swept() -> None:
 
 
 def test_standing_leases_are_never_swept() -> None:
-    """A key in demand would be computed twice."""
+    """A lease that is valid is never removed. Otherwise, its key would be computed twice."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     first, _ = claimed(engine, "first", lease=1_000.0)
@@ -136,7 +136,7 @@ def test_standing_leases_are_never_swept() -> None:
 
 
 def test_a_key_that_fails_for_hours_keeps_few_verdicts() -> None:
-    """Each failure of a hot key would stay in memory while others follow."""
+    """A key that fails for hours keeps only a few verdicts in memory."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     for _ in range(1_000):
@@ -147,7 +147,7 @@ def test_a_key_that_fails_for_hours_keeps_few_verdicts() -> None:
 
 
 def test_a_rest_outlives_its_verdict() -> None:
-    """Those who waited would be the first to hammer an origin that is to be left alone."""
+    """A rest also applies to waiters, after their verdict has ended. They do not call an origin that should rest."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     token, _ = claimed(engine, "k")
@@ -159,7 +159,7 @@ def test_a_rest_outlives_its_verdict() -> None:
 
 
 def test_what_was_stored_for_waiters_only_goes_when_they_have_had_it() -> None:
-    """`ttl=0` keeps nothing, but would fill the memory."""
+    """A value that is stored only for waiters, with `ttl=0`, is soon removed. A value that replaces it remains."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
     put(engine, "meanwhile kept", 1, fresh=0.0)
@@ -173,7 +173,7 @@ def test_what_was_stored_for_waiters_only_goes_when_they_have_had_it() -> None:
 
 
 def test_close_lets_waiters_go() -> None:
-    """A shutdown would wait for leases that nobody will end."""
+    """Closing the engine wakes its waiters. Otherwise, a shutdown would wait until the leases end."""
     engine = MemoryEngine()
     claimed(engine, "k")
     _, busy = claimed(engine, "k")
@@ -188,7 +188,7 @@ def test_close_lets_waiters_go() -> None:
 
 
 class Mine:
-    """A value whose end asks the engine that is just dropping it."""
+    """A value whose finalizer uses the engine that removes it."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
@@ -200,7 +200,7 @@ class Mine:
 
 @pytest.mark.parametrize("verb", ["set", "fill", "replace", "invalidate", "evict", "bump"])
 def test_a_finalizer_may_use_the_engine(verb: str) -> None:
-    """A value's `__del__` that invalidates would stand before a lock that its own thread holds."""
+    """A value's `__del__` may use the engine that removes the value. It does not wait for a lock of its own thread."""
     engine = MemoryEngine(4)
     put(engine, "k", Mine(engine))
     put(engine, "other", 1)
@@ -229,7 +229,7 @@ def test_a_finalizer_may_use_the_engine(verb: str) -> None:
 
 
 def test_an_invalidation_in_the_middle_of_a_fill_wins() -> None:
-    """Code that runs inside a put, as a finalizer or `getsizeof` may, would invalidate in vain."""
+    """If code inside a fill invalidates the key, as a finalizer or `getsizeof` may, the filled value is not stored."""
     engine = MemoryEngine(
         store=LRUCache(10, getsizeof=lambda _: run_blocking(engine.blocking.store.invalidate("k")) or 1)
     )
@@ -273,7 +273,8 @@ assert run_blocking(engine.blocking.claims.fill("k", held, Entry("mine", new_id(
 
 
 def test_a_forked_child_has_the_values_and_not_the_leases() -> None:
-    """gunicorn's workers would wait for a computation of their parent that never ends for them."""
+    """A forked child has its parent's values, but not its leases. Otherwise, gunicorn's workers would wait for a
+    computation that never ends for them."""
     subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=30)
 
 
@@ -281,7 +282,7 @@ def test_a_forked_child_has_the_values_and_not_the_leases() -> None:
 
 
 def test_cachetools_evicts_by_its_own_policy() -> None:
-    """A user's choice of policy would have no effect."""
+    """A mapping of cachetools evicts values by its own policy."""
     engine = MemoryEngine(store=LFUCache(2))
     assert engine.tier is None
     put(engine, "often", 1)
@@ -294,7 +295,7 @@ def test_cachetools_evicts_by_its_own_policy() -> None:
 
 
 def test_cachetools_ends_by_its_own_time() -> None:
-    """The same of TTLCache: what it drops is gone, whatever its entry says."""
+    """A value that a TTLCache has dropped is a miss, even if its own ttl has not ended."""
     clock = FakeClock()
     engine = MemoryEngine(store=TTLCache(10, ttl=5.0, timer=clock), clock=clock)
     put(engine, "k", 1, fresh=60.0)
@@ -304,7 +305,7 @@ def test_cachetools_ends_by_its_own_time() -> None:
 
 
 def test_cachetools_measures_values() -> None:
-    """A `getsizeof` of one's own would measure something of ours, or fail at it."""
+    """A `getsizeof` of the user measures the user's values, not our entries."""
     store: Any = LRUCache(10, getsizeof=len)
     engine = MemoryEngine(store=store)
     put(engine, "a", "xxxxxx")
@@ -313,7 +314,7 @@ def test_cachetools_measures_values() -> None:
 
 
 def test_what_cachetools_has_no_room_for_is_too_large() -> None:
-    """Its callers would get an error in place of the value, or an older value would stay in its place."""
+    """A value that the mapping has no room for raises TooLarge. The older value is removed."""
     store: Any = LRUCache(10, getsizeof=len)
     engine = MemoryEngine(store=store)
     put(engine, "k", "old")
@@ -321,24 +322,24 @@ def test_what_cachetools_has_no_room_for_is_too_large() -> None:
     with pytest.raises(TooLarge):
         run_blocking(engine.blocking.claims.fill("k", token, some("x" * 11)))
     assert run_blocking(engine.blocking.store.get(["k"])) == [None]
-    assert isinstance(claimed(engine, "k")[1], Busy)  # whose holder is now to abandon it
+    assert isinstance(claimed(engine, "k")[1], Busy)  # its holder is expected to abandon it
 
 
 @pytest.mark.parametrize("store", [{}, [], 7, object()])
 def test_other_stores_are_refused(store: Any) -> None:
-    """A plain dict would grow without end, and anything else would fail at the first call."""
+    """A store that is not of cachetools is refused. A plain dict, for example, would grow without end."""
     with pytest.raises(OptionError, match="cachetools"):
         MemoryEngine(store=store)
 
 
 def test_a_store_that_times_what_it_does_not_know_is_refused() -> None:
-    """`ttu` would be asked for the time of something of ours, at every call, and fail there."""
+    """A TLRUCache is refused. Its `ttu` would be called with our entries, and fail at each call."""
     with pytest.raises(OptionError, match="ttl= a function"):
         MemoryEngine(store=TLRUCache(10, ttu=lambda key, value, now: now + value["expires"]))
 
 
 def test_what_others_put_into_the_store_is_no_entry() -> None:
-    """A cache that is used elsewhere too would break ours."""
+    """An object that another program has put into the mapping is a miss, not an error."""
     store: Any = LRUCache(10)
     store["k"] = "not ours"
     engine = MemoryEngine(store=store)
@@ -351,7 +352,7 @@ def test_what_others_put_into_the_store_is_no_entry() -> None:
 
 @pytest.mark.parametrize("store", [None, LRUCache(10)], ids=["tier", "cachetools"])
 def test_no_value_outlives_its_invalidation(store: Any) -> None:
-    """In some interleaving of claims, fills and invalidations an old value would be stored after all."""
+    """Whatever the interleaving of claims, fills and invalidations by threads, no old value is stored."""
     engine = MemoryEngine(store=store)
     origin = announced = 0
     wrong: list[str] = []
@@ -365,7 +366,7 @@ def test_no_value_outlives_its_invalidation(store: Any) -> None:
             reply = run_blocking(engine.blocking.claims.claim("k", token, Ask(60.0)))
             if isinstance(reply, Granted):
                 seen = origin
-                time.sleep(0)  # let others in
+                time.sleep(0)  # let other threads run
                 if random.random() < 0.1:
                     run_blocking(engine.blocking.claims.abandon("k", token))
                 elif run_blocking(engine.blocking.claims.fill("k", token, some(seen))):
@@ -392,7 +393,7 @@ def test_no_value_outlives_its_invalidation(store: Any) -> None:
 
 
 def test_who_misses_its_turn_keeps_its_place() -> None:
-    """A loop that was busy for a second would begin at the end of the queue, each time, and perhaps for ever."""
+    """A waiter that misses its turn keeps its place in the queue. A loop that is often busy does not wait for ever."""
     clock = FakeClock()
     engine = MemoryEngine(clock=clock)
 
@@ -402,7 +403,7 @@ def test_who_misses_its_turn_keeps_its_place() -> None:
     assert has(b"holder")
     assert not has(b"first") and not has(b"second")
     assert run_blocking(engine.blocking.locks.release("l", b"holder"))
-    clock.advance(TURN + 0.1)  # in which it was the first one's
+    clock.advance(TURN + 0.1)  # this was the first waiter's turn
     assert has(b"second")
     assert not has(b"third") and not has(b"first")
     assert run_blocking(engine.blocking.locks.release("l", b"second"))

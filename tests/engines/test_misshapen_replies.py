@@ -1,4 +1,4 @@
-"""Replies of another shape, too many or too few: the end of that connection, and never somebody else's answer."""
+"""If a server sends too many, too few or wrong replies, its connection is closed. No call gets another's reply."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ engines = pytest.mark.parametrize("engine", ["redis", "memcached"])
 
 
 class Face(both_colours.Face):
-    """One cache on either, with short times."""
+    """A cache on one of the servers, with short time limits."""
 
     def __init__(
         self, server: RedisServer | MemcachedServer, proxy: Proxy, colour: str, timeout: float = BRIEF, **options: Any
@@ -71,7 +71,7 @@ SURPLUS = {
 @pytest.mark.parametrize("engine, frame", [(engine, frame) for engine, all in SURPLUS.items() for frame in all])
 @pytest.mark.parametrize("where", ["before", "behind", "idle"])
 def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes, where: str, colour: str) -> None:
-    """From then on each call of that connection would get its predecessor's reply."""
+    """After a reply too many, no call gets the reply of the call before it."""
     server = server_of(engine)
     proxy = before(server)
     asked = face(server, proxy, colour)
@@ -101,7 +101,7 @@ def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes
 
 @engines
 def test_a_fitting_reply_too_many(face: Faces, before: Before, engine: str, colour: str) -> None:
-    """No look at it tells that it is another question's: the connection may not be asked while there is one."""
+    """A connection on which a surplus reply has arrived is not used, since the reply could fit the next request."""
     proxy = before(server_of(engine))
     asked = face(shared_redis() if engine == "redis" else shared_memcached(), proxy, colour, timeout=PATIENCE)
     asked.run("set", "k", 1)
@@ -113,21 +113,21 @@ def test_a_fitting_reply_too_many(face: Faces, before: Before, engine: str, colo
 
 
 def _say(proxy: Proxy, surplus: bytes) -> None:
-    """To whoever is connected."""
+    """Send these bytes to each connected client."""
     for pair in list(proxy._pairs):
-        with suppress(OSError):  # it has just hung up
+        with suppress(OSError):  # the client has just disconnected
             pair._client.sendall(surplus)
 
 
 @pytest.mark.parametrize("reply", [b"MN\r\n", b"HD c1\r\n", b"NF\r\n", b"VA 1 s30 t9 f1\r\nx\r\n"], ids=repr)
 def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes, colour: str) -> None:
-    """A value that is there would be missing, and what stands behind it be read as the next call's."""
+    """A reply to another command is not accepted: the request is sent again. After a second one, the engine is down."""
     proxy = before(server_of("memcached"))
     asked = face(shared_memcached(), proxy, colour, timeout=PATIENCE)
     asked.run("set", "k", 1)
     once = [reply]
     proxy.alter = lambda data: once.pop() if once else data
-    assert asked.run("get", "k") == 1  # it was asked again, over another connection
+    assert asked.run("get", "k") == 1  # the request was sent again, on another connection
     assert not once
     proxy.alter = lambda data: reply
     asked.run("get", "k")
@@ -136,8 +136,8 @@ def test_the_reply_to_another_command(face: Faces, before: Before, reply: bytes,
 
 @engines
 def test_bytes_that_a_loop_took_and_never_told_of(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of a loop's read, as in a notebook, whose loop goes on: replies would be missing, and those
-    that come be taken for others."""
+    """If Ctrl-C interrupts an event loop while it reads, as in a notebook, bytes are lost. Later calls of this loop
+    still get their own replies."""
     armed: list[bool] = []
     real = _SelectorSocketTransport._read_ready__get_buffer
 
@@ -170,7 +170,7 @@ def test_bytes_that_a_loop_took_and_never_told_of(engine: str, monkeypatch: pyte
 
 
 def test_a_text_where_a_number_belongs(face: Faces, before: Before, colour: str) -> None:
-    """The number of the connection that is told of news: without it there are none, and nobody hangs."""
+    """If the connection for news gets a text instead of its id, there are no news, and calls still return soon."""
     server = server_of("redis")
     proxy = before(server)
     asking: set[Any] = set()
@@ -192,13 +192,15 @@ def test_a_text_where_a_number_belongs(face: Faces, before: Before, colour: str)
 @engines
 @pytest.mark.parametrize("seed", range(2))
 def test_altered_replies(face: Faces, before: Before, engine: str, seed: int, colour: str) -> None:
-    """Whatever comes: a value of its own key, or an EngineError, soon; and all is well when it is over.
+    """Whatever a server replies, each call soon gets a value of its own key or an EngineError. Later, all calls work
+    again.
 
-    (Or a WaitTimeout: the reply that told that the lease is ours may have come to say that it is somebody's.)
+    (Or a WaitTimeout: the reply that granted the lease may have been changed into one that says that another caller has
+    it.)
     """
     server = server_of(engine)
     proxy = before(server)
-    chance, choice = random.Random(seed), random.Random(seed)  # of the proxy's threads, and ours
+    chance, choice = random.Random(seed), random.Random(seed)  # of the proxy's threads, and of this one
 
     def alter(data: bytes) -> bytes:
         if chance.random() > 0.15:
@@ -247,7 +249,7 @@ def test_altered_replies(face: Faces, before: Before, engine: str, seed: int, co
 
 
 def test_a_server_that_answers_nothing_right_is_down(before: Before, face: Faces) -> None:
-    """A raw TypeError would reach callers, or a call would never end."""
+    """If all replies of a server are wrong, the engine is down. Callers get an EngineError and not a TypeError."""
     server = server_of("redis")
     proxy = before(server)
     asked = face(server, proxy, "sync")

@@ -1,4 +1,4 @@
-"""Claims out of a store and a lock: their order, and what happens when somebody comes between two steps."""
+"""Claims made of a store and another engine's locks: the order of the steps, and changes between two steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def some(value: Any, fresh: float = 60.0, keep: float | None = None) -> Entry[An
 
 
 class Steps:
-    """What the two engines are asked, in order; `then` is called before the step of its number."""
+    """The requests to the two engines, in order. `then` is called before the step whose number is `at`."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -44,7 +44,7 @@ class Steps:
 
 
 class WatchedStore:
-    """The memory engine's store, step by step."""
+    """The memory engine's store, which records each step."""
 
     def __init__(self, port: Any, steps: Steps) -> None:
         self.port, self.steps = port, steps
@@ -80,7 +80,7 @@ class WatchedStore:
 
 
 class WatchedLocks:
-    """The memory engine's locks, step by step."""
+    """The memory engine's locks, which record each step."""
 
     def __init__(self, port: Any, steps: Steps) -> None:
         self.port, self.steps = port, steps
@@ -100,7 +100,7 @@ class WatchedLocks:
 
 
 class World:
-    """Two processes' pairs over one store and one lock; the first one's steps are watched."""
+    """The pairs of two processes over one store and one engine of locks. The steps of the first pair are recorded."""
 
     def __init__(self, max_hold: float = 3600.0) -> None:
         self.clock = FakeClock()
@@ -140,7 +140,7 @@ class World:
 
 
 def test_a_miss_goes_the_classic_way() -> None:
-    """Without the second look, those who were waiting for the lock would compute in turn."""
+    """A miss looks in the store again after it got the lock. Otherwise, all callers that waited would compute."""
     world = World()
     token = world.granted(world.here)
     assert world.steps.names == ["get", "acquire", "get"]
@@ -149,7 +149,7 @@ def test_a_miss_goes_the_classic_way() -> None:
 
 
 def test_a_hit_asks_the_store_once() -> None:
-    """Hits would take locks."""
+    """A hit sends one request to the store, and takes no lock."""
     world = World()
     run_blocking(world.there.blocking.store.set("k", some("v")))
     assert isinstance(world.claim(world.here), Found)
@@ -157,7 +157,7 @@ def test_a_hit_asks_the_store_once() -> None:
 
 
 def test_who_finds_it_at_the_second_look_gives_the_lock_back() -> None:
-    """A value that came between look and lock would be computed again; or the key be locked for a lease."""
+    """A value that was stored between the look and the lock is found at the second look, and the lock is given back."""
     world = World()
     world.steps.at, world.steps.then = 1, lambda: world.compute_there("theirs")  # before acquire
     reply = world.claim(world.here)
@@ -167,16 +167,16 @@ def test_who_finds_it_at_the_second_look_gives_the_lock_back() -> None:
     world.granted(world.there, seen=reply.entry.id)
 
 
-# -- somebody in between ------------------------------------------------------------------------------------------
+# -- changes between two steps ------------------------------------------------------------------------------------
 
-CLAIM = 3  # steps of a claim; a computation begins with its last
+CLAIM = 3  # steps of a claim; the computation begins with the last one
 FILL = 3
 
 
 @pytest.mark.parametrize("step", range(CLAIM, CLAIM + FILL))
 @pytest.mark.parametrize("kept", [None, "fresh", "stale"])
 def test_invalidate_in_between_wins(kept: str | None, step: int) -> None:
-    """A fill that has checked its lock already would store what was invalidated meanwhile."""
+    """If a key is invalidated at any step of a fill, the value is not stored, or is removed again."""
     world = World()
     seen = None
     if kept is not None:
@@ -188,13 +188,13 @@ def test_invalidate_in_between_wins(kept: str | None, step: int) -> None:
     stored = world.fill(world.here, token, "too old")
     assert len(world.steps.names) > step, "nobody came in between"
     assert world.value() is None
-    assert stored == (step == CLAIM + FILL - 1)  # put before, and removed again
+    assert stored == (step == CLAIM + FILL - 1)  # the value was stored before, and is removed again
     world.granted(world.there)
 
 
 @pytest.mark.parametrize("step", range(CLAIM, CLAIM + FILL - 1))
 def test_set_in_between_wins(step: int) -> None:
-    """What was set would be overwritten by what was computed before."""
+    """If a key is set at any step of a fill, the value that was set remains."""
     world = World()
     token = world.granted(world.here)
     world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.blocking.store.set("k", some("set")))
@@ -205,7 +205,7 @@ def test_set_in_between_wins(step: int) -> None:
 @pytest.mark.parametrize("step", range(CLAIM, CLAIM + FILL - 1))
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_refresh_in_between_wins(kept: bool, step: int) -> None:
-    """`refresh` would be overwritten by an older computation: before its own fill, or after."""
+    """If a `refresh` begins at any step of an older fill, only the value of the refresh is stored."""
     world = World()
     if kept:
         run_blocking(world.there.blocking.store.set("k", some("old", fresh=0.0, keep=60.0)))
@@ -221,7 +221,7 @@ def test_a_refresh_in_between_wins(kept: bool, step: int) -> None:
 
 @pytest.mark.parametrize("step", range(CLAIM, CLAIM + FILL - 1))
 def test_frozen_past_the_lease_stores_nothing(step: int) -> None:
-    """A process that was stopped between the look at its lock and its put would overwrite its successor."""
+    """If a process is frozen beyond its lease at any step of a fill, its value is not stored."""
     world = World()
     token = world.granted(world.here, lease=5.0)
 
@@ -236,7 +236,7 @@ def test_frozen_past_the_lease_stores_nothing(step: int) -> None:
 
 @pytest.mark.parametrize("step", range(CLAIM))
 def test_a_claim_survives_an_invalidation_at_any_step(step: int) -> None:
-    """The key would be left locked, or its next computation refused for good."""
+    """If a key is invalidated at any step of a claim, it does not remain locked. The next computation works."""
     world = World()
     run_blocking(world.there.blocking.store.set("k", some("old", fresh=0.0, keep=60.0)))
     world.steps.at, world.steps.then = step, lambda: run_blocking(world.there.blocking.store.invalidate("k"))
@@ -250,7 +250,7 @@ def test_a_claim_survives_an_invalidation_at_any_step(step: int) -> None:
 
 
 def test_two_refreshes_at_once_end_with_one_value() -> None:
-    """Each would kill the other's lock for ever, or both be stored."""
+    """If two refreshes run at the same time, one of them stores its value, and only one."""
     world = World()
     tokens: list[bytes] = []
     world.granted(world.there)
@@ -262,11 +262,12 @@ def test_two_refreshes_at_once_end_with_one_value() -> None:
 
 
 def test_a_lock_nobody_else_can_open_is_given_back_when_overruled() -> None:
-    """With kernel's locks, waiters would sit out a computation whose value is refused."""
+    """If a key is set during a computation, the next renewal gives the lock back. No other process can release a lock
+    of the kernel, and waiters would wait for a value that is refused."""
     world = World()
     token = world.granted(world.here)
     entry = some("set")
-    run_blocking(world.store.blocking.store.set("k", entry))  # and the lock stands
+    run_blocking(world.store.blocking.store.set("k", entry))  # and the lock remains
     assert isinstance(world.claim(world.there, seen=entry.id), Busy)
     assert not run_blocking(world.here.blocking.claims.renew("k", token, 30.0))
     world.granted(world.there, seen=entry.id)
@@ -274,7 +275,7 @@ def test_a_lock_nobody_else_can_open_is_given_back_when_overruled() -> None:
     assert world.value() == "set"
 
 
-# -- trouble ------------------------------------------------------------------------------------------------------
+# -- failures -----------------------------------------------------------------------------------------------------
 
 
 def down() -> None:
@@ -282,7 +283,7 @@ def down() -> None:
 
 
 def test_a_store_that_fails_under_the_lock_leaves_no_lock() -> None:
-    """The key would be blocked for a lease after every hiccup of the store."""
+    """If the store fails while a claim holds the lock, the lock is given back. The key is not blocked for a lease."""
     world = World()
     world.steps.at, world.steps.then = 2, down
     with pytest.raises(EngineError):
@@ -292,7 +293,7 @@ def test_a_store_that_fails_under_the_lock_leaves_no_lock() -> None:
 
 @pytest.mark.parametrize("step", range(CLAIM, CLAIM + FILL))
 def test_a_fill_that_fails_can_be_abandoned(step: int) -> None:
-    """The same after a fill whose outcome is unknown."""
+    """If a fill fails at any step, its lease can be given back. Then, another caller can claim the key."""
     world = World()
     token = world.granted(world.here)
     world.steps.at, world.steps.then = step, down
@@ -303,7 +304,7 @@ def test_a_fill_that_fails_can_be_abandoned(step: int) -> None:
 
 
 def test_invalidate_raises_when_it_can_not_be_done() -> None:
-    """Swallowed, the old value would come back."""
+    """If an invalidation fails at any step, it raises an error. Otherwise, the old value could come back unnoticed."""
     for step in range(4):
         world = World()
         world.steps.at, world.steps.then = step, down
@@ -312,7 +313,7 @@ def test_invalidate_raises_when_it_can_not_be_done() -> None:
 
 
 def test_too_long_a_computation_is_refused() -> None:
-    """Its invalidation would be forgotten before its fill."""
+    """A computation longer than `max_hold` is refused. An invalidation during it may be forgotten by then."""
     world = World(max_hold=100.0)
     token = world.granted(world.here, lease=1_000.0)
     run_blocking(world.there.blocking.store.expire("k"))
@@ -324,7 +325,7 @@ def test_too_long_a_computation_is_refused() -> None:
 
 
 def test_strange_news_is_no_news() -> None:
-    """Whatever stands where failures are told would break every claim of the key."""
+    """Foreign bytes in the place where failures are recorded do not break the claims of the key."""
     for junk in (b"", b"{", b"[1, 2]", b'["zz", "failed", "", ""]', b"\xff", b"[null, null, null, null]", 7, None):
         world = World()
         run_blocking(world.store.blocking.store.set(PAST + "k", some(junk)))
@@ -332,7 +333,7 @@ def test_strange_news_is_no_news() -> None:
 
 
 def test_the_past_ends_with_a_fill() -> None:
-    """A key that rested would rest again as soon as its new value is stale."""
+    """A fill ends the rest of its key. Otherwise, the key would rest again as soon as the new value is stale."""
     world = World()
     token = world.granted(world.there)
     run_blocking(world.there.blocking.claims.abandon("k", token, Verdict("failed", "E"), rest=1_000.0))
@@ -343,7 +344,7 @@ def test_the_past_ends_with_a_fill() -> None:
 
 
 def test_a_late_verdict_is_not_told() -> None:
-    """Those who wait for a newer computation would be told of an older one's failure."""
+    """If a key is invalidated, the failure of an older computation is not reported to waiters of a newer one."""
     world = World()
     token = world.granted(world.here)
     run_blocking(world.there.blocking.store.invalidate("k"))
@@ -352,7 +353,7 @@ def test_a_late_verdict_is_not_told() -> None:
 
 
 def test_computations_nobody_ended_are_forgotten() -> None:
-    """Each claim of a caller that vanished would stay in memory."""
+    """Computations whose callers vanished are forgotten. Otherwise, each would stay in memory."""
     world = World(max_hold=10.0)
     for number in range(1_000):
         run_blocking(world.there.blocking.claims.claim(f"k{number}", new_id(), Ask(1.0)))
@@ -364,7 +365,7 @@ def test_computations_nobody_ended_are_forgotten() -> None:
 
 
 def test_a_pair_is_what_its_parts_are() -> None:
-    """`stampede check` and the cache could not tell what to rely on."""
+    """A pair has the scheme and the abilities of its parts. `stampede check` and the cache rely on them."""
     pair = Paired(MemoryEngine(sealed=True), NullEngine())
     assert (pair.scheme, pair.shared, pair.pushes) == ("memory+null", True, True)
     assert pair.ping() >= 0
@@ -372,7 +373,7 @@ def test_a_pair_is_what_its_parts_are() -> None:
 
 @pytest.mark.parametrize("part", ["memory", "disk", "redis", "memcached"])
 def test_any_store_keeps_a_pairs_tombstones(part: str, tmp_path: Path) -> None:
-    """Promise 4: a tombstone that a store took for damaged bytes would let the late value in."""
+    """Promise 4: each store keeps a pair's tombstones, and takes none for damaged bytes. A late value is refused."""
     if part == "redis":
         url = shared_redis().url
     elif part == "memcached":
@@ -391,7 +392,7 @@ def test_any_store_keeps_a_pairs_tombstones(part: str, tmp_path: Path) -> None:
 
 
 def test_parts_must_have_what_they_are_for() -> None:
-    """The first call would fail with an AttributeError."""
+    """A part without a store, or without locks, is refused. Otherwise, the first call would be an AttributeError."""
     engine = MemoryEngine()
     engine.blocking = replace(engine.blocking, store=None)
     with pytest.raises(OptionError, match="store"):
@@ -402,7 +403,7 @@ def test_parts_must_have_what_they_are_for() -> None:
 
 
 def test_a_key_and_a_lock_of_one_name_are_two() -> None:
-    """A computation would wait for a user's lock that happens to have its key's name."""
+    """A key and a user's lock may have the same name. A computation does not wait for that lock."""
     world = World()
     assert isinstance(run_blocking(world.there.blocking.locks.acquire("k", new_id(), 60.0)), Granted)
     world.granted(world.there)
@@ -429,5 +430,5 @@ assert run_blocking(pair.blocking.claims.fill("k", token, Entry("v", new_id())))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_computes_nothing_of_its_parent() -> None:
-    """Parent and child would both fill."""
+    """A forked child has none of its parent's computations. Otherwise, parent and child would both fill."""
     subprocess.run([sys.executable, "-W", "error", "-c", FORK], check=True, timeout=30)

@@ -1,7 +1,7 @@
-"""Each store under each engine's locks: what a pair promises doesn't hang on which two they are.
+"""A pair of a store and another engine's locks keeps its promises, whichever engines these are.
 
-A case of the suite for each pair, in turn, so that each store and each engine of locks has them all: those in which
-both have a say. `make pairs` runs all of the suite for all pairs.
+Each pair runs one case of the suite, in turn, so that each store and each engine of locks runs all cases that involve
+both. `make pairs` runs the whole suite for all pairs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOCKS = [name for name in EMPTY if name != "cell"]
 STORES = [name for name in LOCKS if name not in ("file", "zmq")]
 
 STANDS_LONGER = {"test_own_token_is_granted_again", "test_renew_moves_the_end"}
-"""In which it is told how long a lock stands: etcd and ZooKeeper tell others how long it was to stand at first."""
+"""Cases that are told how long a lock remains valid. etcd and ZooKeeper report only the time of the first lease."""
 
 WHOLE = bool(os.environ.get("STAMPEDE_PAIRS"))
 CASES = [name for name in vars(ClaimsSuite) if name.startswith("test_")] if WHOLE else [
@@ -49,7 +49,7 @@ CASES = [name for name in vars(ClaimsSuite) if name.startswith("test_")] if WHOL
 
 
 class Pair(ClaimsSuite):
-    short, slack = 1.0, 2.0  # as coarse as the coarsest of them
+    short, slack = 1.0, 2.0  # as coarse as the coarsest engine
     largest = 390_000
     urls: Sequence[str]
 
@@ -65,7 +65,7 @@ class Pair(ClaimsSuite):
 PAIRS = [
     (store, locks, case, row % 2 == 1)
     for (row, store), (column, locks) in product(enumerate(STORES), enumerate(LOCKS))
-    if WHOLE or (row + column) % 4 == 0  # each with some of the others: `make pairs` tries all
+    if WHOLE or (row + column) % 4 == 0  # each with some of the others; `make pairs` tries all
     for case in (CASES if WHOLE else [CASES[(row + column // 4) % len(CASES)]])
     if case not in STANDS_LONGER or locks not in ("etcd", "zookeeper")
 ]
@@ -73,7 +73,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("store, locks, case, suspending", PAIRS)
 def test_a_pair_keeps_its_promises(store: str, locks: str, case: str, suspending: bool, memory_path: Path) -> None:
-    """People mix any lock with any store: two would compute, or something old be stored, with some and not others."""
+    """Users combine any store with any locks. No pair lets two callers compute, or stores an old value."""
     urls = [EMPTY[name](memory_path) for name in dict.fromkeys([store, locks])]
     suite = type("ThePair", (Pair,), {"urls": (urls[0], urls[-1]), "suspending": suspending})
     try:

@@ -1,6 +1,6 @@
-"""One cache among real processes, over every engine: herds, and holders that are killed, frozen, forked, overtaken.
+"""One cache in several real processes, on each engine: herds, and holders that are killed, frozen, forked or overtaken.
 
-Everything here goes through the public face. What an engine does in its own way is tested beside that engine.
+All tests here use the public interface. What is particular to one engine is tested beside that engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from interleaving import Plan, check, played
 from stampede import Cache, ComputationFailed, WaitTimeout
 
 LEASE = 60.0
-"""So long that no test here ends by it."""
+"""Seconds. No lease of this length ends during a test."""
 
 ALL = ["disk", "redis", "memcached", "postgres", "sql", "etcd", "zookeeper", "cell"]
 SERVERS = ["redis", "memcached", "postgres"]
@@ -53,15 +53,15 @@ def over(*names: str) -> pytest.MarkDecorator:
 
 
 def short(url: str) -> float:
-    """A lease that ends soon. memcached counts in seconds."""
+    """A lease that ends soon. memcached counts whole seconds."""
     return 1.0 if url.startswith("memcached") else 0.3
 
 
-# -- one function, the same in every process ------------------------------------------------------------------------
+# -- one function, which is the same in each process ----------------------------------------------------------------
 
 
 class Answer:
-    """What a computation is told to end with: a value, or an error."""
+    """How a computation should end: with a value, or with an error."""
 
     def __init__(self, value: str = "", error: Exception | None = None) -> None:
         self.value, self.error = value, error
@@ -73,7 +73,7 @@ class Answer:
 
 
 computes: dict[str, Callable[[], str]] = {}
-"""What this process computes, by the cache's address: the function must not differ from that of other processes."""
+"""What this process computes, by the cache's address. The function itself must be the same in all processes."""
 
 
 def report_of(url: str, compute: Callable[[], str], **options: Any) -> Any:
@@ -89,7 +89,7 @@ def report_of(url: str, compute: Callable[[], str], **options: Any) -> Any:
 
 @pytest.fixture
 def mine(url: str) -> Iterator[Callable[..., Any]]:
-    """The function in this process, where it gives this value at once; as of one process more with each call."""
+    """The function in this process, where it returns this value at once. Each call acts as one more process."""
     made: list[Any] = []
 
     def report(value: str = "mine", **options: Any) -> Any:
@@ -105,16 +105,16 @@ Mine = Callable[..., Any]
 
 
 def told(pipe: Connection) -> str:
-    """Compute: say that it has begun, and end as told."""
+    """Compute: report that the computation has begun, and end as told."""
     pipe.send("computing")
     answer: Answer = pipe.recv()
     return answer.give()
 
 
 def ask(pipe: Connection, url: str, options: dict[str, Any]) -> None:
-    """One caller: what it got or met, and whether its lease was lost."""
+    """One caller. The process sends what it got or which error it met, and whether its lease was lost."""
     report = report_of(url, lambda: told(pipe), **options)
-    if url.startswith("postgres"):  # a lease that is granted before its process listens does not end with it
+    if url.startswith("postgres"):  # a lease that was granted before its process listens does not end with it
         report.cache.get("another")
         until(lambda: report.cache.engine._all.news.listens)
     try:
@@ -122,11 +122,11 @@ def ask(pipe: Connection, url: str, options: dict[str, Any]) -> None:
     except Exception as error:
         got = error
     pipe.send((got, report.stats().lease_lost))
-    pipe.recv()  # stay until the test's end: a process that ends wakes those who wait for it
+    pipe.recv()  # stay until the test ends: a process that ends wakes its waiters
 
 
 def says_when_it_waits(report: Any, say: Callable[[], object]) -> None:
-    """Have `say` called when a caller has found the lease taken, just before it waits."""
+    """Have `say` called just before a caller waits, after it found the lease taken."""
     claims = report.cache.engine.blocking.claims
     wait = claims.wait
 
@@ -138,7 +138,7 @@ def says_when_it_waits(report: Any, say: Callable[[], object]) -> None:
 
 
 def ask_and_wait(pipe: Connection, url: str, options: dict[str, Any]) -> None:
-    """One caller that finds the lease taken: what it got or met."""
+    """One caller that finds the lease taken. The process sends what it got, or which error it met."""
     report, waits = report_of(url, lambda: told(pipe), **options), threading.Event()
 
     def say() -> None:
@@ -157,7 +157,7 @@ def ask_and_wait(pipe: Connection, url: str, options: dict[str, Any]) -> None:
 
 
 def ask_together(pipe: Connection, url: str, count: int, suspends: bool) -> None:
-    """So many threads, or tasks, that ask for one key: what they got, and how often it was computed."""
+    """This many threads or tasks ask for one key. The process sends what they got, and how often it computed."""
     cache = cache_at(url, early=0, lease=LEASE)
 
     def compute() -> str:
@@ -176,7 +176,7 @@ def ask_together(pipe: Connection, url: str, count: int, suspends: bool) -> None
 
 @over(*ALL)
 def test_a_herd_of_processes_computes_once(url: str) -> None:
-    """Promise 1: every process, or every thread or task, would ask the origin."""
+    """Promise 1: of all threads and tasks of all processes, only one computes."""
     with others(2, ask_together, url, 8, False) as threads, others(2, ask_together, url, 40, True) as tasks:
         herd = threads + tasks
         wait([each.pipe for each in herd], PATIENCE)
@@ -188,12 +188,12 @@ def test_a_herd_of_processes_computes_once(url: str) -> None:
     assert sum(computations for _, computations in ends) == 1
 
 
-# -- holders that die, that sleep, and that hang -----------------------------------------------------------------------
+# -- holders that die, are frozen, or hang -----------------------------------------------------------------------------
 
 
 @over(*ALL)
 def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
-    """Promise 3: the herd would wait for the dead one: for its lease, or where its death is told, for a minute."""
+    """Promise 3: if a holder is killed, one waiter computes, after the lease or when the death is reported."""
     lease = LEASE if url.startswith(TELL_OF_DEATHS) else short(url)
     waiting, report = threading.Event(), mine(lease=lease)
     says_when_it_waits(report, waiting.set)
@@ -208,7 +208,7 @@ def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
 
 @over(*ALL)
 def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
-    """Promises 3 and 5: it would hold all up, or store what is old by now; and its caller would get an error."""
+    """Promises 3 and 5: a frozen holder blocks no others. Its caller gets its late value, which is not stored."""
     with other(ask, url, {"lease": short(url)}) as holder:
         assert holder.hear() == "computing"
         holder.freeze()
@@ -221,7 +221,7 @@ def test_a_frozen_holder_stores_nothing_late(url: str, mine: Mine) -> None:
 
 
 def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> None:
-    """In each round, a caller for each key, whose computation takes a moment."""
+    """In each round, one caller for each key, with a computation that takes a moment."""
     cache, dice = cache_at(url, early=0, lease=lease), random.Random(1)
     pipe.send("ready")
     while True:
@@ -237,7 +237,7 @@ def compute_in_rounds(pipe: Connection, url: str, keys: int, lease: float) -> No
 
 @over("redis", "postgres")
 def test_a_holder_that_is_frozen_anywhere_stores_nothing_late(url: str) -> None:
-    """Promise 5: what it computed before its sleep would replace what others computed meanwhile."""
+    """Promise 5: a holder that is frozen at any moment does not replace what others computed meanwhile."""
     keys, lease, rounds, dice, caught = 8, 0.025, 10, random.Random(2), 0
     with other(compute_in_rounds, url, keys, lease) as holder, cache_at(url, early=0, lease=LEASE) as cache:
         assert holder.hear() == "ready"
@@ -245,7 +245,7 @@ def test_a_holder_that_is_frozen_anywhere_stores_nothing_late(url: str) -> None:
             for key in range(keys):
                 cache.invalidate(str(key))
             holder.tell(number)
-            time.sleep(dice.random() / 80)  # anywhere: before, in, or behind a claim, a computation, a fill
+            time.sleep(dice.random() / 80)  # anywhere: before, in or after a claim, a computation, a fill
             holder.freeze()
             new = ["new", number]
             kept = [cache.get_or_compute(str(key), lambda new=new: new) for key in range(keys)]
@@ -271,7 +271,7 @@ def block_the_loop(pipe: Connection, url: str) -> None:
 
 @over("disk")
 def test_a_blocked_loop_keeps_its_lease(url: str) -> None:
-    """Promise 3: renewed by a task, it would end, and a second process compute."""
+    """Promise 3: the lease is renewed while the event loop is blocked. Otherwise, a second process would compute."""
     with other(block_the_loop, url) as holder, cache_at(url) as cache:
         assert holder.hear() == "computing"
         with pytest.raises(WaitTimeout):
@@ -283,7 +283,7 @@ def test_a_blocked_loop_keeps_its_lease(url: str) -> None:
 
 @over("disk")
 def test_a_hung_holder_ends_with_max_hold(url: str, mine: Mine) -> None:
-    """Promise 3: one hung origin would hang its key for ever."""
+    """Promise 3: a computation that hangs is given up after `max_hold`, and another process computes."""
     with other(ask, url, {"lease": 0.1, "max_hold": 0.3}) as holder:
         assert holder.hear() == "computing"
         assert mine()(1) == "mine"
@@ -291,18 +291,18 @@ def test_a_hung_holder_ends_with_max_hold(url: str, mine: Mine) -> None:
         assert holder.hear() == ("late", 1)
 
 
-# -- changes and failures, told to other processes ---------------------------------------------------------------------
+# -- changes and failures, as seen by other processes ------------------------------------------------------------------
 
 
 @over("disk", *SERVERS, "sql", "etcd", "zookeeper")
 @pytest.mark.parametrize("verb", ["invalidate", "set", "invalidate_all"])
 def test_a_change_elsewhere_ends_a_computation(url: str, mine: Mine, verb: str) -> None:
-    """Promises 2 and 4: what was computed from old data would be stored after the change, or its waiters sleep on."""
+    """Promises 2 and 4: a change by another process wakes waiters, and no value computed before it is stored."""
     asked, changer, waiting = mine("new"), mine("new"), threading.Event()
     says_when_it_waits(asked, waiting.set)
     with other(ask, url, {}) as holder:
         assert holder.hear() == "computing"
-        herd = Herd(lambda: asked(1)) if verb != "invalidate_all" else None  # whose waiters have asked before
+        herd = Herd(lambda: asked(1)) if verb != "invalidate_all" else None  # its waiters use the old generation
         assert herd is None or waiting.wait(20)
         getattr(changer, verb)(*{"invalidate": [1], "set": ["new", 1], "invalidate_all": []}[verb])
         assert changer(1) == "new"
@@ -310,7 +310,7 @@ def test_a_change_elsewhere_ends_a_computation(url: str, mine: Mine, verb: str) 
         holder.tell(Answer("old"))
         value, lost = holder.hear()
         assert value == "old"
-        assert lost == 1 or verb == "invalidate_all"  # under a generation of its own, it may keep it
+        assert lost == 1 or verb == "invalidate_all"  # then, the holder may keep its lease, in the old generation
         assert changer(1) == changer.peek(1).value == "new"
 
 
@@ -319,12 +319,12 @@ def hit_when_told(pipe: Connection, url: str) -> None:
     while True:
         expected = pipe.recv()
         until(lambda expected=expected: report(1) == expected, 5.0)
-        pipe.send([report(1) for _ in range(3)])  # from the engine, from the local tier, from the function's own table
+        pipe.send([report(1) for _ in range(3)])  # from the engine, the local tier, and the function's own table
 
 
 @over("disk", *SERVERS)
 def test_a_change_is_seen_by_hits_elsewhere(url: str, mine: Mine) -> None:
-    """Promise 4: a local tier would go on serving what another process has changed."""
+    """Promise 4: after a change by another process, this process no longer serves the old value from its memory."""
     report = mine("new")
     with other(hit_when_told, url) as reader:
         for verb in (lambda: report.invalidate(1), report.invalidate_all, lambda: report.expire(1)):
@@ -340,12 +340,12 @@ def test_a_change_is_seen_by_hits_elsewhere(url: str, mine: Mine) -> None:
     "url, declared",
     [
         *((name, False) for name in ["disk", *SERVERS, "sql", "etcd", "zookeeper"]),
-        *((name, True) for name in ["disk", *SERVERS, "sql"]),  # of cells: those of one engine
+        *((name, True) for name in ["disk", *SERVERS, "sql"]),  # of the engines made of cells, only one
     ],
     indirect=["url"],
 )
 def test_a_failure_is_told_to_waiters_elsewhere(url: str, declared: bool) -> None:
-    """Promise 6: each waiter would try the failing origin, one after another; or wait for the lease's end."""
+    """Promise 6: if the computation fails, waiters in other processes get its error at once. They do not compute."""
     options = {"raises": LookupError} if declared else {}
     with other(ask, url, options) as holder:
         assert holder.hear() == "computing"
@@ -370,13 +370,13 @@ LOOKS = [
     "postgres.verbs.LOOK",
     "postgres.verbs.SAFETY",
 ]
-"""How often waiters look by themselves. The first look comes soon, and is not meant here."""
+"""How often waiters look by themselves. This does not apply to the first look, which comes soon."""
 
 
 @over("disk", "redis", "postgres")
 @pytest.mark.parametrize("news", ["fill", "abandon", "invalidate", "set"])
 def test_news_are_pushed(url: str, mine: Mine, monkeypatch: pytest.MonkeyPatch, news: str) -> None:
-    """Promise 2: waiters would sleep until their next look, a second later; here, half a minute."""
+    """Promise 2: the engine wakes waiters when something happens. Otherwise, they would sleep until their next look."""
     for each in LOOKS:
         monkeypatch.setattr(f"stampede.engines.{each}", 30.0)
     report, waiting = mine(), threading.Event()
@@ -385,7 +385,7 @@ def test_news_are_pushed(url: str, mine: Mine, monkeypatch: pytest.MonkeyPatch, 
         assert holder.hear() == "computing"
         caller = Herd(lambda: report(1))
         assert waiting.wait(20)
-        time.sleep(0.1)  # it falls asleep; if it has not by then, it needs no news
+        time.sleep(0.1)  # the caller falls asleep; if it has not by then, it needs no news
         match news:
             case "fill":
                 holder.tell(Answer("theirs"))
@@ -406,7 +406,7 @@ def test_news_are_pushed(url: str, mine: Mine, monkeypatch: pytest.MonkeyPatch, 
 
 
 def fork_and_compute(pipe: Connection, url: str) -> None:
-    """gunicorn with preload: the cache was used before the fork, and a computation is under way at it."""
+    """A fork as in gunicorn with preload: the cache was used before it, and a computation is running during it."""
     pids: list[int] = []
 
     def compute() -> str:
@@ -427,7 +427,7 @@ def fork_and_compute(pipe: Connection, url: str) -> None:
 
 @over(*ALL)
 def test_a_child_leaves_its_parents_lease_alone(url: str) -> None:
-    """Promise 13: the child would store, or release the lease of, what its parent computes."""
+    """Promise 13: a forked child does not store what its parent computes, and does not release its parent's lease."""
     with other(fork_and_compute, url) as parent:
         value, lost, kept = parent.hear()
     assert value == kept == "the parent's, whose child ended with 7"
@@ -435,7 +435,7 @@ def test_a_child_leaves_its_parents_lease_alone(url: str) -> None:
 
 
 def fork_after_use(pipe: Connection, url: str) -> None:
-    """gunicorn with preload: connections, news, a loop and a local tier were in use before the fork."""
+    """A fork as in gunicorn with preload: connections, news, a loop and a local tier were in use before it."""
     cache = cache_at(url, local=url.startswith(TELL_OF_CHANGES), early=0, lease=LEASE)
     counted, counter = os.pipe()
 
@@ -482,7 +482,7 @@ def fork_after_use(pipe: Connection, url: str) -> None:
 
 @over(*ALL)
 def test_both_sides_of_a_fork_go_on(url: str) -> None:
-    """Promise 13: parent and children would read each other's replies and news, or each compute."""
+    """Promise 13: after a fork, parent and children share no replies or news, and each key is computed once."""
     with other(fork_after_use, url) as parent:
         assert parent.hear() == ([0] * 4, ["value"] * 2, [0, 1, 2, 3], 2, "warm")
 
@@ -492,7 +492,7 @@ def test_both_sides_of_a_fork_go_on(url: str) -> None:
 
 @over(*ALL)
 def test_one_event_loop_after_the_other(url: str) -> None:
-    """Promise 13: a loop per test, or per request: the second would be given the connections of the first."""
+    """Promise 13: one event loop can follow another. It does not get the connections of the first."""
     with cache_at(url, early=0, lease=LEASE) as cache:
 
         async def ask(number: int) -> Any:
@@ -507,7 +507,7 @@ def test_one_event_loop_after_the_other(url: str) -> None:
 
 @over("disk", *SERVERS)
 def test_storms_of_cancellations(url: str) -> None:
-    """Promises 11 and 12: a cancelled caller would take others with it, take their replies, or leave its lease."""
+    """Promises 11 and 12: a cancelled caller cancels no other caller, takes no other's reply, and leaves no lease."""
     dice, running = random.Random(3), 0
 
     async def storm(cache: Cache, number: int) -> None:
@@ -536,14 +536,14 @@ def test_storms_of_cancellations(url: str) -> None:
             except asyncio.CancelledError:
                 assert call in doomed
         await until_async(lambda: running == 0)
-        for key in range(8):  # no lease is left
+        for key in range(8):  # no lease remains
             assert number in await cache.aget_or_compute(f"{number} {key}", lambda: [number], wait=5)
 
     async def storms(cache: Cache) -> None:
         for number in range(5):
             await storm(cache, number)
 
-    before = threading.active_count()  # other tests' daemons are still here
+    before = threading.active_count()  # daemon threads of other tests may still run
     with cache_at(url, early=0, lease=LEASE) as cache:
         asyncio.run(storms(cache))
     assert threading.active_count() < before + 50
@@ -558,7 +558,7 @@ def test_storms_of_cancellations(url: str) -> None:
     indirect=["url"],
 )
 def test_random_interleavings(url: str, local: bool) -> None:
-    """Promises 1 and 4: a value that was invalidated would come back by some order of steps that nobody thought of."""
+    """Promises 1 and 4: in a random order of steps, no old value comes back, and no two callers compute at once."""
     plans = [Plan(url, number, 7, local, 4, 60, 0.003, clears=local) for number in range(4)]
     found = check(*played(plans), 0.5 if local else 0.05)
     assert (found.old, found.twice, found.apart) == ([], [], [])

@@ -1,4 +1,4 @@
-"""Shared locks and bulkheads, as people use them: on an engine with room for many, and on those without."""
+"""Shared locks and bulkheads, as users use them, on engines with shared locks and on those without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def many(visitors: int, visit: Callable[[], None]) -> None:
 
 
 class Visits:
-    """How many are inside, and were at most."""
+    """How many visitors are inside now, and how many were at most."""
 
     def __init__(self) -> None:
         self.inside = self.most = self.done = 0
@@ -59,7 +59,7 @@ class Visits:
 
 
 def test_a_bulkhead_of_threads(on: Cache) -> None:
-    """More than it says would be at it, or fewer than could be; or somebody never come in."""
+    """A bulkhead lets in as many threads as its concurrency, and no more. In the end, all threads get in."""
     bulkhead, visits = on.bulkhead("b", concurrency=3, wait=20), Visits()
     full, numbers = threading.Barrier(3), count()
 
@@ -67,7 +67,7 @@ def test_a_bulkhead_of_threads(on: Cache) -> None:
     def visit() -> None:
         with visits:
             if next(numbers) < 3:
-                full.wait(10)  # three are inside at once, or this breaks
+                full.wait(10)  # if three are not inside at once, this breaks
             time.sleep(0.001)
 
     many(9, visit)
@@ -76,7 +76,7 @@ def test_a_bulkhead_of_threads(on: Cache) -> None:
 
 
 def test_a_bulkhead_of_tasks(on: Cache) -> None:
-    """The same of an event loop, and of tasks that are cancelled inside or in the queue: their places were lost."""
+    """A bulkhead lets in as many tasks as its concurrency. Cancelled tasks, inside or in the queue, keep no place."""
     visits = Visits()
 
     async def main() -> None:
@@ -104,7 +104,7 @@ def test_a_bulkhead_of_tasks(on: Cache) -> None:
 
 
 def test_each_entry_is_one_place(on: Cache) -> None:
-    """Who enters twice would have one place, or wait for himself; and a block give back another's."""
+    """Each entry takes its own place, also if one caller enters twice. A block gives back only its own place."""
     bulkhead, other = on.bulkhead("b", concurrency=3, wait=0), on.bulkhead("b", concurrency=3, wait=0)
     with bulkhead, bulkhead:
         assert bulkhead.held and not other.held
@@ -125,7 +125,8 @@ def test_each_entry_is_one_place(on: Cache) -> None:
 
 @pytest.mark.parametrize("by", ["holding", "bulkhead"])
 def test_places_are_given_back_by_others_than_took_them(on: Cache, by: str) -> None:
-    """Those of an executor's threads, or of tasks that `asyncio.wait_for` makes, would be renewed for ever."""
+    """A place can be given back by another thread or task than the one that took it. Otherwise, places taken in an
+    executor or by `asyncio.wait_for` would be renewed for ever."""
     bulkhead = on.bulkhead("b", concurrency=2, wait=5)
 
     async def main() -> None:
@@ -140,11 +141,11 @@ def test_places_are_given_back_by_others_than_took_them(on: Cache, by: str) -> N
     asyncio.run(main())
     assert not bulkhead.held and not bulkhead.locked()
     with bulkhead, pytest.raises(LockLost, match="is not held through this object"):
-        bulkhead.release()  # it is the block's
+        bulkhead.release()  # the place belongs to the block
 
 
 def test_what_is_dropped_is_free(on: Cache) -> None:
-    """The places of an object that nobody has any more would be kept by nobody, until their leases end."""
+    """If an object is garbage, its places are soon free. Otherwise, they would be taken until their leases end."""
     bulkhead = on.bulkhead("b", concurrency=1, wait=0, lease=3)
     assert bulkhead.acquire()
     del bulkhead
@@ -155,7 +156,7 @@ def test_what_is_dropped_is_free(on: Cache) -> None:
 
 @pytest.mark.parametrize("on", ["memory", "disk"], indirect=True)
 def test_readers_and_writers_of_one_process(on: Cache) -> None:
-    """A writer would be among readers, or wait for ever behind those who come later; or readers keep each other out."""
+    """Readers share the lock, and a writer is alone. A writer that waits is not overtaken by later readers."""
     engine = on
     readers = [Lock("l", on=engine, shared=True, wait=0) for _ in range(3)]
     for reader in readers:
@@ -170,7 +171,7 @@ def test_readers_and_writers_of_one_process(on: Cache) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     probe = try_lock("l", on=engine, shared=True)
-    while probe.acquire():  # until he waits: nobody passes him
+    while probe.acquire():  # until the writer waits: then no reader passes it
         probe.release()
     for reader in readers:
         reader.release()
@@ -181,7 +182,7 @@ def test_readers_and_writers_of_one_process(on: Cache) -> None:
 
 
 def test_what_an_engine_can_t_is_said(tmp_path: Path) -> None:
-    """A reader would be alone and not know why, or worse, two writers at once."""
+    """An option that an engine or a bulkhead cannot fulfil is refused. The error says why."""
     with pytest.raises(OptionError, match=r"a lock of file:// can't be shared: memory://.* have locks that can"):
         Lock("l", on=f"file://{tmp_path}", shared=True)
     for wrong in (0, -1, 1.5, True, "8", 2**31, 10**400):
@@ -197,7 +198,8 @@ def test_what_an_engine_can_t_is_said(tmp_path: Path) -> None:
 
 
 def test_a_place_is_kept_for_as_long_as_what_is_decorated_runs() -> None:
-    """It would be given back before any of it has run, where only its call says that it is a coroutine."""
+    """A place is kept until what is decorated has run. A call that returns a coroutine which the decorator cannot see
+    is refused."""
     bulkhead = Bulkhead("as long", concurrency=1, on="memory://")
 
     class Report:
@@ -228,7 +230,7 @@ time.sleep(60)
 @pytest.mark.parametrize("engine", ["disk", "file"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_place_ends_with_its_holder(engine: str, how: signal.Signals, tmp_path: Path) -> None:
-    """One that was killed, or hangs, would keep its place for good, and in the end nobody come in."""
+    """If a holder is killed or hangs, its place becomes free. Otherwise, no caller could get in after a while."""
     if (engine, how) == ("file", signal.SIGSTOP):
         pytest.skip("a lock of file:// is its holder's while that lives")
     url = f"{engine}://{tmp_path}"

@@ -1,4 +1,4 @@
-"""Slow links: the time-out bounds each piece, and a small value does not wait for a large one."""
+"""On slow links, the time-out applies to each piece of a value, not to the whole value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Slow = tuple[str, str, Proxy]
 
 @pytest.fixture(params=["redis", "memcached", "postgres"])
 def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow:
-    """The URL of a server, of the same behind a slow link, and the link. A reply may take less than a large value."""
+    """The URL of a server, the URL of the same server behind a slow link, and the link. A large value takes longer than
+    the time-out."""
     servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
     server: Any = servers[request.param]()
     proxy = before(server)
@@ -49,7 +50,7 @@ def slow(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Slow
 @pytest.mark.alone
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callable[..., Face], colour: str) -> None:
-    """The time-out would bound the whole of a reply, and a large one be cut off on a slow link."""
+    """A reply is read as long as its bytes keep coming. Otherwise, a large reply would be cut off on a slow link."""
     near, far, link = slow
     with Cache(near) as cache:
         cache.set("k", b"x" * 400)
@@ -64,7 +65,7 @@ def test_a_reply_whose_bytes_keep_coming_is_waited_for(slow: Slow, face: Callabl
 
 @pytest.mark.alone
 def test_each_piece_that_is_sent_has_the_time_out() -> None:
-    """A large value would have one time-out for all its pieces."""
+    """The time-out applies to each piece of a large value that a thread sends, not to all pieces together."""
     ours, theirs = socket.socketpair()
     piece, pieces = 20_000, 12
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, piece)
@@ -87,7 +88,7 @@ def test_each_piece_that_is_sent_has_the_time_out() -> None:
 
 
 def test_what_an_event_loop_sends_has_the_time_out_for_each_piece() -> None:
-    """The same of a transport, which sends what it has as fast as it is taken."""
+    """The time-out applies to each piece of a large value that an event loop sends, not to all pieces together."""
     transport = SimpleNamespace(unsent=500_000, write=lambda data: None, is_closing=lambda: False)
     transport.get_write_buffer_size = lambda: transport.unsent
     transport.get_extra_info = {"sslcontext": "some"}.get
@@ -106,7 +107,7 @@ def test_what_an_event_loop_sends_has_the_time_out_for_each_piece() -> None:
 def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
     slow: Slow, face: Callable[..., Face], colour: str
 ) -> None:
-    """A caller would wait for ever for the other half."""
+    """If the server hangs in the middle of a value, the caller computes. It does not wait for the other half."""
     near, far, link = slow
     with Cache(near) as cache:
         cache.set("big", BLOB)
@@ -123,7 +124,7 @@ def test_a_server_that_hangs_in_the_middle_of_a_value_is_noticed(
 def test_a_value_that_the_server_does_not_take_is_no_outage(
     request: pytest.FixtureRequest, face: Callable[..., Face], colour: str
 ) -> None:
-    """Each store of it would take the engine down for all, though only this value is too large for it."""
+    """A value that is too large for the server is not stored. The engine is not considered down for all others."""
     server = RedisServer("--proto-max-bulk-len", "1mb")
     request.addfinalizer(server.close)
     asked = face(server.url, colour)
@@ -139,7 +140,7 @@ def test_a_value_that_the_server_does_not_take_is_no_outage(
 
 @pytest.mark.parametrize("engine", ["redis", "memcached"])
 def test_a_loop_that_is_blocked_while_it_connects(engine: str) -> None:
-    """The TLS contexts of many servers, or an application's start, would pass for an outage."""
+    """If the event loop is blocked while it connects, for example by an application's start, that is no outage."""
     url = shared_redis().url + "?socket_connect_timeout=0.2" if engine == "redis" else shared_memcached().url
     with Cache(url) as cache:
 

@@ -1,4 +1,4 @@
-"""The cells of a SQL database: what is asked of it, what is left in it, and what users are told."""
+"""The cells of a SQL database: which statements are sent, which rows remain, and the messages for users."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows(cell: SqlCell) -> int:
 
 
 def test_versions_grow_over_removals_and_sweeps(cell: SqlCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fence would be lower than the one before it, and a swap be good against a row that came later."""
+    """Versions grow even if rows were removed and swept. Otherwise, a late swap could succeed against a newer row."""
     monkeypatch.setattr(sql, "TOMBSTONE", 0.0)
     seen: list[Any] = []
     for _ in range(5):
@@ -70,7 +70,7 @@ def test_versions_grow_over_removals_and_sweeps(cell: SqlCell, monkeypatch: pyte
 
 
 def test_rows_of_no_use_are_swept_and_no_others(cell: SqlCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table would grow for ever, or lose what is still good."""
+    """Rows that are no longer needed are deleted, and no others. Otherwise, the table would grow for ever."""
     monkeypatch.setattr(sql, "SWEEP", 4)
     kept = {"for ever": cell.swap("for ever", None, b"1", inf), "long": cell.swap("long", None, b"1", 60)}
     for number in range(6):
@@ -83,7 +83,7 @@ def test_rows_of_no_use_are_swept_and_no_others(cell: SqlCell, monkeypatch: pyte
 
 
 def test_names_are_exact_and_ages_the_databases(cell: SqlCell) -> None:
-    """Two keys would share a row; and a value's age would be told by the clock of whoever asks."""
+    """Names are compared exactly, and the age of a value is measured by the database's clock."""
     for name in ("a", "A", "a.", "a_"):
         assert not isinstance(cell.swap(name, None, name.encode() * 9, 60), Faster)
     time.sleep(0.02)
@@ -94,10 +94,10 @@ def test_names_are_exact_and_ages_the_databases(cell: SqlCell) -> None:
 
 
 def test_a_question_is_one_statement(cell: SqlCell, url: str) -> None:
-    """Each hit would be a BEGIN, a SELECT and a ROLLBACK; and each miss more than three round trips."""
+    """A hit is one statement. A miss is three, without BEGIN or ROLLBACK."""
     asked: list[str] = []
     with Cache(cell, early=0) as cache:
-        cache.get_or_compute("warm", lambda: 1)  # the table, and the generation
+        cache.get_or_compute("warm", lambda: 1)  # makes the table, and reads the generation
         cache.get_or_compute("k", lambda: 1)
         sa.event.listen(cell._engine, "before_cursor_execute", lambda *args: asked.append(args[2].split()[0]))
         assert cache.get_or_compute("k", lambda: 2) == 1
@@ -111,7 +111,7 @@ def test_a_question_is_one_statement(cell: SqlCell, url: str) -> None:
             def questions() -> int:
                 return int(line.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'").one()[1])
 
-            cell.read(["k"])  # who closed the cache closed the connections
+            cell.read(["k"])  # closing the cache closed the connections
             before = questions()
             for _ in range(10):
                 cell.read(["k"])
@@ -119,20 +119,20 @@ def test_a_question_is_one_statement(cell: SqlCell, url: str) -> None:
 
 
 def test_an_engine_of_the_users_is_asked_by_its_own_connections(url: str) -> None:
-    """What its owner has set up for each connection (a certificate, a password of the minute) would be lost."""
+    """An engine of SQLAlchemy that the user made is used with its own connections and settings, and is not closed."""
     theirs, made = sa.create_engine(url[4:]), []
     sa.event.listen(theirs, "connect", lambda *_: made.append(1))
     with Cache(theirs) as cache, Cache(url) as other:
         assert cache.get_or_compute("k", lambda: 1) == 1 == other.get("k")
         assert made
         assert cache.engine.scheme == "sql"
-    with theirs.connect() as line:  # which goes on
+    with theirs.connect() as line:  # the user's engine still works
         assert line.execute(sa.text("SELECT 1")).scalar_one() == 1
     theirs.dispose()
 
 
 def test_a_table_is_made_by_hand(url: str) -> None:
-    """Who may not make tables would find out from the code what to ask for."""
+    """A user who may not create tables gets an error with the statements that an administrator can run."""
     cell = sql.from_url(url, create=False, table="by_hand")
     with pytest.raises(EngineError, match=r"no table 'by_hand'; create it by: CREATE TABLE by_hand") as told:
         cell.read(["k"])
@@ -147,7 +147,7 @@ def test_a_table_is_made_by_hand(url: str) -> None:
 
 
 def test_the_statements_are_those_of_the_dialect() -> None:
-    """MySQL would take `a` and `A` for one, and refuse what is longer than 64 KB."""
+    """The schema suits the dialect. Otherwise, MySQL would not tell `a` from `A`, and would refuse more than 64 KB."""
     assert "COLLATE ascii_bin" in schema("mysql+pymysql")
     assert "LONGBLOB" in schema("mysql")
     assert "BYTEA" in schema("postgresql")
@@ -155,11 +155,11 @@ def test_the_statements_are_those_of_the_dialect() -> None:
 
 
 def test_a_value_that_the_server_takes_not_is_not_kept() -> None:
-    """MariaDB hangs up on who sends too much: the whole cache would be taken for down."""
+    """A value that is too large for MariaDB is not stored. The server disconnects then, but does not count as down."""
     server, told = shared_mariadb(), list[Any]()
     server.empty()
     with Cache(server.url, observers=[told.append]) as cache:
-        large = b"'" * 9_000_000  # of 16 MiB that may be sent, when each byte takes two
+        large = b"'" * 9_000_000  # 16 MiB may be sent, and each byte takes two
         assert cache.get_or_compute("k", lambda: large) == large
         assert cache.get_or_compute("k", lambda: b"small") == b"small"
         assert cache.stats().engine_downs == 0
@@ -167,7 +167,7 @@ def test_a_value_that_the_server_takes_not_is_not_kept() -> None:
 
 
 def test_connections_that_the_server_has_ended_cost_nobody_anything(cell: SqlCell, url: str) -> None:
-    """After a quiet night the first calls would take the server for down."""
+    """A connection that the server has closed is replaced, for example after a quiet night. That is no outage."""
     ways = {
         "mysql": ("SELECT CONNECTION_ID()", "KILL {}"),
         "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
@@ -192,7 +192,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("wrong", HOSTILE)
 def test_what_others_write_concerns_its_key_alone(tmp_path: Path, wrong: str) -> None:
-    """SQLite's columns take anything: one such row would be an error of its callers, or take the whole cache away."""
+    """A row with wrong types, which SQLite allows, affects only its own key. The key can be overwritten."""
     with Cache(f"sql+sqlite:///{tmp_path}/cache.db", early=0) as cache, sqlite3.connect(tmp_path / "cache.db") as other:
         assert cache.get_or_compute("k", lambda: "mine") == "mine"
         other.execute(f"UPDATE stampede SET {wrong} WHERE name LIKE 's:%k'")
@@ -207,7 +207,7 @@ def test_what_others_write_concerns_its_key_alone(tmp_path: Path, wrong: str) ->
 
 @pytest.mark.parametrize("level", ["serializable", "repeatable\\ read"])
 def test_a_server_that_wants_a_serial_order_is_asked_again(level: str) -> None:
-    """Where PostgreSQL is set up so, each of two writers at once would be an error, and the cache be taken for down."""
+    """If PostgreSQL uses a stricter isolation level, a conflict between two writers is tried again. It is no outage."""
     server = shared_postgres()
     server.empty()
     url = f"{server.url}&options={quote(f'-c default_transaction_isolation={level}')}"
@@ -223,11 +223,11 @@ def test_a_server_that_wants_a_serial_order_is_asked_again(level: str) -> None:
 
 
 class Limit(Exception):
-    """What a worker's time limit raises, wherever it finds its thread."""
+    """Raised by a worker's time limit, at any line of its thread."""
 
 
 def test_an_answer_that_nobody_has_read_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was interrupted leaves a connection whose next question would be answered by it: a lease for two."""
+    """If a call is interrupted before it reads its reply, the next call does not get this reply."""
     server = shared_mariadb()
     server.empty()
     cell = sql.from_url(server.url)
@@ -248,7 +248,7 @@ def test_an_answer_that_nobody_has_read_is_nobody_elses(monkeypatch: pytest.Monk
 
 
 def test_who_was_overtaken_while_the_table_was_made_looks_again(tmp_path: Path) -> None:
-    """Somebody else made it at that moment, or not all of it: what is left to prepare would never be."""
+    """If another process makes the table at the same moment, the preparation fails, and the next call repeats it."""
     prepared: list[str] = []
 
     def prepare(line: sa.Connection) -> None:
@@ -265,7 +265,7 @@ def test_who_was_overtaken_while_the_table_was_made_looks_again(tmp_path: Path) 
 
 
 def test_values_are_not_shown(cell: SqlCell) -> None:
-    """An error would bring what is kept of users into the logs."""
+    """An error of the database does not show the value, which could be private."""
     version = cell.swap("k", None, b"hunter2", 60)
     with cell._engine.connect() as line:
         line.exec_driver_sql("DROP TABLE stampede")
@@ -288,19 +288,19 @@ def test_values_are_not_shown(cell: SqlCell) -> None:
     ],
 )
 def test_a_wrong_url_is_told_the_right_one(url: str, told: str) -> None:
-    """A slip of the pen would be found out in production, or never."""
+    """A mistake in a URL is refused when the engine is opened. The error says what would be right."""
     with pytest.raises(OptionError, match=told):
         open_engine(url)
 
 
 def test_a_driver_that_is_missing_is_named() -> None:
-    """The remedy would be an extra that brings no driver."""
+    """If the URL's driver is not installed, the error names it, since no extra of ours would install it."""
     with pytest.raises(MissingExtra, match=r"needs the driver 'pg8000', which is not installed"):
         open_engine("sql+postgresql+pg8000://localhost/db")
 
 
 def test_passwords_are_not_shown() -> None:
-    """Logs would have them."""
+    """Passwords in URLs appear neither in names nor in errors."""
     engine = open_engine("sql+mysql+pymysql://user:hunter2@localhost/db")
     assert engine.called == "sql+mysql+pymysql://user:***@localhost/db"
     with pytest.raises(OptionError) as told:
@@ -309,13 +309,13 @@ def test_passwords_are_not_shown() -> None:
 
 
 def test_it_declares_what_it_can() -> None:
-    """Leases would be watched instead of told, and fences begin anew."""
+    """The cell declares that it knows ends, versions that grow, and ages. Otherwise, the engine would not use them."""
     assert (SqlCell.ends, SqlCell.grows, SqlCell.ages) == (True, True, True)
     assert issubclass(SqlCell, Cell)
 
 
 def test_who_comes_while_others_use_the_file_comes_in(tmp_path: Path) -> None:
-    """SQLite waits for nobody where the way it keeps its journal is changed: one of several that open it would fail."""
+    """A process can open the file while others use it, although SQLite then refuses to change the journal's mode."""
     file = tmp_path / "cache.sqlite"
     with Cache(f"sql+sqlite:///{file}") as cache:
         cache.set("k", "value")

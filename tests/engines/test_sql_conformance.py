@@ -1,4 +1,4 @@
-"""The SQL engine does what every engine has to do, on MariaDB, PostgreSQL and SQLite."""
+"""The SQL engine passes the conformance suites on MariaDB, PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestSqliteCell(CellSuite):
 
 
 class TestSqlite(HistoriesSuite):
-    """What a process computes and another one changes, over one file."""
+    """Histories over one file: what one process computes and another process changes."""
 
     @pytest.fixture(autouse=True)
     def _file(self, memory_path: Path) -> None:

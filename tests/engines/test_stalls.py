@@ -1,4 +1,4 @@
-"""A question to a server outlives the task that asked it, and keeps no task of its loop from being ended."""
+"""A request to a server survives the cancellation of its task, and all tasks of a loop can be ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servers import shared_redis
 from stampede import Cache, try_lock
 
 PATIENCE = 1.0
-"""Seconds that a reply, or a connection, may take."""
+"""Seconds that a reply or a connection may take."""
 
 
 class Link(NamedTuple):
@@ -26,7 +26,7 @@ class Link(NamedTuple):
 
 @pytest.fixture(params=["redis", "memcached", "postgres"])
 def link(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Link:
-    """A server with a value, as it is, and behind a proxy: there a reply may take but a moment."""
+    """A server with a value: its own URL, and that of a proxy before it, where replies may take only a moment."""
     servers = {"redis": shared_redis, "memcached": shared_memcached, "postgres": prepared_postgres}
     server: Any = servers[request.param]()
     near = server.postgres_url if request.param == "postgres" else server.url
@@ -41,7 +41,7 @@ def link(request: pytest.FixtureRequest, before: Callable[[Any], Proxy]) -> Link
         far = f"memcached://127.0.0.1:{proxy.port}?timeout={PATIENCE}&connect_timeout={PATIENCE}"
     with Cache(near) as cache:
         cache.set_many({"k": "kept", "l": "kept"})
-        assert cache.get_or_compute("k", lambda: "computed") == "kept"  # no script is missing any more
+        assert cache.get_or_compute("k", lambda: "computed") == "kept"  # now no script is missing
     return Link(near, far, proxy)
 
 
@@ -73,8 +73,8 @@ QUESTIONS: dict[str, tuple[Any, Any, str]] = {
 
 
 def test_who_asks_when_all_tasks_are_told_to_end_is_not_left_waiting(link: Link, runner: asyncio.Runner) -> None:
-    """Code that shuts a program down cancels all tasks and then uses the cache: it would wait for a hung server for
-    ever, as who looks after its question was told to end and has not ended yet."""
+    """A program that shuts down may cancel all tasks and then use the cache. A call does not wait for a hung server for
+    ever, although the task that watches its request was cancelled."""
 
     async def scenario(cache: Cache) -> None:
         assert await cache.aget("k") == "kept"
@@ -89,11 +89,11 @@ def test_who_asks_when_all_tasks_are_told_to_end_is_not_left_waiting(link: Link,
 
 
 def test_who_is_spared_when_all_tasks_are_told_to_end_is_not_cancelled(link: Link, runner: asyncio.Runner) -> None:
-    """The same code, while the connection is being made: it would get a CancelledError that was not meant for it."""
+    """If all other tasks are cancelled while a connection is made, a call does not get their CancelledError."""
 
     async def scenario(cache: Cache) -> None:
         asked = asyncio.create_task(cache.aget("k"))
-        await asyncio.sleep(0)  # it connects
+        await asyncio.sleep(0)  # it connects now
         for other in asyncio.all_tasks() - {asyncio.current_task()}:
             other.cancel()
         assert await cache.aget("k") in (None, "kept")
@@ -104,7 +104,7 @@ def test_who_is_spared_when_all_tasks_are_told_to_end_is_not_cancelled(link: Lin
 
 
 def test_a_question_outlives_the_task_that_attends_to_it(link: Link, runner: asyncio.Runner) -> None:
-    """Who cancels all tasks but some would have these wait for a hung server for ever."""
+    """If the program cancels all tasks except one, this one does not wait for a hung server for ever."""
 
     async def scenario(cache: Cache) -> None:
         assert await cache.aget("k") == "kept"
@@ -116,7 +116,7 @@ def test_a_question_outlives_the_task_that_attends_to_it(link: Link, runner: asy
 
         link.proxy.at(b"", answered=0, silent=True, before=lambda: loop.call_soon_threadsafe(cancel))
         async with asyncio.timeout(5):
-            assert await cache.aget("k") in (None, "kept")  # or it was asked once more, on another connection
+            assert await cache.aget("k") in (None, "kept")  # or the request was sent again, on another connection
         assert link.proxy.met == 1
 
     with Cache(link.far) as cache:
@@ -124,7 +124,7 @@ def test_a_question_outlives_the_task_that_attends_to_it(link: Link, runner: asy
 
 
 def test_all_tasks_of_a_loop_can_be_ended(link: Link, runner: asyncio.Runner) -> None:
-    """Code that cancels tasks until there are none would go on for ever, if one that is cancelled had a successor."""
+    """A program that cancels tasks until none are left comes to an end: a cancelled task of ours has no successor."""
 
     async def scenario(cache: Cache) -> None:
         assert await cache.aget("k") == "kept"

@@ -1,4 +1,4 @@
-"""Questions of clients that know no time limit: who hangs up, on whom, and when."""
+"""Time limits for clients that have none: if a request takes too long, its connection is closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A client's connection, and the server's end."""
+    """A client's connection, and the server's end of it."""
     client, server = socket.socketpair()
     client.settimeout(20)
     server.settimeout(20)
@@ -28,7 +28,7 @@ def pair() -> Iterator[Pair]:
 
 
 def test_who_waits_too_long_is_hung_up(pair: Pair) -> None:
-    """A server that hangs would keep its callers for ever."""
+    """If a server does not reply in time, the connection is closed. Otherwise, its caller would wait for ever."""
     overdue, began = HangUp(0.1), time.monotonic()
     with overdue.asking(pair[0]):
         assert pair[0].recv(1) == b""
@@ -37,7 +37,7 @@ def test_who_waits_too_long_is_hung_up(pair: Pair) -> None:
 
 
 def test_each_has_its_own_time(pair: Pair) -> None:
-    """One that has begun later would be cut short, or one behind another never be found out."""
+    """Each request has its own time limit, whenever it begins."""
     overdue, late = HangUp(0.3), socket.socketpair()
 
     def asks(client: socket.socket) -> float:
@@ -55,7 +55,7 @@ def test_each_has_its_own_time(pair: Pair) -> None:
 
 
 def test_who_was_answered_is_left_alone(pair: Pair) -> None:
-    """The number of a connection that was closed may be that of anything else of the program."""
+    """After the reply, the connection is not closed: its number may belong to something else by then."""
     overdue = HangUp(0.05)
     with overdue.asking(pair[0]):
         pass
@@ -66,7 +66,7 @@ def test_who_was_answered_is_left_alone(pair: Pair) -> None:
 
 
 def test_a_forked_child_hangs_up_on_nobody(pair: Pair) -> None:
-    """It would end the question that its parent waits for."""
+    """A forked child does not close the connections on which its parent waits."""
     overdue = HangUp(5.0)
     with overdue.asking(pair[0]):
         pid = os.fork()
@@ -79,7 +79,7 @@ def test_a_forked_child_hangs_up_on_nobody(pair: Pair) -> None:
 
 
 def test_what_has_no_connection_to_show_is_asked_all_the_same() -> None:
-    """A file, for example: sqlite3's."""
+    """A client without a socket, such as a file of sqlite3, is used without a time limit."""
 
     class Gone:
         def fileno(self) -> int:

@@ -1,4 +1,4 @@
-"""The engines over TLS, with an authority of the tests' own: encrypted both ways, and nobody else is believed."""
+"""The engines over TLS, with the tests' own authority: all data is encrypted, and no other authority is trusted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture(autouse=True)
 def _trust_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or each connection of Redis' client reads all authorities that the machine knows, which takes 15 ms and more."""
+    """Trust no other authorities. Each connection of the Redis client would read the machine's, in 15 ms or more."""
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
     monkeypatch.setenv("SSL_CERT_DIR", os.devnull)
 
@@ -53,13 +53,13 @@ def authority() -> Authority:
 
 @lru_cache(1)
 def stranger() -> Authority:
-    """By whom no server's certificate is."""
+    """An authority that has signed no server's certificate."""
     return Authority()
 
 
 @lru_cache
 def server(kind: str) -> Any:
-    """The session's servers, which speak nothing but TLS."""
+    """The servers that all tests share. They accept only TLS."""
     made: dict[str, Callable[..., Any]] = {
         "one server": RedisServer, "cluster": RedisCluster, "sentinels": Sentinels, "memcached": MemcachedServer,
     }  # fmt: skip
@@ -67,7 +67,7 @@ def server(kind: str) -> Any:
 
 
 def nodes(kind: str) -> list[RedisServer]:
-    """Those that have values."""
+    """The servers that store values."""
     made = server(kind)
     return [made.master] if kind == "sentinels" else made.nodes if kind == "cluster" else [made]
 
@@ -85,7 +85,7 @@ def suspending(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Make:
-    """Engines that are closed at the end; by default they believe whom they should."""
+    """Makes engines, and closes them at the end. By default, they trust the right authority."""
 
     def made(kind: str, trusts: Authority | None = None, **options: Any) -> Engine:
         trusted = trusts or authority()
@@ -145,7 +145,7 @@ def unasked() -> Any:
 
 
 def test_a_value_is_had_and_invalidated(kind: str, make: Make, call: Callable[..., Caller]) -> None:
-    """Over TLS nothing would be kept; or what is larger than a record of TLS be cut or mixed up."""
+    """Over TLS, values can be stored and invalidated, even if they are larger than a record of TLS."""
     mine, theirs, value = call(make(kind)), call(make(kind)), os.urandom(200_000)
     key = f"key {new_id().hex()}"
     assert mine.get_or_compute(key, lambda: value) == value
@@ -158,7 +158,7 @@ def test_a_value_is_had_and_invalidated(kind: str, make: Make, call: Callable[..
 
 
 def test_who_is_not_believed_is_not_asked(kind: str, make: Make, call: Callable[..., Caller]) -> None:
-    """Whoever is in between would be told all values; or a wrong setting would be every caller's error."""
+    """A server whose certificate is not trusted gets no values. Callers compute, and a change raises an error."""
     caller = call(make(kind, trusts=stranger()))
     assert caller.get_or_compute("key", lambda: "value") == "value"
     (down,) = [event for event in caller.told if isinstance(event, EngineDown)]
@@ -167,9 +167,9 @@ def test_who_is_not_believed_is_not_asked(kind: str, make: Make, call: Callable[
         caller.invalidate("key")
 
 
-@pytest.mark.alone  # many handshakes, each of which has a second
+@pytest.mark.alone  # many handshakes, each of which may take a second
 def test_many_at_once(kind: str, make: Make) -> None:
-    """Replies that come in one record, or in many, would be taken for those of other questions."""
+    """Each of many requests at the same time gets its own reply, however the replies are split into TLS records."""
     engine, keys = make(kind), [f"{new_id().hex()} {number}" for number in range(100)]
     values = {key: os.urandom(20_000) for key in keys}
     assert engine.suspending.store is not None and engine.blocking.store is not None
@@ -188,7 +188,7 @@ def test_many_at_once(kind: str, make: Make) -> None:
 
 @pytest.mark.parametrize("kind", REDIS)
 def test_news_are_pushed(kind: str, make: Make) -> None:
-    """Over TLS, waiters would sleep until their next look, and local tiers keep what is invalidated elsewhere."""
+    """Over TLS, too, waiters are woken, and a value in memory is removed when another process invalidates it."""
     engine, other, key, token = make(kind, tracking=True), make(kind), new_id().hex(), new_id()
     assert engine.blocking.claims is not None and other.blocking.claims is not None and other.blocking.store is not None
     assert isinstance(run(other.blocking.claims.claim(key, token, Ask(LONG))), Granted)
@@ -209,14 +209,14 @@ def test_news_are_pushed(kind: str, make: Make) -> None:
     wait_until(lambda: ticket() is not None)
     kept = ticket()
     wait_until(lambda: any("cmd=ping" in node.cli("CLIENT", "LIST") for node in nodes(kind)))
-    assert kept.stamps[kept.slot] == kept.stamp  # also where nothing but replies to pings has come
+    assert kept.stamps[kept.slot] == kept.stamp  # also if only replies to pings have arrived
     run(other.blocking.store.invalidate(key))
     wait_until(lambda: kept.stamps[kept.slot] != kept.stamp)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_leaves_the_parents_connections_alone(kind: str, make: Make) -> None:
-    """Two processes would go on with one state of one cipher, and each break the other's connection."""
+    """A forked child uses its own connections. Otherwise, parent and child would use one state of one cipher."""
     engine, key = make(kind), new_id().hex()
     assert engine.blocking.store is not None and engine.suspending.store is not None
     store, astore = engine.blocking.store, engine.suspending.store
@@ -240,11 +240,11 @@ def test_a_forked_child_leaves_the_parents_connections_alone(kind: str, make: Ma
     assert entry is not None
 
 
-# -- clients that are handed over ---------------------------------------------------------------------------------
+# -- clients that the program has made ----------------------------------------------------------------------------
 
 
 def clients(kind: str) -> Iterator[Any]:
-    """What a program has set up for itself, in both colours."""
+    """Clients that a program has set up itself, in both colours."""
     its = {"ssl": True, "ssl_ca_certs": authority().ca}
     made = server(kind)
     for colour in (redis, redis.asyncio):
@@ -259,7 +259,7 @@ def clients(kind: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("kind", REDIS)
 def test_clients_bring_their_trust_along(kind: str) -> None:
-    """A client that speaks TLS would lead to an engine that doesn't, or that believes nobody."""
+    """An engine that is made from a client uses the client's TLS settings, in both colours."""
     for client in clients(kind):
         engine = RedisEngine(client=client)
         assert engine.blocking.claims is not None and engine.suspending.claims is not None
@@ -269,7 +269,7 @@ def test_clients_bring_their_trust_along(kind: str) -> None:
 
 
 def test_what_one_colour_can_not_check_it_does_not_believe() -> None:
-    """A certificate that is to be checked further would be believed without, or a call raise a TypeError."""
+    """If one colour cannot check a certificate as the client's options demand, its calls get an EngineError."""
     made = server("one server")
     client = redis.Redis(
         host="127.0.0.1", port=made.port, ssl=True, ssl_ca_certs=authority().ca, ssl_validate_ocsp=True
@@ -285,7 +285,7 @@ def test_what_one_colour_can_not_check_it_does_not_believe() -> None:
 
 
 def test_sentinels_may_speak_without(make: Make, suspending: bool) -> None:
-    """Sentinels that were set up before their servers spoke TLS would be out of reach."""
+    """The servers may use TLS although their sentinels do not."""
     master = server("one server")
     config = f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
     plain = RedisServer("--sentinel", *with_certificate(authority()), config=config)
@@ -303,6 +303,6 @@ def test_sentinels_may_speak_without(make: Make, suspending: bool) -> None:
 
 
 def test_a_context_that_is_none_is_refused() -> None:
-    """It would look like a server that is down, for ever."""
+    """A `tls_context` that is no SSL context is refused. Otherwise, the server would always seem to be down."""
     with pytest.raises(OptionError, match="tls_context"):
         MemcachedEngine("127.0.0.1:11211", tls_context="ca.pem")

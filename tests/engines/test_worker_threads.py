@@ -1,4 +1,4 @@
-"""What threads do for event loops, in place of a client that blocks."""
+"""Threads that make blocking calls for event loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 10.0
 
 
 class Slow:
-    """A function that goes on when it is let."""
+    """A function that waits until it may go on."""
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.ended = Event(), Event(), Event()
@@ -41,7 +41,7 @@ def run(work: Any) -> Any:
 
 
 def test_more_than_there_are_threads() -> None:
-    """Who came when all threads were at work would never be served, or a thread be made for each."""
+    """If there are more calls than threads, each call is served, and no more threads are started."""
     workers, most, now, lock = WorkerThreads(3), [0], [0], threading.Lock()
 
     def act(number: int) -> int:
@@ -61,7 +61,7 @@ def test_more_than_there_are_threads() -> None:
 
 
 def test_an_error_is_the_callers() -> None:
-    """It would be lost in a thread, and the caller wait for ever."""
+    """An error in a thread is raised in the caller. Otherwise, the caller would wait for ever."""
 
     def fail() -> None:
         raise EngineError("down")
@@ -74,7 +74,8 @@ def test_an_error_is_the_callers() -> None:
 
 
 def test_who_is_cancelled_waits_for_what_has_begun() -> None:
-    """What he asks next would come before it. `asyncio.run`, as it ends, cancels again what is cancelled already."""
+    """A cancelled caller waits for a call that has begun, even if it is cancelled again, as `asyncio.run` does at its
+    end. Its next call comes after this one."""
 
     async def main() -> None:
         workers, slow = WorkerThreads(leave=LONG), Slow()
@@ -94,7 +95,7 @@ def test_who_is_cancelled_waits_for_what_has_begun() -> None:
 
 
 def test_who_is_cancelled_before_it_begins_has_it_never_begun() -> None:
-    """It would be done for nobody, and behind a server that hangs nobody could be cancelled."""
+    """If the caller is cancelled before its call has begun, the call is never made, and the caller does not wait."""
 
     async def main() -> None:
         workers, slow, never = WorkerThreads(1), Slow(), Slow()
@@ -114,7 +115,7 @@ def test_who_is_cancelled_before_it_begins_has_it_never_begun() -> None:
 
 
 def test_a_cancelled_call_is_left_to_itself_in_time() -> None:
-    """A server that hangs would keep a caller that was cancelled."""
+    """A cancelled caller waits only for `leave` seconds for a call that hangs."""
 
     async def main() -> None:
         workers, slow = WorkerThreads(leave=0.01), Slow()
@@ -131,7 +132,7 @@ def test_a_cancelled_call_is_left_to_itself_in_time() -> None:
 
 
 def test_a_hung_call_keeps_no_other_engine_waiting() -> None:
-    """With threads for all, or the loop's default executor, one server that hangs would stop everything."""
+    """A call that hangs blocks only threads of its own engine, not other engines or the loop's default executor."""
 
     async def main() -> None:
         slow, hung = Slow(), WorkerThreads(1)
@@ -146,7 +147,7 @@ def test_a_hung_call_keeps_no_other_engine_waiting() -> None:
 
 
 def test_the_program_ends_while_a_call_hangs() -> None:
-    """It would never end: a thread that is no daemon is waited for, and so is a task by the loop that ends."""
+    """A program can end while a call hangs. Neither the interpreter nor the event loop waits for the thread."""
     program = (
         "import asyncio, threading\n"
         "from stampede.engines.kit.worker_threads import WorkerThreads\n"

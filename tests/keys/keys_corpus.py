@@ -1,4 +1,5 @@
-"""Values that all differ. Run as a script, it prints their texts, for other processes and Pythons to compare."""
+"""Values that all differ. Run as a script, this prints their texts, to compare between processes and Python
+versions."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ class Keyed:
 
 
 class Shifted(tzinfo):
-    """A zone of the user's own, by the protocol that the standard library documents for pickling zones."""
+    """A user's own time zone, which follows the protocol that the standard library documents for pickling zones."""
 
     def __init__(self, hours: int = 0) -> None:
         self.hours = hours
@@ -120,7 +121,7 @@ class Shifted(tzinfo):
 
 
 class Listed(Shifted):
-    """As pytz's zones: pickled by name, and holding what leads back to itself."""
+    """A zone like those of pytz: it is pickled by name, and refers to itself."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1)
@@ -136,7 +137,7 @@ class Moment(datetime):
 
 
 class Nanoseconds(datetime):
-    """As pandas' Timestamp: more exact than its base class, and pickled in its own way."""
+    """A class like pandas' Timestamp: more exact than its base class, and pickled in its own way."""
 
     nanoseconds = 0
 
@@ -152,7 +153,7 @@ class Nanoseconds(datetime):
 
 
 def zone(key: str | None) -> ZoneInfo:
-    """A zone by that name, an hour ahead of UTC, also on a machine without a zone database."""
+    """Make a zone of that name, one hour ahead of UTC. This works without a zone database."""
     header = b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, 0, 1, 4)
     return ZoneInfo.from_file(BytesIO(header + struct.pack(">lbB", 3600, 0, 0) + b"CET\0"), key)
 

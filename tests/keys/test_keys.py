@@ -1,4 +1,4 @@
-"""Promise 10: keys are exact, readable, and the same in every process, run and Python version."""
+"""Promise 10: keys are exact, readable, and the same in every process, every run and every Python version."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from stampede.keys.names import module_of
 
 
 def test_no_two_values_share_a_text() -> None:
-    """Broken: somebody is given the value that was computed for another argument."""
+    """Broken: a caller gets the value that was computed for another argument."""
     texts: dict[str, object] = {}
     for value in DIFFERENT:
         text = canonical(value)
@@ -46,7 +46,7 @@ def test_no_two_values_share_a_text() -> None:
     "wrap", [lambda v: (v,), lambda v: [v], lambda v: {"k": v}, lambda v: Order(v), lambda v: Keyed(v)]
 )
 def test_no_two_values_share_a_text_inside_containers(wrap: Any) -> None:
-    """Broken: exactness ends at the first bracket, as it does for lru_cache(typed=True)."""
+    """Broken: values are told apart only outside of containers, as with lru_cache(typed=True)."""
     assert len({canonical(wrap(value)) for value in DIFFERENT}) == len(DIFFERENT)
 
 
@@ -80,12 +80,12 @@ def test_no_two_values_share_a_text_inside_containers(wrap: Any) -> None:
     ],
 )
 def test_texts_are_readable_and_never_change(value: object, text: str) -> None:
-    """Broken: an upgrade of the library empties every cache, or nobody can read a key in redis-cli."""
+    """Broken: an upgrade of the library empties every cache, or keys in redis-cli are unreadable."""
     assert canonical(value) == text
 
 
 def test_equal_instants_in_two_zones_differ() -> None:
-    """Broken: a report for Berlin's day is served for UTC's."""
+    """Broken: a report for a day in Berlin is served for the day in UTC."""
     here = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
     assert here == here.astimezone(UTC)
     assert canonical(here) != canonical(here.astimezone(UTC))
@@ -117,13 +117,13 @@ class Empty(dict):  # type: ignore[type-arg]
 
 
 def test_subclasses_cannot_disguise_their_content() -> None:
-    """Broken: a subclass that overrides its methods chooses another's key."""
+    """Broken: a subclass can override its methods to get the key of another value."""
     assert canonical(Liar("a")).endswith("Liar('a')")
     assert canonical(Empty(a=1)).endswith("Empty({'a':1})")
 
 
 def test_attributes_beside_the_content_count() -> None:
-    """Broken: two strings that carry different tags, or two tenants' services over one frozen base, share a key."""
+    """Broken: two strings with different tags share a key, or two subclass instances with different attributes do."""
     assert canonical(keys_corpus.tagged("a", "x")).endswith("Tagged('a',tag='x')")
     assert canonical(keys_corpus.Grown(1, "bob")).endswith("Grown(number=1,lines=(),tenant='bob')")
 
@@ -135,7 +135,7 @@ class Lazy(Frozen):
 
 
 def test_what_was_cached_on_an_instance_does_not_count() -> None:
-    """Broken: the key of a value changes when one of its properties is first read."""
+    """Broken: the key of a value changes when a cached property of it is first read."""
     lazy = Lazy(1)
     before = canonical(lazy)
     assert lazy.total == 7
@@ -181,12 +181,12 @@ class Half:
     ],
 )
 def test_models_are_keyed_by_their_fields(value: object, text: str) -> None:
-    """Broken: an attrs, pydantic or msgspec argument is refused, or two that differ are one."""
+    """Broken: an attrs, pydantic or msgspec argument is refused, or two different ones share a key."""
     assert canonical(value) == text
 
 
 def test_no_optional_package_is_imported() -> None:
-    """Broken: a program without pydantic doesn't start, or one with it starts a second later."""
+    """Broken: a program without pydantic does not start, or a program with it starts a second later."""
     code = (
         "import sys; from stampede.keys import canonical\n"
         "try: canonical(object())\n"
@@ -223,7 +223,7 @@ class Plain:
 def test_a_value_without_identity_is_an_error_that_names_class_and_remedies(
     value: object, named: str | None, wrap: Any
 ) -> None:
-    """Broken: a key holds an address, so that nothing is ever found again, or is found for another object."""
+    """Broken: a key contains an address, so its value is never found again, or is found for another object."""
     with pytest.raises(KeyingError) as caught:
         canonical(wrap(value))
     assert (named or "no stable identity") in str(caught.value)
@@ -264,13 +264,13 @@ def _deep() -> Any:
 
 @pytest.mark.parametrize("make", [_cyclic_list, _cyclic_dict, _cyclic_order, _cyclic_keyed, _deep])
 def test_cycles_and_absurd_depth_are_keying_errors(make: Any) -> None:
-    """Broken: a request with nested JSON ends in RecursionError, or takes the interpreter with it."""
+    """Broken: a request with deeply nested JSON ends in RecursionError, or crashes the interpreter."""
     with pytest.raises(KeyingError, match="nested too deeply"):
         canonical(make())
 
 
 def test_a_stack_that_is_nearly_full_is_a_keying_error() -> None:
-    """Broken: below a deep call stack the same value raises another class of error."""
+    """Broken: in a deep call stack the same value raises another class of error."""
 
     def descend(value: Any) -> str:
         try:
@@ -302,7 +302,7 @@ def _texts(python: str, **more: str) -> list[str]:
 
 
 def _pythons() -> Iterator[str]:
-    """Interpreters of the other supported versions, if there are any on this machine."""
+    """Yield interpreters of the other supported versions that this machine has."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for minor in (11, 12, 13):
         if minor == sys.version_info.minor:
@@ -314,12 +314,12 @@ def _pythons() -> Iterator[str]:
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_texts_are_the_same_in_another_process(seed: str) -> None:
-    """Broken: no two processes ever share a value (also: a script's classes go by its file's name, not `__main__`)."""
+    """Broken: two processes never share a value. The classes of a script are named after its file, not `__main__`."""
     assert _texts(sys.executable, PYTHONHASHSEED=seed, PYTHONINTMAXSTRDIGITS="640") == [canonical(v) for v in DIFFERENT]
 
 
 def test_texts_are_the_same_in_other_versions_of_python() -> None:
-    """Broken: while a fleet moves to the next Python, its halves don't share a value."""
+    """Broken: while a fleet moves to the next Python version, old and new processes do not share values."""
     pythons = list(_pythons())
     if not pythons:
         pytest.skip("no other Python from 3.11 to 3.13 on this machine")
@@ -329,7 +329,7 @@ def test_texts_are_the_same_in_other_versions_of_python() -> None:
 
 
 def test_names_hold_module_and_qualname() -> None:
-    """Broken: two classes of one name in two modules share keys."""
+    """Broken: two classes of the same name in two modules share keys."""
     assert name_of(Plain) == "test_keys:Plain"
     assert name_of(Plain.__init__) == "builtins:object.__init__"
     assert name_of(test_names_hold_module_and_qualname) == "test_keys:test_names_hold_module_and_qualname"
@@ -344,7 +344,7 @@ def test_names_hold_module_and_qualname() -> None:
     ],
 )
 def test_a_script_goes_by_its_own_name(monkeypatch: pytest.MonkeyPatch, main: dict[str, Any], name: str) -> None:
-    """Broken: two scripts share keys under `__main__`, or a spawned worker doesn't share its parent's."""
+    """Broken: two scripts share keys under `__main__`, or a spawned worker does not share keys with its parent."""
     module = types.ModuleType("__mp_main__")
     vars(module).update(main)
     if "__file__" not in main:
@@ -357,11 +357,11 @@ odd = enum.Enum("odd", {"a.b": 1, "é": 2})
 
 
 def test_odd_names_of_members_are_quoted() -> None:
-    """Broken: a member called "a.b" could be taken for a member of a nested class."""
+    """Broken: a member named "a.b" could be mistaken for a member of a nested class."""
     assert [re.sub(r".*:odd", "", canonical(member)) for member in odd] == ["['a.b']", "['é']"]
 
 
-# -- who lies, and who has another's name ---------------------------------------------------------------------
+# -- false names and false classes ----------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -396,7 +396,7 @@ def local() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("value", [one(1), two(1), *local()], ids=lambda value: type(value).__qualname__)
 def test_a_class_that_its_name_does_not_lead_to_is_refused(value: Any) -> None:
-    """Broken: of two classes of one name, one is given the other's value."""
+    """Broken: if two classes have the same name, a caller with one gets the value of the other."""
     with pytest.raises(KeyingError, match="can't be found under this name in its module"):
         canonical(value)
 
@@ -409,7 +409,7 @@ class Tenant(pydantic.BaseModel):
 
 
 def test_private_attributes_of_a_model_are_part_of_its_key() -> None:
-    """Broken: one tenant is given another's value. pydantic's `==` tells the two apart."""
+    """Broken: one tenant gets the value of another. pydantic's `==` tells the two apart."""
     first, other, extra = Tenant(), Tenant(), Tenant(_tenant_="a")  # type: ignore[arg-type]
     first._tenant, other._tenant = "a", "b"
     assert first != other
@@ -426,11 +426,11 @@ class Same(type):
 
 
 class Thing(metaclass=Same):
-    """An object whose class says that it is int's equal."""
+    """An object whose class claims to equal int."""
 
 
 class Disguised:
-    """An object that says it is a class, a member, a tuple."""
+    """An object that claims to be a class, a member or a tuple."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -446,7 +446,7 @@ class Disguised:
     ids=["int", "list", "class", "member", "tuple"],
 )
 def test_nobody_is_what_it_says_of_itself(value: Any) -> None:
-    """Broken: an object that claims to be of another class has an address for a key, or another's."""
+    """Broken: an object that claims another class gets an address as its key, or the key of another value."""
     with pytest.raises(KeyingError, match="no stable identity"):
         canonical(value)
     with pytest.raises(KeyingError, match=r"parameter 'x'.*no stable identity"):

@@ -1,4 +1,4 @@
-"""Namespace, name, version, generation and arguments make one key: no two compositions share one."""
+"""Namespace, name, version, generation and arguments make up a key. No two combinations make the same key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ codes = st.text("0123456789abcdef", max_size=2)
 
 
 class Plain(NamedTuple):
-    """A key of a cache's own verbs."""
+    """A key that is used with a cache's own verbs."""
 
     namespace: str
     own: str
@@ -31,12 +31,12 @@ class Plain(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A key of a function."""
+    """A key of a function's call."""
 
     namespace: str
     module: str
     qualname: str
-    code: str  # '': the name tells
+    code: str  # '': the name identifies the function
     version: str | None
     own: str
     whole: str
@@ -53,7 +53,7 @@ class Called(NamedTuple):
 
 
 def taken_apart(physical: str) -> Plain | Called:
-    """The only composition that can have made it."""
+    """Return the only combination that can have made a key."""
     before, _, rest = physical.partition("|")
     generations, namespace = before.removesuffix("/"), ""
     if before.endswith("/"):
@@ -70,25 +70,25 @@ def taken_apart(physical: str) -> Plain | Called:
 
 @given(st.builds(Plain, texts, texts, texts))
 def test_a_plain_key_is_of_one_composition(composed: Plain) -> None:
-    """Namespace `shop` with the key `eu/price` would be namespace `shop/eu` with the key `price`."""
+    """Key `eu/price` of namespace `shop` differs from key `price` of namespace `shop/eu`."""
     assert taken_apart(composed.physical) == composed
 
 
 @given(st.builds(Called, texts, names, names, codes, st.none() | texts, texts, texts, texts))
 def test_a_functions_key_is_of_one_composition(composed: Called) -> None:
-    """Version `1@2` of no namespace would be version `2` of another."""
+    """Each function key comes from one combination of its parts: version `1@2` cannot be taken for version `2`."""
     assert taken_apart(composed.physical) == composed
     assert function_in(f"{composed.scope}:{composed.arguments}") == composed.scope
 
 
 @given(texts, st.builds(Called, texts, names, names, codes, st.none() | texts, texts, texts, texts))
 def test_no_namespace_is_a_functions_scope(namespace: str, composed: Called) -> None:
-    """`clear` would be one function's `invalidate_all`: engines know both by a scope's name alone."""
+    """A namespace never equals a function's scope. Otherwise `clear` would invalidate all values of that function."""
     assert quoted(namespace) != composed.scope
 
 
 def test_readable_parts_stay_as_they_are() -> None:
-    """Keys are read by people: in logs, in redis-cli, in `stampede get`."""
+    """Keys are readable for people: in logs, in redis-cli and in `stampede get`."""
     called = Called("shop", "shop.reports", "Report.of.<locals>.total", "1f", "2", "7", "5", "(42)")
     assert called.physical == "5,7/|shop/shop.reports:Report.of.<locals>.total#1f@2:(42)"
     assert Called("", "m", "f", "", None, "7", "", "(42)").physical == ",7|m:f:(42)"
@@ -97,7 +97,7 @@ def test_readable_parts_stay_as_they_are() -> None:
 
 
 def test_namespaces_of_one_engine_are_apart(tmp_path: Path) -> None:
-    """A value of one namespace would be served to another."""
+    """A value of one namespace is never served to another."""
     url = f"disk://{tmp_path}"
     with Cache(url, namespace="shop") as shop, Cache(url, namespace="shop:eu") as eu, Cache(url) as none:
         shop.set("eu:price", 1)
@@ -113,7 +113,7 @@ def test_namespaces_of_one_engine_are_apart(tmp_path: Path) -> None:
 
 
 def test_a_plain_key_is_no_functions(tmp_path: Path) -> None:
-    """Whoever chooses a plain key could have a function give it."""
+    """A plain key never equals a function's key. Otherwise its author could decide what the function returns."""
     with Cache(f"disk://{tmp_path}") as cache:
         f = cache.cached(seven)
         cache.set(f.key(1), "not computed")
@@ -126,7 +126,7 @@ def seven(x: int) -> int:
 
 
 def test_a_namespace_or_version_may_be_any(tmp_path: Path) -> None:
-    """A 0 was taken for none."""
+    """A namespace or version of 0 counts: it is not taken for a missing one."""
     with Cache(f"disk://{tmp_path}", namespace="shop") as cache:
         keys = [cache.cached(namespace=each)(seven).key(1) for each in ("", 0, "0:1", "shop")]
         assert len({*keys}) == 4
@@ -135,7 +135,7 @@ def test_a_namespace_or_version_may_be_any(tmp_path: Path) -> None:
 
 
 def test_invalidate_all_is_of_one_function() -> None:
-    """Calls of `prices` were torn from their flight by `price.invalidate_all()`: two computations."""
+    """`price.invalidate_all()` does not disturb calls of `prices`. Otherwise their value would be computed twice."""
     with Cache() as cache:
         origin = Origin()
         price: Any = cache.cached(named("price", lambda: 1))

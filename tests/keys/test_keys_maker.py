@@ -1,4 +1,4 @@
-"""Promise 10, from the side of a call: what a decorated function's arguments become."""
+"""Promise 10 for calls: the keys that the arguments of a decorated function make."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(fn: Callable[..., object], **options: Any) -> Callable[..., str]:
 
 
 def test_a_common_key_is_readable() -> None:
-    """Broken: nobody recognises a key in redis-cli, or an upgrade of the library empties every cache."""
+    """Broken: keys in redis-cli are unreadable, or an upgrade of the library empties every cache."""
     key = key_maker(report, prefix="shop:mod.report:")
     assert key(42) == "shop:mod.report:(42,year=2026)"
     assert key("a b", year=None) == "shop:mod.report:('a b',year=None)"
@@ -43,7 +43,7 @@ def test_a_common_key_is_readable() -> None:
 
 
 def test_ways_to_say_the_same_call_are_one_key() -> None:
-    """Broken: f(1) and f(1, b=2) are computed apart although b's default is 2."""
+    """Broken: f(1) and f(1, b=2) are computed separately, although 2 is the default of b."""
 
     def f(a: Any, b: Any = 2) -> None: ...
 
@@ -52,7 +52,7 @@ def test_ways_to_say_the_same_call_are_one_key() -> None:
 
 
 def test_every_kind_of_parameter_is_keyed() -> None:
-    """Broken: a variadic or keyword-only argument is left out, or their order matters."""
+    """Broken: a variadic or keyword-only argument is not in the key, or the order of keyword arguments matters."""
     key = make(wide)
     assert key(1, d=4) == "p:(1,2,3,*(),d=4,e=None,**{})"
     assert key(1, 2, 3, 4, "5", d=6, z=1, y=2) == key(1, 2, 3, 4, "5", y=2, z=1, d=6)
@@ -61,12 +61,12 @@ def test_every_kind_of_parameter_is_keyed() -> None:
 
 @pytest.mark.parametrize("fn", [report, lambda customer=None: None, lambda *customer: None])
 def test_no_two_arguments_share_a_key(fn: Any) -> None:
-    """Broken: the paths that generated code takes on the spot are less exact than `canonical`."""
+    """Broken: the generated code makes less exact keys than `canonical`."""
     assert len({make(fn)(value) for value in DIFFERENT}) == len(DIFFERENT)
 
 
 def test_variadic_arguments_cannot_be_mistaken() -> None:
-    """Broken: f(1, 2) and f((1, 2)), or f(x=1) and f({"x": 1}), are one key."""
+    """Broken: f(1, 2) and f((1, 2)), or f(x=1) and f({"x": 1}), share a key."""
     key = make(lambda *args, **kwargs: None)
     calls = [
         key(),
@@ -83,7 +83,7 @@ def test_variadic_arguments_cannot_be_mistaken() -> None:
 
 
 def test_a_mutable_default_is_keyed_as_it_is_at_the_call() -> None:
-    """Broken: defaults are frozen as text, so the key no longer says what the function gets."""
+    """Broken: the key holds the default as it was at the decoration, and not what the function gets."""
     default = [1]
 
     def f(a: Any = default) -> None: ...
@@ -95,7 +95,7 @@ def test_a_mutable_default_is_keyed_as_it_is_at_the_call() -> None:
 
 
 def test_a_sentinel_stands_for_itself_as_a_default() -> None:
-    """Broken: `timeout=MISSING` makes a function uncacheable, or any object() passes for the sentinel."""
+    """Broken: `timeout=MISSING` makes a function uncacheable, or any object() is taken for the sentinel."""
 
     def f(a: Any, timeout: Any = MISSING) -> None: ...
 
@@ -147,7 +147,7 @@ ODD += [
     "shape", ["({0}, other=2)", "({0}=1, /, other=2)", "(other=2, *, {0}=1)", "(*{0}, other=2)", "(**{0})"]
 )
 def test_no_parameter_name_is_in_the_way(shape: str) -> None:
-    """Broken: a parameter that is called like one of the generated code's names makes wrong keys."""
+    """Broken: a parameter with the same name as a variable of the generated code makes wrong keys."""
     for name in ODD:
         _is_not_in_the_way(name, shape)
 
@@ -168,7 +168,7 @@ def _is_not_in_the_way(name: str, shape: str) -> None:
 
 
 def test_parameters_that_are_all_odd_at_once() -> None:
-    """Broken: avoiding one parameter's name runs into another's."""
+    """Broken: a variable is renamed because of one parameter, and then has the name of another."""
     namespace: dict[str, Any] = {}
     exec(f"def f({', '.join(f'{name}={number}' for number, name in enumerate(ODD))}): ...", namespace)
     assert make(namespace["f"])() == f"p:({','.join(str(number) for number in range(len(ODD)))})"
@@ -196,7 +196,7 @@ class Service:
     ],
 )
 def test_a_wrong_call_raises_what_the_function_itself_would(fn: Any, args: Any, kwargs: Any) -> None:
-    """Broken: a typo in a call is reported in terms of generated code, or not at all."""
+    """Broken: a wrong call is reported in terms of generated code, or not at all."""
     with pytest.raises(TypeError) as expected:
         fn(*args, **kwargs)
     with pytest.raises(TypeError) as caught:
@@ -215,13 +215,13 @@ def test_a_wrong_call_raises_what_the_function_itself_would(fn: Any, args: Any, 
     ],
 )
 def test_a_keying_error_names_function_and_parameter(args: Any, kwargs: Any, name: str) -> None:
-    """Broken: one argument of eight can't be keyed, and the user must guess which."""
+    """Broken: one argument of eight can't be keyed, and the error does not say which."""
     with pytest.raises(KeyingError, match=rf"^wide: parameter '{name}': builtins:object has no stable identity: "):
         make(wide)(*args, **kwargs)
 
 
 def test_an_error_of_the_users_own_key_method_is_not_dressed_up() -> None:
-    """Broken: a bug in `__stampede_key__` is reported as something else, or swallowed."""
+    """Broken: an error in `__stampede_key__` is reported as another error, or not at all."""
 
     class Broken:
         def __stampede_key__(self) -> str:
@@ -238,7 +238,7 @@ def test_an_error_of_the_users_own_key_method_is_not_dressed_up() -> None:
 
 
 def test_ignored_parameters_are_no_part_of_the_key() -> None:
-    """Broken: a database session that is passed along makes a function uncacheable."""
+    """Broken: a function with a database session as a parameter can't be cached."""
 
     def f(session: Any, customer: int, *, trace: Any = None) -> None: ...
 
@@ -249,7 +249,7 @@ def test_ignored_parameters_are_no_part_of_the_key() -> None:
 
 
 def test_variadic_parameters_can_be_ignored_whole_or_by_name() -> None:
-    """Broken: `ignore` doesn't reach what goes through **kwargs."""
+    """Broken: `ignore` has no effect on *args and **kwargs, or on a single name in **kwargs."""
     assert make(wide, ignore={"more", "rest"})(1, 2, 3, object(), d=4, x=object()) == "p:(1,2,3,d=4,e=None)"
     assert make(wide, ignore={"trace"})(1, d=4, trace=object(), x=1) == "p:(1,2,3,*(),d=4,e=None,**{'x':1})"
 
@@ -267,7 +267,7 @@ def test_an_ignored_name_that_is_no_parameter_is_refused_at_decoration(ignore: A
 
 
 def test_a_key_function_gets_the_very_arguments() -> None:
-    """Broken: `key=` can't choose what matters, or 1 and "1" share what it chose."""
+    """Broken: `key=` does not get the arguments, or its results 1 and "1" make the same key."""
     assert make(report, key=lambda customer, year: f"{customer}/{year}")(7, year=8) == "p:7/8"
     assert make(report, key=lambda customer: customer)(1) == "p:(1)"
     assert make(report, key=lambda customer: customer)("1") == "p:1"
@@ -277,7 +277,7 @@ def test_a_key_function_gets_the_very_arguments() -> None:
 
 
 def test_a_format_string_is_filled_from_the_bound_arguments() -> None:
-    """Broken: a format string sees only what was passed by keyword, or no defaults."""
+    """Broken: a format string can only use arguments that were passed by keyword, or no defaults."""
     key = make(report, key="user:{customer}:{year}")
     assert key(1) == key(customer=1, year=2026) == "p:user:1:2026"
     assert make(report, key="{customer.name}/{year:05d}/{customer!r:>20}")(Colour.RED).startswith("p:RED/02026/")
@@ -304,20 +304,20 @@ def test_a_format_string_is_filled_from_the_bound_arguments() -> None:
     ],
 )
 def test_a_key_that_the_signature_cannot_fill_is_refused_at_decoration(key: Any, said: str) -> None:
-    """Broken: the first call in production finds the typo."""
+    """Broken: a typo in `key=` is found by the first call in production."""
     with pytest.raises(OptionError, match=said):
         make(report, key=key)
 
 
 def test_a_key_without_fields_is_for_calls_that_nothing_tells_apart() -> None:
-    """Broken: a value that all calls share can't have a name of its own."""
+    """Broken: a function whose calls all share one value can't have a constant key."""
     assert make(lambda: 0, key="all-books")() == "p:all-books"
     assert make(report, key="report", ignore=["customer", "year"])(1) == "p:report"
     assert make(lambda self: 0, key="mine", bound=True)(object()) == "p:mine"
 
 
 def test_an_async_key_function_is_refused_at_decoration() -> None:
-    """Broken: every key is a coroutine's address."""
+    """Broken: every key contains the address of a coroutine."""
 
     async def key(customer: int) -> str:
         return "x"
@@ -330,7 +330,7 @@ def test_an_async_key_function_is_refused_at_decoration() -> None:
     "key, value", [("{customer.nme}", 1), ("{customer[x]}", {}), ("{customer:d}", "x"), ("{customer}", MISSING)]
 )
 def test_a_format_string_that_fails_at_the_call_is_a_keying_error(key: str, value: Any) -> None:
-    """Broken: an object's address becomes a key, or the error doesn't say whose key failed."""
+    """Broken: the address of an object becomes a key, or the error does not name the function."""
     with pytest.raises(KeyingError, match=r"^report: "):
         make(report, key=key)(value)
 
@@ -339,7 +339,7 @@ def test_a_format_string_that_fails_at_the_call_is_a_keying_error(key: str, valu
 
 
 def test_a_long_key_is_hashed_and_keeps_its_prefix() -> None:
-    """Broken: an engine cuts or refuses a long key, or two long arguments are one key."""
+    """Broken: an engine truncates or refuses a long key, or two long arguments share a key."""
     key = make(report)
     assert key("x" * 300) == "p:#b9fcbeffdb65f46f0a96604230c3087823e8e935"
     assert len({key("x" * n) for n in range(150, 300)}) == 150
@@ -348,11 +348,11 @@ def test_a_long_key_is_hashed_and_keeps_its_prefix() -> None:
 
 
 def test_a_chosen_key_is_as_it_was_chosen() -> None:
-    """Broken: whoever chose it can't name it to the cache, as it was hashed."""
+    """Broken: a chosen key is hashed, so its author can't use it with the cache's own verbs."""
     for chosen in ("x" * 300, "#1", "\ud800"):
         for key in (make(report, key="{customer}"), make(report, key=lambda c: c)):
             assert key(chosen) == f"p:{chosen}"
-    make(report)("\ud800").encode()  # and what was not chosen can be sent
+    make(report)("\ud800").encode()  # a key that was not chosen can be encoded
 
 
 @given(st.lists(st.tuples(st.text(":-%3A{", max_size=4), st.text(":-%3A{", max_size=4)), min_size=2, max_size=2))
@@ -360,7 +360,7 @@ def test_a_chosen_key_is_as_it_was_chosen() -> None:
     "template", ["{customer}:{year}", "a{customer}:-{year}:", "{{{customer}-{year}{{", "{customer}{{{year}"]
 )
 def test_a_format_string_makes_no_key_of_two(template: str, calls: list[tuple[str, str]]) -> None:
-    """Broken: ("a:b", "c") and ("a", "b:c") are one key."""
+    """Broken: ("a:b", "c") and ("a", "b:c") share a key."""
     key = make(report, key=template)
     keys = [key(customer, year=year) for customer, year in calls]
     assert (keys[0] == keys[1]) == (calls[0] == calls[1])
@@ -445,7 +445,7 @@ def test_self_is_keyed_by_what_does_not_change(self: Any, text: str) -> None:
     "self", [PlainShop(), LooseShop("a"), LooseAttrsShop("a"), LoosePydanticShop(name="a"), Tenant("a", "b")]
 )
 def test_a_self_that_may_change_is_an_error_with_the_remedies(self: Any) -> None:
-    """Broken: a method answers for a self that has changed since, or for another tenant's."""
+    """Broken: a method returns a value for a self that has changed since, or for another tenant."""
     with pytest.raises(KeyingError) as caught:
         make(FrozenShop.m, bound=True)(self)
     assert "FrozenShop.m: parameter 'self': " in str(caught.value)
@@ -481,7 +481,7 @@ def test_generated_declarations_take_and_pass_on_what_the_function_takes(signatu
 
 
 def test_pairs_are_class_and_value_of_what_is_keyed() -> None:
-    """Broken: the fast table takes 1 for True, or an ignored argument for a part of the key."""
+    """Broken: the fast table confuses 1 and True, or looks at an ignored argument."""
     parameters = Parameters(report, ignore={"year"})
     namespace: dict[str, Any] = {**parameters.defaults}
     exec(f"def pairs({parameters.declaration()}): return {parameters.pairs('type')}", namespace)
@@ -492,7 +492,7 @@ def test_pairs_are_class_and_value_of_what_is_keyed() -> None:
 
 
 def test_wrapped_functions_partials_and_builtins_have_keys() -> None:
-    """Broken: whatever isn't a plain function can't be decorated."""
+    """Broken: only plain functions can be decorated."""
 
     @functools.wraps(report)
     def wrapper(*args: Any, **kwargs: Any) -> None: ...
@@ -503,7 +503,7 @@ def test_wrapped_functions_partials_and_builtins_have_keys() -> None:
 
 
 def test_a_key_function_may_take_whatever_it_is_given() -> None:
-    """Builders such as cachetools' hashkey, and a function whose own parameter is called f, would be refused."""
+    """A key function may take *args and **kwargs, as cachetools' hashkey does. A parameter may be named `f`."""
 
     def of(f: str, n: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Promise 10 by search: hypothesis looks for two values that share a key, and for one value with two."""
+"""Promise 10 by search: hypothesis looks for two values with the same key, and for one value with two keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keys_corpus import Colour, Keyed, Number, Order, Text, Word
 
 from stampede.keys import canonical, key_maker
 
-# Strings of the grammar's own characters, and builders of containers: where a forged delimiter would hide.
+# Strings of the characters that structure a key: with them a value might imitate another one.
 FORGERIES = st.text(alphabet="'\\\",:=()[]{}<>*#1a \n\x00é\ud800", max_size=6)
 LEAVES = st.one_of(
     *[st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.complex_numbers()],
@@ -26,7 +26,7 @@ LEAVES = st.one_of(
     st.times(),
     st.sampled_from([*Colour, *Number, *Word]),
 )
-# Few leaves that are easily confused, so that two drawn values are often equal or nearly so.
+# A few leaves that are easily confused, so that two drawn values are often equal or nearly equal.
 CONFUSABLE = st.sampled_from(
     [0, 1, True, 1.0, -0.0, 0.0, "1", "", "1,1", b"1", None, Decimal(1), Decimal("1.0"), Number.ONE]
 )
@@ -58,7 +58,7 @@ HASHABLE, VALUES, NEAR = hashable(LEAVES), anything(LEAVES), anything(CONFUSABLE
 
 
 def identity(value: Any) -> Any:
-    """What makes a value itself, compared by == : an independent, slow statement of what keys must tell apart."""
+    """Return what distinguishes a value, to compare with `==`: a slow rule that is independent of `canonical`."""
     cls = type(value)
     if cls is float:
         return cls, "nan" if math.isnan(value) else struct.pack("d", value)
@@ -82,12 +82,12 @@ def identity(value: Any) -> Any:
 
 
 def _bag(items: Any) -> Any:
-    """Items in an order of their own; `repr` is only used to sort."""
+    """Return the items in a fixed order. `repr` only sorts them."""
     return tuple(sorted(items, key=repr))
 
 
 def twist(value: Any, random: Random) -> Any:
-    """One that is nearly the same: of another type, sign, structure or content, here or further inside."""
+    """Return a slightly different value: of another type, sign, structure or content, at the top or further inside."""
     cls = type(value)
     if cls in (list, tuple, dict) and value and random.random() < 0.6:
         keys = list(value) if cls is dict else range(len(value))
@@ -134,7 +134,7 @@ def test_one_text_means_one_value(a: Any, seed: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.lists(FORGERIES, max_size=4), st.lists(FORGERIES, max_size=4), st.booleans())
 def test_no_text_forges_structure(a: list[str], b: list[str], as_dict: bool) -> None:
-    """Broken: a crafted string in one argument ends its quotes and poses as several arguments."""
+    """Broken: a crafted string in one argument ends its quotes and looks like several arguments."""
     key = key_maker(lambda *args, **kwargs: None, prefix="p:")
     one, other = (key(**dict.fromkeys(a, 1)), key(**dict.fromkeys(b, 1))) if as_dict else (key(*a), key(*b))
     assert (one == other) == ((set(a) == set(b)) if as_dict else (a == b))
@@ -143,7 +143,7 @@ def test_no_text_forges_structure(a: list[str], b: list[str], as_dict: bool) -> 
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(HASHABLE, VALUES, max_size=6), st.randoms(use_true_random=False))
 def test_order_is_irrelevant(value: dict[Any, Any], random: Any) -> None:
-    """Broken: equal dicts or sets that were filled in another order have other keys."""
+    """Broken: equal dicts or sets that were filled in another order have different keys."""
     items = list(value.items())
     random.shuffle(items)
     assert canonical(dict(items)) == canonical(value)
@@ -153,7 +153,7 @@ def test_order_is_irrelevant(value: dict[Any, Any], random: Any) -> None:
 @settings(max_examples=120, deadline=None)
 @given(VALUES)
 def test_generated_code_writes_what_canonical_writes(value: Any) -> None:
-    """Broken: what is written on the spot differs from the same value's text elsewhere: two keys for one call."""
+    """Broken: generated code and `canonical` write different texts for a value, so one call has two keys."""
     key = key_maker(lambda a, *, b=None: None, prefix="")(value, b=value)
     text = canonical(value)
     assert key == f"({text},b={text})" or (key.startswith("#") and 2 * len(text) > 190)
@@ -162,7 +162,7 @@ def test_generated_code_writes_what_canonical_writes(value: Any) -> None:
 @settings(max_examples=120, deadline=None)
 @given(VALUES)
 def test_every_text_can_be_sent(value: Any) -> None:
-    """Broken: a key holds a control character or half a surrogate pair, and an engine's client fails on it."""
+    """Broken: a key contains a control character or half a surrogate pair, and an engine's client fails."""
     text = canonical(value)
     text.encode()
     assert not {character for character in text if ord(character) < 32 or 127 <= ord(character) < 160}

@@ -58,13 +58,13 @@ class Stall(Shop):
     "bound", [Shop("a").price, Stall.kind, ",".join, {}.get, str.upper, np.add.reduce], ids=lambda it: it.__name__
 )
 def test_a_method_of_one_object_is_refused(bound: Callable[..., Any]) -> None:
-    """In `self.price = cached(self.price)` all objects would be served what the first one's price was."""
+    """`self.price = cached(self.price)` is refused: all objects would get the values of the first one."""
     with pytest.raises(OptionError, match=r"applied to .*def"):
         cached(bound)
 
 
 def test_a_decorated_method_of_one_object_is_told_by_its_object() -> None:
-    """Of two processes each could have decorated another object's first, under the name that both have."""
+    """A decorated method of one object is identified by the object. Its name is the same for all objects."""
 
     def decorated(function: Callable[[str], str]) -> Callable[[str], str]:
         @wraps(function)
@@ -78,12 +78,12 @@ def test_a_decorated_method_of_one_object_is_told_by_its_object() -> None:
 
 
 def test_what_its_name_tells_is_no_method_of_one_object() -> None:
-    """A class method, a builtin, or a function of C, could be cached nowhere."""
+    """Class methods, builtins and C functions are identified by their names, and can be cached."""
     assert [cached(Shop.kind)(), cached(int.from_bytes)(b"a", "big"), cached(math.sqrt)(4.0)] == ["Shop", 97, 2.0]
 
 
 def test_a_function_of_c_is_called_as_its_caller_does() -> None:
-    """It would be given what it says are its defaults, which is an error, or something else."""
+    """A C function gets only the arguments that its caller passed. Its declared defaults may be wrong."""
     assert [cached(np.sqrt)(4.0), cached(sorted)([2, 1]), cached(np.array)([1]).tolist()] == [2.0, [1, 2], [1]]
 
 
@@ -91,13 +91,13 @@ def test_a_function_of_c_is_called_as_its_caller_does() -> None:
 
 
 def test_two_lambdas_are_two() -> None:
-    """They are called the same, and would be served each other's values."""
+    """Two lambdas have the same name, but never get each other's values."""
     double, triple = cached(lambda x: x * 2), cached(lambda x: x * 3)
     assert [double(5), triple(5), double(5)] == [10, 15, 10]
 
 
 def test_two_closures_of_one_factory_are_two() -> None:
-    """`make(2)(5)` and `make(3)(5)` would both be 10."""
+    """Closures of one factory have values of their own: `make(2)(5)` is 10, and `make(3)(5)` is 15."""
 
     def make(n: Any) -> Callable[[int], Any]:
         @cached
@@ -112,7 +112,7 @@ def test_two_closures_of_one_factory_are_two() -> None:
 
 @pytest.mark.parametrize("captured", [lambda n: [n], lambda n: {"n": n}, lambda n: lambda: n, lambda n: str(n).zfill])
 def test_whatever_a_closure_captures(captured: Callable[[int], Any]) -> None:
-    """A list, another function and what that has captured, a bound method: each tells one from another."""
+    """A captured list, dict, function or bound method distinguishes one closure from another."""
 
     def make(it: Any) -> Any:
         @cached
@@ -126,7 +126,7 @@ def test_whatever_a_closure_captures(captured: Callable[[int], Any]) -> None:
 
 
 def test_a_default_without_a_text_is_captured_too() -> None:
-    """It is part of no key, and two functions may have two."""
+    """A default without a text is in no key. A second function with another such default is refused."""
 
     def make(session: Any) -> Any:
         @cached
@@ -146,11 +146,11 @@ def test_a_default_without_a_text_is_captured_too() -> None:
 
         return of
 
-    assert made(object())(1) == made(object())(1)  # whoever ignores it says that it doesn't matter
+    assert made(object())(1) == made(object())(1)  # an ignored parameter does not matter
 
 
 def test_what_cannot_be_keyed_is_an_error_at_decoration() -> None:
-    """A log line is read by nobody: the second user would get what was computed with the first one's session."""
+    """A second function with another captured session is refused, not just logged: it would get wrong values."""
 
     def make(session: Any, n: int = 0) -> Any:
         @cached
@@ -161,15 +161,15 @@ def test_what_cannot_be_keyed_is_an_error_at_decoration() -> None:
 
     session = threading.Lock()
     first = make(session)
-    assert first(1) == make(session)(1)  # the very same
+    assert first(1) == make(session)(1)  # the same session
     with pytest.raises(OptionError, match=r"decorated again.*another session.*version=.*namespace=.*key="):
         make(threading.Lock())
-    assert make(threading.Lock(), 1)(1)  # it is told by what can be keyed
+    assert make(threading.Lock(), 1)(1)  # n distinguishes it
 
 
 @pytest.mark.parametrize("remedy", ["version", "namespace", "key"])
 def test_the_remedies_that_it_names(remedy: str) -> None:
-    """Who is refused, and does what he is told to, would be refused again."""
+    """Each remedy that the error names works."""
 
     def make(name: str) -> Any:
         session = threading.Lock()
@@ -184,7 +184,7 @@ def test_the_remedies_that_it_names(remedy: str) -> None:
 
 
 def test_what_is_captured_after_the_decoration() -> None:
-    """A function that calls itself, and a variable that gets its value behind the function: neither is there yet."""
+    """A function that calls itself, or uses a variable that is assigned after the decoration, is distinguished too."""
 
     def make(n: int) -> Any:
         @cached
@@ -215,7 +215,7 @@ for n in (1, 2):
 
 
 def test_what_is_captured_is_told_by_what_it_holds(tmp_path: Path) -> None:
-    """Another process that closes over another frame, another model, would be served the first one's values."""
+    """Captured objects are identified by their content: the keys are the same in another process, and all differ."""
     script = tmp_path / "script.py"
     script.write_text(CAPTURING)
     here, there = (_started([str(script)], tmp_path, PYTHONHASHSEED=seed).split() for seed in ("1", "2"))
@@ -224,7 +224,7 @@ def test_what_is_captured_is_told_by_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_a_cell_over_a_frame_may_be_run_again() -> None:
-    """It was an error: the frame is another object each time, and the very same to everybody."""
+    """A notebook cell that captures an array may be run again: the array is a new object with the same content."""
     numpy = pytest.importorskip("numpy")
 
     def make() -> Any:
@@ -235,7 +235,7 @@ def test_a_cell_over_a_frame_may_be_run_again() -> None:
 
 
 def test_what_nothing_can_tell_is_told_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Other processes have other locks, sessions, clients: nobody could know that they share their values."""
+    """If a shared cache's function captures an object without a text, a warning says that others may differ."""
 
     def make(cache: Cache, **options: Any) -> Any:
         lock = threading.Lock()
@@ -276,7 +276,7 @@ with Cache(f"disk://{sys.argv[1]}") as cache:
 
 
 def test_an_application_factory_whose_objects_differ_between_processes(tmp_path: Path) -> None:
-    """Broken if each process had keys of its own although a version= says that all are alike; or silently without."""
+    """With a version=, processes share the values of such functions. Without, they do not, and a warning says so."""
     script = tmp_path / "script.py"
     script.write_text(FACTORY)
     one, two = (python(script, tmp_path / "cache", value, cwd=tmp_path) for value in ("first", "second"))
@@ -289,7 +289,7 @@ def test_an_application_factory_whose_objects_differ_between_processes(tmp_path:
 
 
 def test_advice_fits_a_version_that_follows_the_code() -> None:
-    """Broken if a function with version="code" is refused with the advice to give it a version."""
+    """If a function with version="code" is refused, the advice is to give it another version=."""
     cache = Cache()
 
     def make(it: Any) -> Any:
@@ -301,7 +301,7 @@ def test_advice_fits_a_version_that_follows_the_code() -> None:
 
 
 def test_data_that_is_captured_is_told_apart_also_with_a_version() -> None:
-    """Broken if a version= made one function of two closures over other data, or two of those over other objects."""
+    """With a version=, closures over different data have different values. Other captured objects do not count."""
     cache = Cache()
 
     def make(it: Any) -> Any:
@@ -314,7 +314,7 @@ def test_data_that_is_captured_is_told_apart_also_with_a_version() -> None:
 
 
 def test_a_function_in_a_function_that_calls_itself() -> None:
-    """It has captured what stands around it, which was another one each time: an error at its second use."""
+    """A recursive inner function captures itself, a new object in each call. It can still be used twice."""
 
     def solve(n: int) -> int:
         @cached
@@ -327,7 +327,7 @@ def test_a_function_in_a_function_that_calls_itself() -> None:
 
 
 def test_two_caches_know_nothing_of_each_other() -> None:
-    """A factory that makes a cache of its own for each function would be refused."""
+    """If a factory makes a cache for each function, its second function is not refused."""
 
     def make(cache: Cache) -> Any:
         lock = threading.Lock()
@@ -337,7 +337,7 @@ def test_two_caches_know_nothing_of_each_other() -> None:
 
 
 def test_who_decorates_before_the_settings_are_known() -> None:
-    """One decorated before `configure` and one behind it come to one cache: the second is refused there."""
+    """Functions decorated before and after `configure` share a cache: the second one to be called is refused."""
 
     def make() -> Any:
         lock = threading.Lock()
@@ -357,7 +357,7 @@ def test_who_decorates_before_the_settings_are_known() -> None:
 
 
 def test_a_decorated_lambda_between() -> None:
-    """A wrapper that somebody else's decorator made has the name of what it wraps, and code of its own."""
+    """A wrapper has the name of the function it wraps, but its own code. Two wrapped lambdas have their own values."""
 
     def plus(n: int) -> Any:
         def decorate(function: Any) -> Any:
@@ -373,11 +373,11 @@ def test_a_decorated_lambda_between() -> None:
     assert [one(1), two(1)] == [2, 3]
 
 
-# -- functions with one -----------------------------------------------------------------------------------------------
+# -- functions with a name --------------------------------------------------------------------------------------------
 
 
 def test_a_name_that_tells_is_all_that_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deploy that changes a function's code would empty its cache."""
+    """An importable function is identified by its name alone, so new code does not empty its cache."""
     monkeypatch.syspath_prepend(str(tmp_path))
     module = tmp_path / "shop_of_whose_value.py"
     keys = []
@@ -391,7 +391,7 @@ def test_a_name_that_tells_is_all_that_tells(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_version_may_follow_the_code() -> None:
-    """Who wants a deploy to empty it says so."""
+    """With version="code", new code makes new keys. Moved code and changed comments do not."""
 
     def versions(source: str) -> str:
         variables: dict[str, Any] = {"__name__": __name__}
@@ -406,7 +406,7 @@ def test_the_version_may_follow_the_code() -> None:
 
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
-    """Sets have an order of their own in each process: four workers would be four caches."""
+    """A fingerprint does not depend on the order of sets, which differs between processes."""
     script = tmp_path / "script.py"
     script.write_text(
         "from stampede import cached\n"
@@ -414,11 +414,11 @@ def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
         "    return cached(lambda x: x in {'a', 'b', 'c', 'd'} and n or (lambda: {'e', 'f', 'g'}))\n"
         "print(make({'x', 'y', 'z'}).key(1))\n"
     )
-    assert len({_started([str(script)], tmp_path, PYTHONHASHSEED=seed) for seed in "01"}) == 1  # all in another order
+    assert len({_started([str(script)], tmp_path, PYTHONHASHSEED=seed) for seed in "01"}) == 1  # the order differs
 
 
 def test_what_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a hot reload the old function's values would be served, or an error be all there is."""
+    """After a module is reloaded, its old and its new function each return their own values."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     file = tmp_path / "reloaded_of_whose_value.py"
@@ -441,7 +441,7 @@ def test_what_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         sys.modules.pop(file.stem)
 
 
-# -- scripts, notebooks, what comes from nowhere ----------------------------------------------------------------------
+# -- scripts and notebooks --------------------------------------------------------------------------------------------
 
 SCRIPT = """
 from stampede import Cache
@@ -455,7 +455,7 @@ print(price(1))
 
 @pytest.mark.parametrize("by", ["path", "stdin", "-c"])
 def test_an_edited_script(tmp_path: Path, by: str) -> None:
-    """It would be served what it computed before it was mended, from disk; two on stdin, each other's values."""
+    """An edited script never gets values that its old version stored. Two programs on stdin never share values."""
     for value in ("1", "2"):
         source, script = SCRIPT.format(path=tmp_path, value=value), tmp_path / "script.py"
         script.write_text(source)
@@ -468,7 +468,7 @@ def test_an_edited_script(tmp_path: Path, by: str) -> None:
 
 
 def test_a_cell_that_is_run_again() -> None:
-    """A notebook's mended function would serve what the broken one computed."""
+    """A corrected notebook cell never gets values that its old version computed."""
     cache, cell = Cache(), "@cached\ndef f(x):\n    return {}"
     variables: dict[str, Any] = {"__name__": "__main__", "cached": cache.cached}
     for value in ("1", "2", "1"):
@@ -477,13 +477,13 @@ def test_a_cell_that_is_run_again() -> None:
 
 
 def test_a_module_that_is_run_by_its_name(tmp_path: Path) -> None:
-    """`python -m shop` and who imports shop name its functions alike: they would compute everything twice."""
+    """`python -m shop` and a process that imports shop use the same keys, so they share values."""
     (tmp_path / "shop.py").write_text("import stampede\ndef f(x): return x\nprint(stampede.cached(f).key(1))\n")
     assert _run(["-m", "shop"], tmp_path) == _run(["-c", "import shop"], tmp_path) == "shop:f:(1)"
 
 
 def test_methods_of_a_class_in_a_function() -> None:
-    """`super` captures the class: it is not there yet, and has no text."""
+    """A method that uses `super` captures its class, which has no text and does not exist yet. It can be cached."""
 
     def make(n: int) -> Any:
         class Shop:
@@ -504,7 +504,7 @@ def test_methods_of_a_class_in_a_function() -> None:
 
 @pytest.mark.parametrize("namespace", ["", "shop"])
 def test_a_chosen_key_is_the_whole_key(namespace: str) -> None:
-    """`get_cache().invalidate("user:1")` would return False without a word, and the old value stay."""
+    """A chosen key is the whole key: `get_cache().invalidate("user:1")` removes the value."""
     configure(namespace=namespace)
     values = iter(range(9))
 
@@ -521,20 +521,20 @@ def test_a_chosen_key_is_the_whole_key(namespace: str) -> None:
 
 
 def test_two_functions_of_one_template_share_on_purpose() -> None:
-    """What was chosen as the whole key would not be."""
+    """Two functions with the same `key=` share values, because a chosen key is the whole key."""
     one = cached(key="user:{id}")(lambda id: "one")
     two = cached(key="user:{id}")(lambda id: "two")
     assert [one(1), two(1), two(2), one(2)] == ["one", "one", "two", "two"]
 
 
 def test_all_of_a_chosen_key_is_refused() -> None:
-    """It would end all that its cache has, or nothing, without a word."""
+    """`invalidate_all` is refused for a function with `key=`: its entries can't be told from others."""
     with pytest.raises(OptionError, match=r"key=.*clear"):
         cached(key="user:{x}")(lambda x: x).invalidate_all()
 
 
 def test_a_function_that_says_that_it_wraps_itself() -> None:
-    """To look through what it wraps would never end."""
+    """A function may claim that it wraps itself. The search for the inmost function ends all the same."""
 
     def wheel(x: int) -> int:
         return x
@@ -545,7 +545,7 @@ def test_a_function_that_says_that_it_wraps_itself() -> None:
 
 
 def _started(arguments: list[str], cwd: Path, stdin: str = "", **env: str) -> str:
-    """What an interpreter says that has just been started."""
+    """Return the output of a new interpreter."""
     command = [sys.executable, *arguments]
     return _said(
         subprocess.run(command, cwd=cwd, input=stdin, text=True, capture_output=True, timeout=60, env=_env(cwd) | env)
@@ -566,7 +566,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_captured_application_is_walked_through_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each function inside began a count of its own: the decoration took minutes. The warning named what is inside."""
+    """A captured application is examined once, not once for each of its functions. The warning names the variable."""
 
     def create() -> Any:
         app = App()
@@ -583,7 +583,7 @@ def test_a_captured_application_is_walked_through_once(tmp_path: Path, caplog: p
 
 
 class App:
-    """As a web framework's: it knows its views, which know it."""
+    """An object like a web framework's application: it refers to its views, and they refer to it."""
 
     def __init__(self) -> None:
         self.views: dict[str, Any] = {}

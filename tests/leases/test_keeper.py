@@ -1,4 +1,4 @@
-"""The keeper: leases stand while their holders live, and no longer."""
+"""The keeper: it renews leases while their holders live, and no longer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stampede.events import Computed, LeaseLost
 from stampede.leases.keeper import THREADS, Hold, Keeper
 from stampede.settings.options import Policy
 
-SHORT = 0.6  # a lease: a machine that stands still for half of it ends none
+SHORT = 0.6  # a lease: it survives a machine that stops for half of it
 
 
 class Port:
-    """Renews as it is told to, and counts."""
+    """A port that renews as it is told to, and counts the renewals."""
 
     def __init__(self, answer: Any = True) -> None:
         self.answer = answer
@@ -52,7 +52,7 @@ def hold_of(keeper: Keeper, port: Port, *, lease: float = SHORT, max_hold: float
 
 @pytest.mark.parametrize("engines, leases", [(3, 1), (1, 20), (2, 20)])
 def test_an_engine_that_hangs_keeps_no_other_lease_waiting(engines: int, leases: int) -> None:
-    """One hung server would end the leases of all engines of this process, if it took all threads."""
+    """An engine that hangs must not occupy all threads: leases on other engines are still renewed."""
     keeper, opened = Keeper(), threading.Event()
     hung = [Port(lambda: opened.wait(LONG)) for _ in range(engines)]
     other = Port()
@@ -69,7 +69,7 @@ def test_an_engine_that_hangs_keeps_no_other_lease_waiting(engines: int, leases:
 
 
 def test_what_waits_for_its_engine_is_renewed_when_that_answers() -> None:
-    """A short stall would end the leases that were due meanwhile."""
+    """Leases that wait for a stalled engine are renewed as soon as it replies."""
     keeper, opened = Keeper(), threading.Event()
     port = Port(lambda: opened.wait(LONG))
     with ExitStack() as held:
@@ -83,19 +83,19 @@ def test_what_waits_for_its_engine_is_renewed_when_that_answers() -> None:
 
 
 def test_a_hold_is_renewed_until_it_ends() -> None:
-    """Leases would end under their holders, or stand after them."""
+    """A hold is renewed until it ends, and not after that."""
     keeper, port, other = Keeper(), Port(), Port()
     with hold_of(keeper, port):
         port.wait(3)
     renewed = port.renewed
     with hold_of(keeper, other):
         other.wait(3)
-    assert port.renewed - renewed <= 1  # one may have been on its way
+    assert port.renewed - renewed <= 1  # one may have been under way
     assert not keeper._holds
 
 
 def test_many_holds_are_all_renewed_in_time() -> None:
-    """A hold behind others in the queue would be forgotten."""
+    """All of many holds are renewed in time. None is forgotten behind others in the queue."""
     keeper = Keeper()
     ports = [Port() for _ in range(50)]
     holds = [hold_of(keeper, port, lease=SHORT * (2 + n % 3)) for n, port in enumerate(ports)]
@@ -109,7 +109,7 @@ def test_many_holds_are_all_renewed_in_time() -> None:
 
 
 def test_holds_that_come_from_many_threads_are_all_renewed() -> None:
-    """One that is added while the watch looks away would never be renewed."""
+    """A hold is renewed whichever thread adds it, and whenever it does."""
     keeper = Keeper()
     ports = [[Port() for _ in range(20)] for _ in range(8)]
     end = threading.Event()
@@ -133,14 +133,14 @@ def test_holds_that_come_from_many_threads_are_all_renewed() -> None:
 
 
 def test_a_shorter_lease_that_comes_later_is_renewed_first() -> None:
-    """The thread would sleep until the longer one's time."""
+    """A short lease that is added after a long one is renewed in time."""
     keeper, port = Keeper(), Port()
     with hold_of(keeper, Port(), lease=1000.0), hold_of(keeper, port):
         port.wait(2)
 
 
 def test_renewal_ends_after_max_hold() -> None:
-    """One hung origin would hang its key for ever."""
+    """Renewal ends after `max_hold`. Otherwise an origin that hangs would block its key for ever."""
     keeper, port = Keeper(), Port()
     with hold_of(keeper, port, max_hold=3 * SHORT) as hold:
         until(lambda: not keeper._holds)
@@ -153,7 +153,7 @@ def test_renewal_ends_after_max_hold() -> None:
 
 
 def test_the_clock_tells_that_a_lease_is_lost() -> None:
-    """Whoever asks, and whoever is to be told, would wait for an engine that hangs, while somebody else is in."""
+    """If the engine hangs, a hold is lost when its lease ends by the clock: another caller may be inside then."""
     keeper, opened = Keeper(), threading.Event()
     port, lease = Port(lambda: opened.wait(LONG)), 3 * SHORT
     began = time.monotonic()
@@ -162,14 +162,14 @@ def test_the_clock_tells_that_a_lease_is_lost() -> None:
         port.wait()
         until(lambda: not keeper._holds)
         assert hold.lost
-        opened.set()  # the answer comes after all: it was told to be lost, and stays so
+        opened.set()  # a late answer: the hold stays lost
         until(lambda: not keeper._holds)
         assert hold.lost
-    assert hold_of(keeper, port, lease=lease, since=began - lease).lost  # it is counted from before the question
+    assert hold_of(keeper, port, lease=lease, since=began - lease).lost  # the lease counts from before the request
 
 
 def test_what_is_not_renewed_is_lost_with_its_lease() -> None:
-    """After max_hold somebody else gets the lease, and its holder would still believe in it."""
+    """After `max_hold` a hold is lost when its lease ends, because another caller may get it then."""
     keeper, began = Keeper(), time.monotonic()
     with hold_of(keeper, Port(), max_hold=0.0) as hold:
         until(lambda: hold.lost)
@@ -177,7 +177,7 @@ def test_what_is_not_renewed_is_lost_with_its_lease() -> None:
 
 
 def test_no_lease_is_too_short_or_too_long() -> None:
-    """The one would be renewed in a spin; the other asks the system for a time-out that it can't take."""
+    """A very short lease is not renewed in a busy loop. A very long one does not overflow the thread's time-out."""
     keeper, brief, port = Keeper(), Port(), Port()
     with hold_of(keeper, Port(), lease=1e300), hold_of(keeper, port), hold_of(keeper, brief, lease=1e-9):
         port.wait(3)
@@ -185,7 +185,7 @@ def test_no_lease_is_too_short_or_too_long() -> None:
 
 
 def test_a_lost_lease_is_noticed() -> None:
-    """A lock's holder would never learn that others may be inside."""
+    """If a renewal is refused, the hold is lost: others may be inside a lock."""
     keeper, port = Keeper(), Port(False)
     with hold_of(keeper, port, lease=3 * SHORT) as hold:
         until(lambda: hold.lost)
@@ -194,7 +194,7 @@ def test_a_lost_lease_is_noticed() -> None:
 
 
 def test_one_unanswered_renewal_loses_nothing() -> None:
-    """A hiccup of the network would end leases that stand."""
+    """One failed renewal does not end a lease: the next one may succeed."""
     answers = iter([EngineError("gone"), True, True])
     keeper, port = Keeper(), Port(lambda: next(answers, True))
     with hold_of(keeper, port) as hold:
@@ -203,7 +203,7 @@ def test_one_unanswered_renewal_loses_nothing() -> None:
 
 
 def test_a_lease_that_can_no_more_be_renewed_is_lost() -> None:
-    """A holder that is cut off would believe in its lease for ever."""
+    """If no renewal succeeds, the hold is lost."""
     keeper, port = Keeper(), Port(EngineError("gone"))
     with hold_of(keeper, port) as hold:
         until(lambda: hold.lost)
@@ -212,7 +212,7 @@ def test_a_lease_that_can_no_more_be_renewed_is_lost() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError(), SystemExit()])
 def test_a_raising_port_ends_nobody_elses_renewal(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """One engine's bug would end all leases of the process."""
+    """An exception in one engine does not end the renewal of other leases."""
     keeper, bad, good = Keeper(), Port(error), Port()
     with hold_of(keeper, bad), hold_of(keeper, good):
         bad.wait(2)
@@ -221,7 +221,7 @@ def test_a_raising_port_ends_nobody_elses_renewal(error: BaseException, caplog: 
 
 
 def test_a_holder_that_can_never_end_gives_its_lease_back() -> None:
-    """The lease of a task whose loop was closed would be renewed until max_hold."""
+    """If a holder can never end, as a task of a closed loop, its lease is given back and not renewed."""
     keeper, port, dropped = Keeper(), Port(), threading.Event()
     hold_of(keeper, port, alive=lambda: False, drop=dropped.set).__enter__()
     assert dropped.wait(LONG)
@@ -230,7 +230,7 @@ def test_a_holder_that_can_never_end_gives_its_lease_back() -> None:
 
 
 def test_a_blocked_event_loop_keeps_its_lease() -> None:
-    """A computation that blocks its loop would lose the lease that a task was to renew."""
+    """A computation that blocks its event loop keeps its lease."""
     world = World()
 
     async def origin() -> str:
@@ -243,7 +243,7 @@ def test_a_blocked_event_loop_keeps_its_lease() -> None:
 
 
 def test_a_computation_that_is_destroyed_gives_its_lease_back() -> None:
-    """A loop that is closed under a computation would leave the key leased."""
+    """If an event loop is closed during a computation, the lease is given back."""
     world, gate = World(), Gate()
     loop = asyncio.new_event_loop()
     task = loop.create_task(world.aask(gate.suspending))
@@ -252,7 +252,7 @@ def test_a_computation_that_is_destroyed_gives_its_lease_back() -> None:
     tasks = asyncio.all_tasks(loop)
     loop.close()
     for each in tasks:
-        each._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this test is about
+        each._log_destroy_pending = False  # type: ignore[attr-defined]  # it is destroyed on purpose
         each.get_coro().close()  # type: ignore[union-attr]
     assert task in tasks
     assert not world.leased
@@ -261,7 +261,7 @@ def test_a_computation_that_is_destroyed_gives_its_lease_back() -> None:
 
 
 def test_no_thread_to_be_had() -> None:
-    """A computation in a process without room for one more thread would fail, and leave its lease."""
+    """If the keeper can't start a thread, the computation fails and leaves no lease."""
     world = World()
 
     class Threadless(Keeper):
@@ -280,7 +280,7 @@ def test_no_thread_to_be_had() -> None:
 
 
 def test_a_thread_that_could_not_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one failure no lease of this process would ever be renewed again."""
+    """If the keeper's thread could not start, the next hold starts it. Then leases are renewed."""
     keeper, port = Keeper(), Port()
     start = threading.Thread.start
     with monkeypatch.context() as patch:
@@ -317,7 +317,7 @@ ready.wait()
 
 
 def test_leases_are_given_back_when_the_interpreter_exits() -> None:
-    """A daemon thread's lease would block everybody for its whole length."""
+    """At the exit of the interpreter, the leases of daemon threads are given back, so they block no other process."""
     done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=LONG, check=True)
     assert done.stdout.split("\n") == ["given back", ""]
     assert done.stderr == ""
@@ -325,7 +325,7 @@ def test_leases_are_given_back_when_the_interpreter_exits() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_its_own_holds_only() -> None:
-    """A child would give its parent's leases back at its exit, or renew nothing: threads don't come along."""
+    """A forked child renews its own leases, and does not give back those of its parent."""
     keeper, port, dropped = Keeper(), Port(), threading.Event()
     with hold_of(keeper, port, drop=dropped.set) as hold:
         port.wait()
@@ -346,7 +346,7 @@ def test_a_forked_child_keeps_its_own_holds_only() -> None:
 
 
 def test_an_ended_hold_lets_its_call_go() -> None:
-    """The arguments of every call would live for a third of a lease after it."""
+    """A hold that has ended keeps no reference to its call, so the arguments of the call are freed at once."""
 
     class Call:
         def drop(self) -> None: ...
@@ -360,7 +360,7 @@ def test_an_ended_hold_lets_its_call_go() -> None:
 
 
 def test_a_frozen_holder_stores_nothing() -> None:
-    """A process that slept past its lease would overwrite what its successor stored."""
+    """If a process was frozen past the end of its lease, it does not overwrite what its successor stored."""
     world, gate = World(), Gate("late")
 
     def cut_off(call: Any, max_hold: float) -> Hold:
@@ -380,7 +380,7 @@ def test_a_frozen_holder_stores_nothing() -> None:
 
 
 def test_a_lease_that_was_taken_away_is_told_from_one_that_ran_out() -> None:
-    """An ordinary invalidation by another process would be logged as a frozen process, or the other way round."""
+    """A hold knows whether its lease was taken away, as by an invalidation, or ended because the process was frozen."""
     keeper = Keeper()
     refused = hold_of(keeper, Port(False))
     frozen = Hold(keeper, Port(), "k", b"token", SHORT, LONG, lambda: None, since=time.monotonic() - SHORT)
@@ -392,7 +392,7 @@ def test_a_lease_that_was_taken_away_is_told_from_one_that_ran_out() -> None:
 
 
 def test_a_hold_that_has_ended_is_forgotten() -> None:
-    """Its engine, long closed, would live on in the frame of the thread that waits for the next lease."""
+    """The keeper's waiting thread keeps no reference to a hold that has ended, or to its closed engine."""
     keeper, port = Keeper(), Port()
     left = weakref.ref(port)
     with hold_of(keeper, port, lease=0.03):

@@ -1,4 +1,4 @@
-"""The face of a limit, in both colours, over engines that need no server."""
+"""`Limiter` and `limited`, in both colours, over engines that need no server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stampede.testing import isolated
 
 
 def lead(limiter: Limiter, port: Any) -> None:
-    """Have a limiter ask these limits, in both colours."""
+    """Make a limiter use these limits, in both colours."""
     limiter._blocking, limiter._suspending = limiters.LimitsSide(BLOCKING, port), limiters.LimitsSide(SUSPENDING, port)
 
 
@@ -46,7 +46,7 @@ def limiter(engine: Engine, name: str = "github", max: int = 2, per: Any = 60, *
 
 
 def test_so_many_start_and_the_next_is_told_how_long(engine: Engine) -> None:
-    """Else a limit lets too many through, or its callers guess when to come back."""
+    """`max` callers may start. The next one learns how many seconds it has to wait."""
     ours, other = limiter(engine, wait="100ms"), limiter(engine, "gitlab")
     assert ours.ready_in() == 0.0
     assert ours.acquire(cost=2)
@@ -63,7 +63,7 @@ def test_so_many_start_and_the_next_is_told_how_long(engine: Engine) -> None:
 
 @in_a_loop
 async def test_the_same_of_its_twins(engine: Engine) -> None:
-    """Callers of both colours share a limit."""
+    """The async methods use the same limit as the blocking ones."""
     ours = limiter(engine, wait=0.1)
     assert await ours.aacquire() and ours.try_acquire()
     assert not await ours.atry_acquire()
@@ -76,7 +76,7 @@ async def test_the_same_of_its_twins(engine: Engine) -> None:
 
 
 def test_who_waits_starts_as_soon_as_it_may(engine: Engine) -> None:
-    """Not at the next look of some poll; and never within `per` of the one too many before it."""
+    """Waiters start as soon as they may, without polling. No window contains more than `max` starts."""
     ours, began = limiter(engine, max=3, per=0.2), time.monotonic()
     starts = Watched(ours).starts
     for _ in range(9):
@@ -89,7 +89,7 @@ def test_who_waits_starts_as_soon_as_it_may(engine: Engine) -> None:
 
 @in_a_loop
 async def test_decorated_functions_of_both_colours_share_the_limit_of_their_name() -> None:
-    """A limit of an API holds for all who call it."""
+    """Plain and async functions that are decorated with one limit name share that limit."""
     with isolated():
         cache = Cache("memory://")
 
@@ -118,7 +118,7 @@ async def test_decorated_functions_of_both_colours_share_the_limit_of_their_name
 
 @in_a_loop
 async def test_a_caller_that_is_cancelled_gives_its_start_back(engine: Engine) -> None:
-    """Else those who come after it would wait for nobody."""
+    """A cancelled caller gives back its start. Otherwise later callers would wait for it."""
     ours = limiter(engine, max=1, per=1)
     assert ours.try_acquire()
     waiting = asyncio.create_task(ours.aacquire())
@@ -132,7 +132,7 @@ async def test_a_caller_that_is_cancelled_gives_its_start_back(engine: Engine) -
 
 
 def test_a_penalty_is_heard_by_who_sleeps(engine: Engine) -> None:
-    """A third party that said Retry-After would be asked all the same by those who had booked before."""
+    """A penalty also holds for callers that have booked and sleep. Otherwise they would ignore a Retry-After."""
     ours, answers = limiter(engine, max=1, per=0.3), []
     assert ours.try_acquire()
     sleeper = Thread(target=lambda: answers.append(ours.acquire(wait=5)))
@@ -151,7 +151,7 @@ class _Down:
 
 
 def test_an_engine_that_is_down_lets_nobody_start_unless_that_is_wanted(engine: Engine) -> None:
-    """A limit that opens by itself is none; and one that may is kept by each process alone."""
+    """While the engine is down, no caller may start. With when_down="allow", each process keeps the limit by itself."""
     strict, open_ = limiter(engine), limiter(engine, when_down="allow")
     for each in strict, open_:
         lead(each, _Down())
@@ -161,18 +161,18 @@ def test_an_engine_that_is_down_lets_nobody_start_unless_that_is_wanted(engine: 
 
 
 def test_a_start_that_nobody_disputes_is_one_question_however_far_the_engine_is(engine: Engine) -> None:
-    """Its own answer would be too late, and the start be booked again and again."""
+    """A free start takes one request, even if the reply takes longer than a start may be late."""
     ours = limiter(engine, max=2, per=0.5)
     limits = Watched(ours, away=0.03)
     assert ours.acquire(wait=30) and ours.try_acquire()
     assert limits.asked == 2
-    assert ours.acquire(wait=30)  # and who has to wait asks once more when it is due, or twice
+    assert ours.acquire(wait=30)  # a waiter asks again when its start is due, once or twice
     assert limits.asked <= 5
 
 
 @in_a_loop
 async def test_who_wakes_late_keeps_its_turn(engine: Engine) -> None:
-    """It would book the end of the queue, behind all who came later."""
+    """A waiter that wakes late keeps its turn. It does not go behind callers that came later."""
     ours, order = limiter(engine, max=2, per=0.3), list[int]()
     assert ours.acquire(cost=2)
 
@@ -192,7 +192,7 @@ async def test_who_wakes_late_keeps_its_turn(engine: Engine) -> None:
 
 @in_a_loop
 async def test_who_waits_moves_up_when_others_are_cancelled(engine: Engine) -> None:
-    """Their places would be used by nobody."""
+    """If waiters are cancelled, those behind them move up."""
     ours = limiter(engine, max=1, per=0.5)
     await ours.aacquire()
     began, tasks = time.monotonic(), list[asyncio.Task[bool]]()
@@ -203,11 +203,11 @@ async def test_who_waits_moves_up_when_others_are_cancelled(engine: Engine) -> N
     for gone in tasks[:3]:
         gone.cancel()
     assert await tasks[3]
-    assert time.monotonic() - began < 1.6  # and not 2.0
+    assert time.monotonic() - began < 1.6  # without moving up it takes 2.0
 
 
 class _Hung(_Down):
-    """One that hangs until its client's time-out, which passes here at once."""
+    """Limits of an engine that hangs until its client's time-out. The simulated clock advances by that at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.monotonic()
@@ -238,7 +238,7 @@ def hangs(limiter: Limiter, hung: _Hung) -> Limiter:
 
 
 def test_an_engine_that_hangs_costs_one_caller_a_second_its_time_out(engine: Engine, hung: _Hung) -> None:
-    """Each call of each limit there would wait for it, for as long as it hangs: also where it may go on without it."""
+    """While an engine hangs, one caller a second waits for it. Others fail, or start if the options allow, at once."""
     strict, open_ = hangs(limiter(engine), hung), hangs(limiter(engine, "other", when_down="allow"), hung)
     with pytest.raises(EngineError, match="it is down"):
         strict.try_acquire()
@@ -256,7 +256,7 @@ def test_an_engine_that_hangs_costs_one_caller_a_second_its_time_out(engine: Eng
 
 
 def test_an_error_that_comes_at_once_keeps_nobody_from_asking(engine: Engine, hung: _Hung) -> None:
-    """One connection that was reset would be a second without the limit, for all."""
+    """After an error that comes quickly, such as a connection reset, the next caller asks the engine again."""
     ours, hung.timeout = hangs(limiter(engine), hung), 0.01
     with pytest.raises(EngineError):
         ours.try_acquire()
@@ -265,7 +265,7 @@ def test_an_error_that_comes_at_once_keeps_nobody_from_asking(engine: Engine, hu
 
 
 def test_an_engine_that_hangs_is_not_asked_to_take_a_booking_back(engine: Engine, hung: _Hung) -> None:
-    """A caller would wait for a second time-out."""
+    """A caller that waited for one time-out does not wait for another one to give back its booking."""
     ours, hung.answers = hangs(limiter(engine), hung), [Booked(0.001, True, 1)]
     with pytest.raises(EngineError):
         ours.acquire()
@@ -286,6 +286,6 @@ def test_an_engine_that_hangs_is_not_asked_to_take_a_booking_back(engine: Engine
     ],
 )
 def test_what_can_not_be_is_refused(make: Callable[[], object], message: str) -> None:
-    """An option that means nothing would be a limit that nobody asked for."""
+    """Invalid options are refused. Otherwise they would make a limit that the user does not want."""
     with pytest.raises(OptionError, match=message):
         make()

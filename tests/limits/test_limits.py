@@ -1,4 +1,4 @@
-"""Limits of every engine, held to the window that is pure: what each stores and says after each question."""
+"""The limits of every engine, compared with the pure window: what each stores and replies after each request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Backdoor:
-    """An engine, and what it has stored of a limit."""
+    """An engine, with direct access to what it has stored for a limit."""
 
     clock: Callable[[], float] = staticmethod(time.time)
 
@@ -66,7 +66,7 @@ class InFiles(Backdoor):
         path = self._path(name)
         new = path.with_name("new")
         new.write_bytes(data + b"\n" + name.encode() + b"\n")
-        new.replace(path)  # at once: who removes files of limits that are over may look in between
+        new.replace(path)  # atomically: unused files may be removed at any time
 
 
 class OnDisk(Backdoor):
@@ -88,7 +88,7 @@ class OnDisk(Backdoor):
 
 
 class InCells(Backdoor):
-    """By the same cell, beside the engine: what that remembers is not there any more, and it has to find that out."""
+    """Access through the cell, behind the engine's back. The engine has to notice that its own copy is outdated."""
 
     def __init__(self, engine: Engine, cell: Cell) -> None:
         super().__init__(engine)
@@ -256,7 +256,7 @@ def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backdoor]:
 
 @pytest.fixture
 def ask(colour: str, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Awaitable[T]]], T]]:
-    """Its limits, asked in one colour."""
+    """Call the limits of the engine in one colour."""
     limits, alimits = door.engine.blocking.limits, door.engine.suspending.limits
     assert limits is not None and alimits is not None
     if colour == "sync":
@@ -271,7 +271,7 @@ def ask(colour: str, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Aw
 
 
 def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
-    """Over a random history: clocks that step, bookings ahead, penalties, rates that change, and what is given back."""
+    """Each engine decides like the window in a random history of bookings, penalties, clock steps and other rates."""
     dice, name = Random(5), "a limit: ü"
     rates = [Rate(5, 0.8), Rate(3, 0.4), Rate(40, 10.0)]
     mine: list[tuple[int, int]] = []
@@ -281,7 +281,7 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
         rate, cost = dice.choice(rates), dice.randint(1, 3)
         per = micros(rate.per)
         what = dice.random()
-        if what < 0.15 and before.booked:  # as if it had been so long ago; or was asked when clocks were ahead
+        if what < 0.15 and before.booked:  # as if time had passed, or clocks had been ahead
             by = micros(dice.choice([0.1, 0.5, 1.5, 12.0, -0.5, -5.0]))
             before, mine = _moved(before, by), [(at - by, its) for at, its in mine]
             door.write(name, bytes_of(before))
@@ -322,12 +322,12 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
 
 
 def said(window: Window) -> Window:
-    """As it is when it was written and read: what has ended is forgotten."""
+    """Return the window as it is after it was written and read: what has ended is forgotten."""
     return window_of(bytes_of(window))
 
 
 def _moved(window: Window, by: int) -> Window:
-    """As it would be, had it been asked so long before."""
+    """Return the window as if all its requests had been made so much earlier."""
     booked = tuple(Booking(each.first - by, each.last - by, each.cost) for each in window.booked)
     return window._replace(
         until=max(window.until, window.seen) - by,
@@ -338,7 +338,7 @@ def _moved(window: Window, by: int) -> Window:
 
 
 def test_it_lists_what_is_used(door: Backdoor, ask: Any) -> None:
-    """`stampede limits` would show nothing."""
+    """Engines that can list their limits list all of them, for `stampede limits`."""
     for number, name in enumerate(["a b", "ü"]):
         ask(lambda limits: limits.take(name, Rate(5, 60.0), number + 1, 0.0))
     assert (listed := ask(lambda limits: limits.listed())) is None or listed == [
@@ -351,7 +351,7 @@ def test_it_lists_what_is_used(door: Backdoor, ask: Any) -> None:
 @pytest.mark.parametrize("number", [b"9e99", b"inf", b"nan", b"0x10", b"9" * 20])
 @pytest.mark.parametrize("place", range(1, 10))
 def test_numbers_that_are_none_are_nothing_to_redis_either(place: int, number: bytes) -> None:
-    """They would be infinite there: a try would never end, or the limit be one for ever."""
+    """Redis ignores a stored window with a wrong number. An infinite one would block the limit for ever."""
     redis = pytest.importorskip("redis")
     from servers import shared_redis
 
@@ -367,7 +367,7 @@ def test_numbers_that_are_none_are_nothing_to_redis_either(place: int, number: b
 
 
 def test_it_is_full_for_all_who_reach_it(door: Backdoor, ask: Any) -> None:
-    """The face over each, and what a start costs is counted there."""
+    """A `Limiter` and a direct request to the engine count in the same limit, with their costs."""
     ours = Limiter("x", max=3, per=60, on=door.engine)
     assert ours.try_acquire(cost=2)
     assert ask(lambda limits: limits.take("x", Rate(3, 60.0), 1, 0.0)).booked
@@ -376,7 +376,7 @@ def test_it_is_full_for_all_who_reach_it(door: Backdoor, ask: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ü" * 40_000, "x" + "ü" * 40_000, "damaged"], ids=["even", "odd", "damaged"])
 def test_a_file_whose_name_is_cut_or_damaged_is_a_limit_like_any_other(tmp_path: Path, name: str) -> None:
-    """It would be a UnicodeDecodeError for all who ask it, and for who lists the others."""
+    """If a name is cut inside a character, or damaged, the limit works and does not break the list of the others."""
     door, other = InFiles(open_engine(f"file://{tmp_path}")), Rate(5, 60.0)
     ours = Limiter(name, max=2, per=60, on=door.engine)
     assert ours.try_acquire()
@@ -393,7 +393,7 @@ def test_a_file_whose_name_is_cut_or_damaged_is_a_limit_like_any_other(tmp_path:
 
 
 def test_a_name_of_several_lines_is_listed_as_it_is(tmp_path: Path) -> None:
-    """It would be shown as another's, up to its first end of a line."""
+    """A name with line breaks is listed in full. Otherwise it would look like another name."""
     names = ["x\ny", "x", "\\n", "\n\\", "\\\\n"]
     for name in names:
         assert Limiter(name, max=3, per=60, on=f"file://{tmp_path}").try_acquire()
@@ -405,7 +405,7 @@ def test_a_name_of_several_lines_is_listed_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_file_that_somebody_keeps_blocks_no_loop(tmp_path: Path) -> None:
-    """All tasks would stand still, for as long as a frozen process has it."""
+    """While another process holds a limit's file, the other tasks of an event loop run."""
     ours = Limiter("x", max=3, per=60, on=f"file://{tmp_path}")
     assert ours.try_acquire()
     (file,) = tmp_path.glob("limit-*")
@@ -414,7 +414,7 @@ def test_a_file_that_somebody_keeps_blocks_no_loop(tmp_path: Path) -> None:
         with file.open("rb") as kept:
             fcntl.flock(kept, fcntl.LOCK_EX)
             asked = asyncio.create_task(ours.atry_acquire())
-            for _ in range(20):  # they would never have their turns
+            for _ in range(20):  # a blocked loop would not run this
                 await asyncio.sleep(0.001)
             assert not asked.done()
         return await asked
@@ -423,7 +423,7 @@ def test_a_file_that_somebody_keeps_blocks_no_loop(tmp_path: Path) -> None:
 
 
 def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a limit for each user there would be a file for each that has ever come, and a list would read them all."""
+    """Files of unused limits are removed. Otherwise limits per user would leave a file for every user, for ever."""
     on = f"file://{tmp_path}"
     for number in range(20):
         assert Limiter(f"user:{number}", max=1, per=60, on=on).try_acquire()
@@ -437,7 +437,7 @@ def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(file_limits, "SWEPT", 1.0)
     monkeypatch.setattr(file_limits, "clock", lambda: real() + 3600)
     with kept.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # as who decides by it has it
+        fcntl.flock(file, fcntl.LOCK_EX)  # like a process that uses it
         run_blocking(limits.take("new", Rate(1, 60.0), 1, 0.0))
         assert len(list(tmp_path.iterdir())) == 3
         assert kept.exists()
@@ -448,7 +448,7 @@ def test_files_of_limits_that_are_over_are_removed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) -> None:
-    """Two files of one name would let in twice as many."""
+    """A file that is removed while it is made loses no start. Two files of one name would allow twice as many."""
     engine = open_engine(f"file://{tmp_path}")
     limits = engine.blocking.limits
     assert isinstance(limits, file_limits.LimitFiles)
@@ -478,7 +478,7 @@ def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) 
 
 
 def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:
-    """Of a window that is written by half nothing is known: as many would start again as may, in the same moment."""
+    """If the disk is full, the old window remains. A window that is half written would forget its starts."""
     door, rate = InFiles(open_engine(f"file://{tmp_path}")), Rate(1, 1.0)
     limits = door.engine.blocking.limits
     assert limits is not None
@@ -487,7 +487,7 @@ def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:
         assert run_blocking(limits.take("x", rate, 1, 60.0)).booked
     before = door.read("x")
     assert before is not None
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 8, hard))  # as a disk that has so much room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 8, hard))  # like a disk with that much room
     try:
         with pytest.raises(EngineError, match="can't keep limits"):
             run_blocking(limits.take("x", rate, 1, 60.0))
@@ -501,7 +501,7 @@ def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.parametrize("verb", ["limits", "locks"])
 def test_a_key_whose_name_is_no_text_hides_no_others(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Anybody can write one on a shared server: the command would end in a traceback, and show nothing."""
+    """If the name of a key on a shared server is not text, the command shows the others, without a traceback."""
     redis = pytest.importorskip("redis")
     from servers import shared_redis
 
@@ -517,7 +517,7 @@ def test_a_key_whose_name_is_no_text_hides_no_others(verb: str, capsys: pytest.C
 
 
 def test_the_command_shows_what_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is told to wait wants to know for whom; a name that would move the cursor doesn't."""
+    """`stampede limits` shows how much of each limit is used. Control characters in names are escaped."""
     url = f"file://{tmp_path}"
     assert main(["limits", url]) == 0
     ours, other = (Limiter(name, max=5, per=60, on=url) for name in ("git\x1bhub", "mails"))

@@ -1,4 +1,4 @@
-"""The caps of an origin: whatever is asked for at once, it is never shown more computations than it may have."""
+"""The caps of an origin: it never runs more computations at once than it may."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINES = ["memory", "disk", "redis"]
 
 
 class Origin:
-    """Counts who is inside, and how many were at once."""
+    """Counts the computations that run, and the most that ran at once."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ Open = Callable[..., Cache]
 
 @pytest.fixture
 def open_() -> Iterator[Open]:
-    """Caches with one origin, `db`, of these caps."""
+    """Open caches with one origin, `db`, with these caps."""
     opened: list[Cache] = []
 
     def made(url: str = "memory://", options: dict[str, Any] | None = None, **caps: Any) -> Cache:
@@ -92,7 +92,7 @@ def ask(cache: Cache, origin: Origin, keys: range, threads: int = 16, **options:
 
 
 def test_a_flush_never_shows_more_than_the_cap(url: str, open_: Open) -> None:
-    """One computation for each key is a thousand at once for a thousand keys: the database falls over all the same."""
+    """If many keys are missing at once, all caches together run no more computations than the cap allows."""
     origin, caches = Origin(0.002), [open_(url, concurrency=3) for _ in range(1 if url == "memory://" else 3)]
     keys = range(60)
     with ThreadPoolExecutor(len(caches)) as pool:
@@ -139,7 +139,7 @@ def test_a_decorated_function_and_a_batch(open_: Open) -> None:
 
 
 def test_the_place_is_given_back_whatever_happens(open_: Open) -> None:
-    """A cap of one would be closed for good by the first error."""
+    """A place is given back after an error or a cancellation. Otherwise a cap of one would stay full for ever."""
     cache = open_(concurrency=1, when_full="raise")
 
     def fails() -> str:
@@ -161,7 +161,7 @@ def test_the_place_is_given_back_whatever_happens(open_: Open) -> None:
 
 
 def test_what_a_computation_calls_needs_no_other_place(open_: Open) -> None:
-    """A cap of one would be a deadlock."""
+    """A computation inside another one needs no place of its own. Otherwise a cap of one would be a deadlock."""
     cache = open_(concurrency=1)
     value = cache.get_or_compute(
         "outer", lambda: cache.get_or_compute("inner", lambda: "row", origin="db") + "s", origin="db"
@@ -170,7 +170,7 @@ def test_what_a_computation_calls_needs_no_other_place(open_: Open) -> None:
 
 
 def test_what_a_computation_leaves_running_needs_places_when_it_has_ended(open_: Open) -> None:
-    """It has its context, and would be past the cap for as long as it lives."""
+    """A task that outlives the computation in whose context it runs needs places of its own."""
     origin, cache, ended = Origin(0.01), open_(concurrency=1), asyncio.Event()
 
     async def asks_later() -> None:
@@ -194,7 +194,7 @@ def test_what_a_computation_leaves_running_needs_places_when_it_has_ended(open_:
 
 @pytest.fixture
 def busy(open_: Open) -> Iterator[Callable[..., tuple[Cache, Gate]]]:
-    """A cache whose origin is full, until the gate is opened."""
+    """Make caches whose origin is full until the gate opens."""
     pool, gates = ThreadPoolExecutor(1), []
 
     def made(**caps: Any) -> tuple[Cache, Gate]:
@@ -221,7 +221,7 @@ def test_when_full_raise(busy: Callable[..., tuple[Cache, Gate]]) -> None:
 
 
 def test_when_full_stale(busy: Callable[..., tuple[Cache, Gate]]) -> None:
-    """What is there is served; where nothing is, one waits."""
+    """If the origin is full, a stale value is served. Without one, the caller waits."""
     cache, gate = busy(when_full="stale")
     assert cache.get_or_compute("stale", lambda: "row", origin="db", stale=600) == "old"
     with pytest.raises(OriginFull, match=r"no place was free within 0\.0\d+ s"):
@@ -233,7 +233,7 @@ def test_when_full_stale(busy: Callable[..., tuple[Cache, Gate]]) -> None:
 
 
 def test_when_full_wait(busy: Callable[..., tuple[Cache, Gate]]) -> None:
-    """Who can't wait as long as that is served what is there, as when it had failed."""
+    """If no place comes free within `wait`, a stale value is served. Without one, OriginFull is raised."""
     cache, gate = busy(when_full="wait")
     with pytest.raises(OriginFull):
         cache.get_or_compute("k", lambda: "row", origin="db", wait=0.05)
@@ -245,7 +245,7 @@ def test_when_full_wait(busy: Callable[..., tuple[Cache, Gate]]) -> None:
 
 
 def test_who_waits_for_a_key_waits_for_its_leader_only(busy: Callable[..., tuple[Cache, Gate]]) -> None:
-    """Each caller of a key would take a place of its own in the origin's queue."""
+    """The callers of one key take only one place in the origin's queue, that of their leader."""
     cache, gate = busy(when_full="wait")
     origin = Origin()
     with ThreadPoolExecutor(8) as pool:
@@ -258,8 +258,8 @@ def test_who_waits_for_a_key_waits_for_its_leader_only(busy: Callable[..., tuple
 
 
 def test_an_early_refresh_gives_way(busy: Callable[..., tuple[Cache, Gate]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody waits for would keep those out who do."""
-    cache, gate = busy(url="memory://?codec=sealed", when_full="wait")  # where each call draws its early moment
+    """An early refresh does not wait for a place: callers that need a value come first."""
+    cache, gate = busy(url="memory://?codec=sealed", when_full="wait")  # with it, each call draws its early moment
     cache.set("k", "fresh", ttl=600)
     monkeypatch.setattr("stampede.model.early.due", lambda *_: True)
     due: dict[str, Any] = {"origin": "db", "early": 1.0, "ttl": 600}
@@ -285,7 +285,7 @@ def test_place_and_rate_together(open_: Open) -> None:
 
 
 def test_a_cap_fails_open_for_the_fleet_and_holds_for_the_process(own: RedisServer, open_: Open) -> None:
-    """With the engine down, nothing would compute; or all at once, in the worst moment."""
+    """If the engine is down, computations go on, and each process keeps the cap by itself."""
     origin, cache = Origin(0.005), open_(own.url, concurrency=2)
     assert ask(cache, origin, range(4)) == [f"row {key}" for key in range(4)]
     own.stop()
@@ -294,7 +294,7 @@ def test_a_cap_fails_open_for_the_fleet_and_holds_for_the_process(own: RedisServ
 
 
 def test_an_error_of_one_question_opens_no_cap(tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under load some questions fail. Each opened the cap for its caller: 11 computed at once where 8 may."""
+    """One failed request to the engine does not open the cap: the caller asks again and waits."""
     first, second = (open_(f"disk://{tmp_path}", concurrency=1) for _ in range(2))
     locks, failing, asked = second._core.engine.lock_engine.blocking.locks, iter([True]), threading.Event()
     assert locks is not None
@@ -319,7 +319,7 @@ def test_an_error_of_one_question_opens_no_cap(tmp_path: Path, open_: Open, monk
 
 
 class Told:
-    """An adaptive room, and the times that it is told."""
+    """An adaptive room that records the times that it is told."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -330,8 +330,8 @@ class Told:
 
 
 def test_a_computation_tells_of_the_room_for_which_it_has_asked() -> None:
-    """Callers that waited when the room changed come in as the old one allows. A smaller room was judged by their
-    times, had no effect, and was given up: a saturated origin had all that it may."""
+    """A time counts only if the room is the one for which the computation asked. Otherwise a smaller room would be
+    judged by times of the larger one, and be given up."""
     gate = OriginGate("db", OriginSettings(concurrency=4, adaptive=True), MemoryEngine())
     told: Any = Told(4)
     gate.adaptive = told
@@ -352,7 +352,7 @@ def test_a_computation_tells_of_the_room_for_which_it_has_asked() -> None:
 def test_an_engine_without_an_answer_rests_for_a_moment(
     tmp_path: Path, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each computation would wait for two answers of an engine that hangs."""
+    """After failed requests the engine is not asked for a while, so computations do not wait for its time-outs."""
     cache, questions = open_(f"disk://{tmp_path}", concurrency=1), []
     locks = cache._core.engine.lock_engine.blocking.locks
     assert locks is not None
@@ -376,7 +376,7 @@ def test_an_engine_without_an_answer_rests_for_a_moment(
 def test_a_computation_that_waits_for_itself_is_told(
     open_: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own threads wait for places, and it for them, in silence, until `max_hold` is over. The remedy works."""
+    """If a computation's own threads wait for its place, a warning says so. The remedy in the warning works."""
     monkeypatch.setattr(origins, "STALLED", 0.05)
     cache = open_(concurrency=1)
 
@@ -447,7 +447,7 @@ def test_wrong_caps_are_refused(caps: dict[str, Any], words: str) -> None:
 
 
 def test_a_place_outlives_no_process_that_waits(open_: Open, own: RedisServer) -> None:
-    """Who waits in a queue and leaves is not waited for."""
+    """A caller that gives up leaves the queue, so it blocks no caller behind it."""
     first, second = open_(own.url, concurrency=1), open_(own.url, concurrency=1)
     gate = Gate()
     with ThreadPoolExecutor(2) as pool:
@@ -461,8 +461,7 @@ def test_a_place_outlives_no_process_that_waits(open_: Open, own: RedisServer) -
 
 
 def test_a_lease_ends_with_max_hold_after_the_wait(busy: Callable[..., tuple[Cache, Gate]]) -> None:
-    """Who waits for its place for longer than that would lose its lease in the middle of its computation; and one that
-    hangs would keep its key for ever."""
+    """`max_hold` counts after the wait for a place: the wait ends no lease, but a computation that hangs loses it."""
     cache, gate = busy(when_full="wait")
     slow = Gate()
     with ThreadPoolExecutor(2) as pool:
@@ -478,7 +477,7 @@ def test_a_lease_ends_with_max_hold_after_the_wait(busy: Callable[..., tuple[Cac
 
 
 def test_one_inside_another_hangs_for_max_hold_only(open_: Open) -> None:
-    """It needs no place of its own, and its lease would be renewed for ever."""
+    """A computation inside another one loses its lease after `max_hold`, though it needs no place of its own."""
     cache, slow = open_(concurrency=1), Gate()
 
     def inner() -> str:

@@ -1,4 +1,4 @@
-"""The early moment of what a local tier keeps: drawn when a value enters the process, and counted from its real end."""
+"""Early moments in a local tier: drawn when a value enters the process, and counted back from its real end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = 60.0
 
 @pytest.fixture
 def caches(engine: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
-    """Several processes, as it were: each with a local tier of its own."""
+    """Open caches with local tiers of their own, as if in several processes."""
     url = f"disk://{tmp_path}"
     if engine != "disk":
         url = shared_redis().url if engine == "redis" else shared_memcached().url
@@ -46,19 +46,19 @@ def caches(engine: str, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
 def test_who_sees_it_first_in_its_early_moment_refreshes_it(
     caches: Callable[..., Cache], engine: str, colour: str, background: bool
 ) -> None:
-    """Processes that ask once each would all go by, and somebody would wait at the end."""
+    """A process that asks only once refreshes a value in its early moment. Otherwise a caller would wait at its end."""
     first, late, computed = caches(), caches(early=ALWAYS, background=background), Event()
-    # From then on both know by which name they call a key, and hear of changes; of this key it has none to hear of.
+    # After this both know the generation of their keys and hear of changes. No change of this key is announced.
     first.get("other"), late.get("other")
     old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)  # its early moment has come
     run_blocking(first._root.store.set(first._root.prefix + first._key("k"), old))
 
     async def asks() -> None:
         await late.aget_or_compute("k", computed.set)
-        await asyncio.to_thread(computed.wait, 5)  # what goes on beside the caller
+        await asyncio.to_thread(computed.wait, 5)  # the refresh may run in the background
 
     if engine == "redis":
-        until(lambda: late.engine.blocking.claims._news.reporter)  # type: ignore[union-attr]  # before that it keeps nothing
+        until(lambda: late.engine.blocking.claims._news.reporter)  # type: ignore[union-attr]  # else it keeps no value
     if colour == "async":
         asyncio.run(asks())
     else:
@@ -71,7 +71,7 @@ def test_who_sees_it_first_in_its_early_moment_refreshes_it(
 def test_the_first_look_refreshes_it_before_changes_are_told(
     caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then a local tier keeps nothing: processes that ask once each would go by."""
+    """While a process does not hear of changes, its local tier keeps nothing. Its first call still refreshes early."""
     monkeypatch.setattr(RedisNews, "start", lambda news: None)  # it never connects
     first, late, computed = caches(), caches(early=ALWAYS), Event()
     old = Entry("old", new_id(), cost=1.0, ttl=LONG, fresh=LONG / 3, keep=LONG / 3)
@@ -82,7 +82,8 @@ def test_the_first_look_refreshes_it_before_changes_are_told(
 
 @pytest.mark.parametrize("engine", ["disk", "redis", "memcached"])
 def test_a_value_that_is_believed_for_a_second_is_not_refreshed_all_the_time(caches: Callable[..., Cache]) -> None:
-    """Counted from the end of what a process believes, each expensive value would be due as soon as it is kept."""
+    """If an engine can't announce changes, values are kept for a second. Their early moment counts from the real end:
+    otherwise expensive values would be refreshed at each call."""
     first, second = caches(), caches()
     first.get_or_compute("k", lambda: time.sleep(0.2))  # its margin is more than a second
     again: list[int] = []

@@ -1,4 +1,4 @@
-"""The local tier: what it keeps, what it evicts, and that nothing leads to a dead resident."""
+"""The local tier: what it stores, what it evicts, and that no table refers to a dead resident."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def hit(tier: Residents, key: str) -> object:
 
 
 def keys(tier: Residents) -> list[str]:
-    """From the oldest to the newest."""
+    """Return the keys, from the oldest to the newest."""
     assert [there.key for there in tier._residents.values()] == list(tier._residents)
     return list(tier._residents)
 
 
 @pytest.mark.parametrize("entries", [0, -1, True, 1.5, "10", None])
 def test_bound_that_cannot_be(entries: Any) -> None:
-    """Without it a typo in the settings is a tier that keeps nothing, or everything."""
+    """A wrong number of entries is refused: with a typo in the settings, a tier would keep nothing, or everything."""
     with pytest.raises(OptionError, match="entries is"):
         Residents(entries)
 
 
 def test_resident_carries_its_ticket() -> None:
-    """Without it a hit can't see that another process has changed the entry."""
+    """A resident has a ticket, by which a hit sees whether another process has changed the entry."""
     stamps = [7, 8]
     there = resident("a", ticket=Ticket(stamps, 1, 8))
     assert there.stamps is stamps and there.stamps[there.slot] == there.stamp == 8
@@ -56,20 +56,20 @@ def test_resident_carries_its_ticket() -> None:
 
 
 def test_evicts_the_oldest_that_nobody_hit() -> None:
-    """SIEVE itself: hits protect once, the hand goes on from where it stopped."""
+    """SIEVE evicts the oldest entry without a hit. A hit protects once, and the hand goes on from where it stopped."""
     tier = Residents(3)
     for key in "abc":
         tier.put(resident(key))
     hit(tier, "a")
     tier.put(resident("d"))
-    assert keys(tier) == ["a", "c", "d"]  # the hand passed a, took b
+    assert keys(tier) == ["a", "c", "d"]  # the hand passed a, and evicted b
     tier.put(resident("e"))
     assert keys(tier) == ["a", "d", "e"]  # and went on with c
     assert tier.get("b") is None
 
 
 def test_the_gone_get_no_second_chance() -> None:
-    """Without it values nobody may be given push out values that are asked for."""
+    """An entry that may not be served any more is evicted even if it had hits."""
     tier = Residents(2)
     tier.put(resident("gone", keep=0.0))
     tier.put(resident("new"))
@@ -79,7 +79,7 @@ def test_the_gone_get_no_second_chance() -> None:
 
 
 def test_a_new_value_keeps_its_place_and_counts_as_a_hit() -> None:
-    """Without it a key that was just refreshed is evicted before one that nobody asked for."""
+    """A new value takes the place of the old one and counts as a hit, so a refreshed key is not evicted first."""
     tier = Residents(2)
     first = resident("a", 1)
     tier.put(first)
@@ -91,14 +91,14 @@ def test_a_new_value_keeps_its_place_and_counts_as_a_hit() -> None:
 
 
 def test_drop_kills_and_empties_the_homes() -> None:
-    """Without it an invalidated value is still served by the function's fast table."""
+    """`drop` removes a resident from the fast tables of functions. They must not serve an invalidated value."""
     tier, table = Residents(), dict[Any, Resident]()
     there = resident("a", 1)
     tier.put(there)
     tier.adopt(there, table, 1)
     tier.adopt(there, table, 1)
     tier.adopt(there, table, (1, 2))
-    assert table == {1: there, (1, 2): there} and len(there.homes) == 4  # flat: two tables with a key each
+    assert table == {1: there, (1, 2): there} and len(there.homes) == 4  # flat: a table and a key, twice
     assert tier.drop("a") is there
     assert there.end == 0.0 and table == {} and there.homes == ()
     assert tier.drop("a") is None and keys(tier) == []
@@ -106,7 +106,7 @@ def test_drop_kills_and_empties_the_homes() -> None:
 
 @pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared"])
 def test_no_home_for_the_dead(how: str) -> None:
-    """Without it a home registered a moment too late keeps a value alive that nothing can invalidate."""
+    """A dead resident is not added to a fast table: no invalidation would remove it from there."""
     tier, table = Residents(1), dict[Any, Resident]()
     there = resident("a")
     tier.put(there)
@@ -124,7 +124,7 @@ def test_no_home_for_the_dead(how: str) -> None:
 
 
 def test_killing_the_old_leaves_the_new_at_home() -> None:
-    """Without it an old generation's eviction slows down or hides the new generation's value."""
+    """If an old resident is dropped, a newer one with the same fast key stays in the table."""
     tier, table = Residents(), dict[Any, Resident]()
     old, new = resident("a:1"), resident("a:2")
     for there in (old, new):
@@ -135,7 +135,7 @@ def test_killing_the_old_leaves_the_new_at_home() -> None:
 
 
 def test_drop_scope_and_clear() -> None:
-    """Without it `invalidate_all` and `clear` leave values of this process behind."""
+    """`drop_scope` removes all values of a scope, and `clear` removes all values."""
     tier = Residents()
     for key, scope in [("a", "f"), ("b", "g"), ("c", "f")]:
         tier.put(resident(key, scope=scope))
@@ -148,7 +148,7 @@ def test_drop_scope_and_clear() -> None:
 
 
 def test_hits_are_counted_beyond_the_residents_lives() -> None:
-    """Without it `stats()` forgets hits with every eviction, replacement and invalidation."""
+    """`served` counts the hits of replaced and cleared residents too, so `stats()` does not forget them."""
     tier = Residents(2)
     for key, scope in [("a", "f"), ("b", "g")]:
         tier.put(resident(key, scope=scope))
@@ -162,7 +162,7 @@ def test_hits_are_counted_beyond_the_residents_lives() -> None:
 
 
 def test_the_dead_hold_nobody() -> None:
-    """Without it one old value in somebody's hands keeps every later one in memory."""
+    """A reference to a dead resident keeps no later one in memory."""
 
     class Value:
         pass
@@ -187,7 +187,7 @@ def test_the_dead_hold_nobody() -> None:
     st.lists(st.tuples(st.sampled_from(["put", "hit", "drop", "adopt", "scope", "clear"]), st.integers(0, 6))),
 )
 def test_any_order_of_writes(entries: int, steps: list[tuple[str, int]]) -> None:
-    """Beside the plainest SIEVE there is: a list and an index. The same keys in the same order, no dead at home."""
+    """After any writes, the keys and their order are as in a simple SIEVE, and no table refers to a dead resident."""
     tier, table = Residents(entries), dict[Any, Resident]()
     queue: list[str] = []
     visited: set[str] = set()
@@ -222,12 +222,12 @@ def test_any_order_of_writes(entries: int, steps: list[tuple[str, int]]) -> None
 
 
 def test_finalizers_may_write_to_the_tier() -> None:
-    """Without it a value with a `__del__` that calls a cached function deadlocks or breaks the queue."""
+    """A value whose `__del__` calls a cached function neither deadlocks nor breaks the queue."""
     tier = Residents(8)
 
     class Value:
         def __init__(self) -> None:
-            self.me = self  # only the garbage collector finds it, in the middle of anything
+            self.me = self  # the garbage collector ends it at any moment
 
         def __del__(self) -> None:
             number = random.randrange(20)
@@ -250,7 +250,7 @@ def test_finalizers_may_write_to_the_tier() -> None:
 
 @pytest.mark.parametrize("how", ["evicted", "replaced", "dropped", "cleared", "scope", "homeless", "postponed"])
 def test_finalizers_run_outside_the_lock(how: str) -> None:
-    """Without it a value whose `__del__` waits for a thread that uses the cache is a deadlock."""
+    """A value's `__del__` may wait for a thread that uses the cache: it runs outside the lock."""
     tier, ended = Residents(2), []
 
     class Value:
@@ -281,7 +281,7 @@ def test_finalizers_run_outside_the_lock(how: str) -> None:
 
 
 def test_a_drop_inside_a_write_counts_at_once() -> None:
-    """Without it an invalidation from a finalizer or a signal handler returns before the value is dead."""
+    """A `drop` inside a write, as from a finalizer or a signal handler, ends the value before it returns."""
     tier = Residents()
     there = resident("a")
     tier.put(there)
@@ -296,8 +296,7 @@ def test_a_drop_inside_a_write_counts_at_once() -> None:
 
 
 def test_a_write_that_fails_halfway_is_mended_by_the_next() -> None:
-    """Without it the tier would take nothing any more after a MemoryError or a signal's exception; and what a finalizer
-    wrote meanwhile would come later than what is newer."""
+    """After a write that failed, the tier works. A write that was postponed meanwhile does not undo a newer one."""
     tier = Residents(3)
     for key in "abc":
         tier.put(resident(key))
@@ -317,7 +316,7 @@ def test_a_write_that_fails_halfway_is_mended_by_the_next() -> None:
 
 
 def test_what_is_dropped_is_not_remembered() -> None:
-    """Without it a tier that never gets full would keep the key of everything that was ever in it."""
+    """A tier that is never full does not remember the keys that were dropped."""
     tier = Residents(10)
     for number in range(1000):
         tier.put(resident(f"k{number}"))
@@ -329,7 +328,7 @@ def test_what_is_dropped_is_not_remembered() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this platform")
 def test_signal_handlers_may_write_to_the_tier() -> None:
-    """Without it a signal that arrives inside a write deadlocks the main thread."""
+    """A signal handler that writes to the tier during a write does not deadlock the main thread."""
     tier, seen = Residents(8), []
 
     def handler(*_: object) -> None:
@@ -351,7 +350,7 @@ def test_signal_handlers_may_write_to_the_tier() -> None:
 
 
 def test_threads_that_write_at_once() -> None:
-    """Without it a race leaves a dead value in a fast table, or one key's value under another's."""
+    """Threads that write at once leave no dead value in a fast table, and no value under another key."""
     interval = sys.getswitchinterval()
     tier, tables = Residents(16), [dict[Any, Resident]() for _ in range(3)]
     wrong: list[object] = []
@@ -392,10 +391,10 @@ def test_threads_that_write_at_once() -> None:
             assert there is tier.get(str(fast)) and there.end > 0
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # that it is, is the point
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # on purpose
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_fork_in_the_middle_of_a_write() -> None:
-    """Without it a gunicorn worker forked while a thread of the master writes hangs at its first write."""
+    """A process that is forked while another thread writes can write to its tier."""
     tier = Residents(4)
     for key in "abcd":
         tier.put(resident(key))
@@ -412,7 +411,7 @@ def test_fork_in_the_middle_of_a_write() -> None:
     if child == 0:
         good = False
         try:
-            signal.alarm(5)  # the default action ends the child, should it hang
+            signal.alarm(5)  # the signal ends the child if it hangs
             tier.put(resident("e"))
             good = len(keys(tier)) == 4 and tier.drop("e") is not None and len(keys(tier)) == 3
         finally:
@@ -424,7 +423,7 @@ def test_fork_in_the_middle_of_a_write() -> None:
 
 
 def test_tiers_end_with_their_owners() -> None:
-    """Without it every cache of a test suite lives for ever in the list of tiers to mend after a fork."""
+    """The list of tiers that a fork has to repair does not keep them in memory."""
     tier = Residents()
     tier.put(resident("a"))
     ref = weakref.ref(tier)

@@ -1,4 +1,4 @@
-"""A crowd of callers in one process, before a bulkhead: a few of them ask the engine at a time."""
+"""Many callers of one process that wait for a bulkhead: only a few of them ask the engine at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Open = Callable[[], Cache]
 
 @pytest.fixture
 def open_(url: str) -> Iterator[Open]:
-    """Caches on one engine. Each has connections and crowds of its own, as a process has."""
+    """Open caches on one engine. Each has connections and crowds of its own, like a process."""
     opened: list[Cache] = []
 
     def made() -> Cache:
@@ -51,7 +51,7 @@ def open_(url: str) -> Iterator[Open]:
 
 
 def asking(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The tokens with which the engine is asked for a place from now on."""
+    """Record the tokens with which the engine is asked for a place from now on."""
     locks, tokens = cache._core.engine.lock_engine.blocking.locks, []
     real = locks.acquire
 
@@ -68,7 +68,7 @@ def waiting(bulkhead: Bulkhead) -> int:
 
 
 def visitors(bulkhead: Bulkhead, number: int, visit: Callable[[], object]) -> list[threading.Thread]:
-    """Threads that wait for their places, each behind those before it."""
+    """Start threads that wait for their places, one behind the other."""
 
     def come() -> None:
         with bulkhead:
@@ -83,8 +83,7 @@ def visitors(bulkhead: Bulkhead, number: int, visit: Callable[[], object]) -> li
 
 
 def test_a_crowd_asks_the_engine_a_few_questions(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each caller stood in the engine's queue, where a question costs as much as there are waiters: with 400 of them
-    a place cost a second, and half of them had an EngineError."""
+    """Only a few callers of a process ask the engine, where each question costs more the more waiters there are."""
     monkeypatch.setattr(crowd, "LENT", 60.0)
     cache, other = open_(), open_().bulkhead("b", concurrency=2)
     bulkhead, tokens = cache.bulkhead("b", concurrency=2, wait=30), asking(cache, monkeypatch)
@@ -99,7 +98,7 @@ def test_a_crowd_asks_the_engine_a_few_questions(open_: Open, monkeypatch: pytes
 
 
 def test_a_place_goes_back_after_a_moment(open_: Open) -> None:
-    """A process with callers enough would keep its places for good, and others never have one."""
+    """A process with many callers gives its places back after a moment, so other processes get some, too."""
     busy, other = open_().bulkhead("b", concurrency=2, wait=30), open_().bulkhead("b", concurrency=2, wait=10)
     over = threading.Event()
 
@@ -122,7 +121,7 @@ def test_a_place_goes_back_after_a_moment(open_: Open) -> None:
 
 
 def test_threads_and_tasks_wait_side_by_side(open_: Open) -> None:
-    """Threads, or tasks, would wait for ever, or too many be inside; one that is cancelled would lose a place."""
+    """Threads and tasks share a bulkhead: all get places, never too many at once, and a cancelled task loses none."""
     bulkhead = open_().bulkhead("b", concurrency=2, wait=30)
     now, most, lock = 0, 0, threading.Lock()
 
@@ -167,7 +166,7 @@ def test_threads_and_tasks_wait_side_by_side(open_: Open) -> None:
 
 @pytest.mark.parametrize("url", ["redis"], indirect=True)
 def test_wait_bounds_the_wait(open_: Open) -> None:
-    """Also of one that has not come to ask."""
+    """`wait` also bounds the wait of a caller that has not asked the engine yet."""
     cache, other = open_(), open_().bulkhead("b", concurrency=2)
     bulkhead = cache.bulkhead("b", concurrency=2, wait=30)
     with other, other:
@@ -201,7 +200,7 @@ class Place:
 
 @pytest.fixture
 def full() -> Iterator[tuple[Crowd, list[Waiter]]]:
-    """A crowd with as many askers as it may have."""
+    """A crowd with the most askers that it may have."""
     made: Crowd = Crowd(30.0)
     with ExitStack() as stack:
         askers = [stack.enter_context(made.joined()) for _ in range(ASKERS)]
@@ -217,7 +216,7 @@ Full = tuple[Crowd, list[Waiter]]
 
 
 def test_a_place_that_is_not_taken_goes_to_the_next(full: Full) -> None:
-    """A caller that is cancelled just as it is given a place would take that along."""
+    """If a caller is cancelled just as it gets a place, the place goes to the next caller."""
     its, place = full[0], Place()
     with ExitStack() as cancelled:
         first = cancelled.enter_context(its.joined())
@@ -231,7 +230,7 @@ def test_a_place_that_is_not_taken_goes_to_the_next(full: Full) -> None:
 
 
 def test_a_short_lease_shortens_the_silence() -> None:
-    """Broken if callers of an event loop that has ended hold others up for longer than the lease."""
+    """Askers that have stopped, as with an event loop that has ended, delay others for no longer than the lease."""
     bulkhead = Cache("null://").bulkhead("b", concurrency=2, lease=1.0)
     its = bulkhead._threads
     with ExitStack() as stack:
@@ -261,7 +260,7 @@ def test_a_place_that_nobody_takes_goes_back(full: Full) -> None:
 
 
 def test_askers_that_are_not_heard_of_do_not_count(full: Full, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks that ask, and whose loop is blocked, would keep all others of the process out."""
+    """If the loop of the askers is blocked, other callers of the process may ask instead."""
     its, askers = full
     with its.joined() as me:
         later = time.monotonic() + 2 * LOOK + 1
@@ -274,7 +273,7 @@ def test_askers_that_are_not_heard_of_do_not_count(full: Full, monkeypatch: pyte
 
 
 def test_what_two_askers_in_a_row_hear_is_told_to_all(full: Full) -> None:
-    """An engine that hangs would cost each of a thousand waiters a time-out, one after the other."""
+    """If two askers in a row get an EngineError, all waiters get it. Otherwise each would wait for a time-out."""
     its, askers = full
     with its.joined() as first, its.joined() as second:
         its.leave(askers[0], EngineError("no answer"))
@@ -284,17 +283,17 @@ def test_what_two_askers_in_a_row_hear_is_told_to_all(full: Full) -> None:
             called(its, second)
 
 
-# -- who is given what --------------------------------------------------------------------------------------------
+# -- who gets a place ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that could be handed on would be, however busy this machine is."""
+    """Let a process keep its places for so long that a slow machine does not matter."""
     monkeypatch.setattr(crowd, "LENT", 60.0)
 
 
 def blocked(bulkhead: Bulkhead, tasks: int, over: threading.Event) -> threading.Thread:
-    """An event loop that is blocked until `over`, with tasks that wait for places."""
+    """Run an event loop in a thread, with tasks that wait for places. It is blocked until `over`."""
     ready = threading.Event()
 
     async def main() -> None:
@@ -322,7 +321,7 @@ def blocked(bulkhead: Bulkhead, tasks: int, over: threading.Event) -> threading.
 
 @pytest.mark.usefixtures("lent")
 def test_a_blocked_loop_is_given_no_place_of_a_thread(open_: Open) -> None:
-    """Each of its waiting tasks would keep a place for a lease, one after the other, from the whole fleet."""
+    """A thread's place never goes to a task of a blocked loop, which would keep it for a whole lease."""
     bulkhead, over = open_().bulkhead("b", concurrency=2, lease=60, wait=20), threading.Event()
     first, second = bulkhead.acquire(), bulkhead.acquire()
     loop = blocked(bulkhead, 8, over)
@@ -345,7 +344,7 @@ def test_a_blocked_loop_is_given_no_place_of_a_thread(open_: Open) -> None:
 
 @pytest.mark.usefixtures("lent")
 def test_a_closed_loop_s_waiters_are_given_nothing(open_: Open) -> None:
-    """Whoever refers to its tasks would keep places for them, each for a lease."""
+    """A place never goes to a task of a closed loop, which would keep it for a whole lease."""
     bulkhead = open_().bulkhead("b", concurrency=2, lease=60, wait=20)
     first, second = bulkhead.acquire(), bulkhead.acquire()
     loop, tasks = asyncio.new_event_loop(), list[Any]()
@@ -374,7 +373,7 @@ def test_a_closed_loop_s_waiters_are_given_nothing(open_: Open) -> None:
 @pytest.mark.usefixtures("lent")
 @pytest.mark.parametrize("url", ["redis"], indirect=True)
 def test_what_was_extended_is_not_handed_on(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would outlive the death of its next holder by as long as it was extended."""
+    """An extended place is not handed on: if its next holder died, it would remain taken for too long."""
     handed: list[Any] = []
     monkeypatch.setattr(Crowd, "hand_on", lambda its, place: handed.append(place))
     bulkhead = open_().bulkhead("b", concurrency=2)

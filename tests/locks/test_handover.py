@@ -1,4 +1,4 @@
-"""A lock's end in its user's hands: put off, handed over, looked at, and taken away by a person."""
+"""The end of a lock: extended, handed over, looked at, and forced by a person."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from stampede.locks.lock import token_of
 from stampede.runtime.colour import run_blocking
 
 BRIEF = 0.2
-"""Seconds of a lease that is to end in the test."""
+"""The seconds of a lease that ends during the test."""
 
 
 @pytest.fixture(params=["memory", "disk", "redis", "postgres", "zmq"])
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of an engine whose locks go from hand to hand."""
+    """The URL of an engine whose locks can be handed over."""
     if request.param == "redis":
         pytest.importorskip("redis")
         yield request.getfixturevalue("server").url
@@ -54,7 +54,7 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def ask(colour: str) -> Iterator[Any]:
-    """Has a verb of a lock asked, in one colour."""
+    """Call a method of a lock, in one colour."""
     if colour == "sync":
         yield lambda lock, verb, *terms: getattr(lock, verb)(*terms)
         return
@@ -67,7 +67,7 @@ def ask(colour: str) -> Iterator[Any]:
 
 
 def left(holding: Holding) -> float:
-    """Seconds that it stands, as its engine says."""
+    """Return the seconds until its lease ends, as its engine says."""
     ((_, seconds),) = run_blocking(holds_of(holding.access.engine).holder(holding.name))
     return seconds
 
@@ -76,13 +76,13 @@ def left(holding: Holding) -> float:
 
 
 def test_its_end_is_put_off(on: str) -> None:
-    """A process that is to be frozen, or has used up `max_hold`, would lose the lock in the middle of its work."""
+    """`extend` lets a lease end later, so that a holder that will be frozen, or exceeds `max_hold`, keeps its lock."""
     with Lock("l", on=on, lease=5, max_hold=0, wait=0) as lock:
         assert 0 < lock.remaining <= 5
         lock.extend("1m")
         assert lock.held and not lock.lost and 50 < lock.remaining <= 60
         assert 50 < left(lock) <= 60  # by the engine's clock, too
-        lock.extend(0)  # no sooner
+        lock.extend(0)  # this shortens no lease
         assert lock.remaining > 50
     assert lock.remaining == 0
     with pytest.raises(LockLost, match="is not held"):
@@ -90,7 +90,7 @@ def test_its_end_is_put_off(on: str) -> None:
 
 
 def test_of_what_is_lost_no_end_is_put_off(on: str, ask: Any) -> None:
-    """Somebody else may be inside: it would be renewed under him, or its holder think that it was his."""
+    """A lost lock can't be extended or released: another caller may be inside."""
     lock = Lock("l", on=on, lease=BRIEF, max_hold=0)
     holding = ask(lock, "acquire")
     time.sleep(2 * BRIEF)
@@ -103,7 +103,7 @@ def test_of_what_is_lost_no_end_is_put_off(on: str, ask: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, float("inf"), float("nan"), "soon"])
 def test_no_such_end(wrong: Any) -> None:
-    """A lock that nobody could ever have again."""
+    """`extend` refuses wrong durations. With an infinite one the lock would never be free again."""
     with Lock("l", on="memory://") as lock:
         with pytest.raises(OptionError):
             lock.extend(wrong)
@@ -111,7 +111,7 @@ def test_no_such_end(wrong: Any) -> None:
 
 
 class Slow:
-    """A port whose first renewal is under way until it is let go."""
+    """A port whose first renewal is under way until `goes_on` is set."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -124,7 +124,7 @@ class Slow:
 
 
 def test_a_renewal_under_way_undoes_nothing() -> None:
-    """The keeper's would come to the engine behind the longer one, and the lock end before its time."""
+    """An extension waits for a renewal that is under way. Otherwise the renewal could reach the engine after it."""
     keeper, port = Keeper(), Slow()
     with Hold(keeper, port, "k", b"t", 3.0, 60.0, lambda: None) as hold:
         assert port.begun.wait(10)
@@ -141,7 +141,7 @@ def test_a_renewal_under_way_undoes_nothing() -> None:
 
 
 def test_anybody_can_ask(on: str, ask: Any) -> None:
-    """One would take it to see whether it is free, and so be in somebody's way."""
+    """`locked` tells any caller whether a lock is taken, without taking it."""
     lock, other = Lock("l", on=on), Lock("l", on=on)
     assert not ask(other, "locked")
     assert ask(lock, "acquire")
@@ -151,7 +151,7 @@ def test_anybody_can_ask(on: str, ask: Any) -> None:
 
 
 def test_a_file_s_lock_can_be_asked_too(tmp_path: Path) -> None:
-    """The same of the locks that there are when nothing is said; one that was killed has none."""
+    """`locked` also works for locks of files. A killed process holds none."""
     url = f"file://{tmp_path}"
     assert not Lock("l", on=url).locked()
     with Lock("l", on=url):
@@ -164,7 +164,7 @@ def test_a_file_s_lock_can_be_asked_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_a_bulkhead_is_locked_when_it_is_full(scheme: str, tmp_path: Path) -> None:
-    """One place taken would look like all."""
+    """A bulkhead is locked only if all its places are taken."""
     bulkhead = Bulkhead("b", concurrency=2, on=f"{scheme}://" + ("" if scheme == "memory" else str(tmp_path)))
     with bulkhead as place:
         assert not bulkhead.locked()
@@ -176,18 +176,18 @@ def test_a_bulkhead_is_locked_when_it_is_full(scheme: str, tmp_path: Path) -> No
     assert not bulkhead.locked()
 
 
-# -- from hand to hand --------------------------------------------------------------------------------------------
+# -- handed over --------------------------------------------------------------------------------------------------
 
 
 def test_it_goes_from_hand_to_hand(on: str, ask: Any) -> None:
-    """A lock would end with the request that took it, and not with the job."""
+    """A lock can be handed over by its token, for example from a request to a job."""
     lock = Lock("l", on=on, lease=5, wait=0)
     mine = ask(lock, "acquire")
     fence = mine.fence
     token = ask(mine, "detach", 60)
     assert not mine.held and not mine.lost and lock.token is None
     assert 50 < left(mine) <= 60
-    assert not Lock("l", on=on).acquire(wait=0)  # by no other token
+    assert not Lock("l", on=on).acquire(wait=0)  # not with another token
     its = Lock("l", on=on, wait=0, token=token.hex())
     assert ask(its, "acquire") and its.token == token
     assert fence is not None and its.fence is not None and its.fence >= fence
@@ -198,7 +198,7 @@ def test_it_goes_from_hand_to_hand(on: str, ask: Any) -> None:
 
 
 def test_a_block_that_hands_over_gives_nothing_back(on: str) -> None:
-    """Its end would take the lock from who goes on with it, or say that it was lost; or its object, when it is gone."""
+    """The end of a block that has detached its lock releases nothing and raises nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with Lock("l", on=on) as lock:
@@ -224,7 +224,7 @@ if sys.argv[2] == "killed":
 
 @pytest.mark.parametrize("end", ["killed", "ended"])
 def test_it_outlives_its_process(end: str, on: str) -> None:
-    """The engine would take the end of the process for the end of the lock."""
+    """A lock that was detached outlives its process, however that ended."""
     if on == "memory://":
         pytest.skip("its locks are one process's")
     done = python("-c", HANDS_OVER, on, end)
@@ -239,14 +239,14 @@ def test_it_outlives_its_process(end: str, on: str) -> None:
 
 
 def test_a_token_of_ones_own(on: str) -> None:
-    """A job's number would have to be kept beside a token."""
+    """A user may choose a token, such as the number of a job. It is for one caller at a time."""
     lock = Lock("l", on=on, token="job 7", wait=0)
     holding = lock.acquire()
     told: list[str] = []
 
     def come() -> None:
         try:
-            lock.acquire()  # and two would be inside
+            lock.acquire()  # otherwise two would be inside
         except OptionError as error:
             told.append(str(error))
 
@@ -264,7 +264,7 @@ def test_a_token_of_ones_own(on: str) -> None:
 
 
 def test_nothing_late_takes_it_from_the_next_of_its_token(own: Any) -> None:
-    """A release that its server couldn't hear would come when the same token has the lock again."""
+    """A release that its server reads late does not end a newer hold with the same token."""
     pytest.importorskip("redis")
     first = Lock("l", on=own.url, token="job 7", lease=30)
     assert first.acquire()
@@ -279,17 +279,17 @@ def test_nothing_late_takes_it_from_the_next_of_its_token(own: Any) -> None:
 
 
 def test_one_that_is_dropped_stands_for_who_has_its_token(on: str) -> None:
-    """What gives back what nobody has any more would come when somebody has it again."""
+    """The keeper does not release a dropped lock if another object has taken it with the same token."""
     locks = [Lock("l", on=on, token="job 7", lease=1)]
     assert locks[0].acquire()
     locks.clear()
     with Lock("l", on=on, token="job 7", wait=0) as again:
-        time.sleep(1)  # the keeper has seen by then that the first is gone
+        time.sleep(1)  # by then the keeper has seen that the first is gone
         assert again.held
 
 
 def test_tokens() -> None:
-    """Two that say the same would be two; or what is none be taken for one."""
+    """Equal tokens make equal bytes, and different tokens different bytes. Wrong tokens are refused."""
     assert token_of(None) is None
     assert token_of(b"12345678") == token_of("3132333435363738") == b"12345678"
     words = ["job 7", b"job 8", "x" * 16, "x" * 1000, "\ud800", "é", "12345678"]
@@ -301,18 +301,18 @@ def test_tokens() -> None:
 
 
 def test_where_it_can_t_be_handed_over_it_is_said(tmp_path: Path) -> None:
-    """It would end with this process, and the worker find it free."""
+    """`detach` is refused if the lock ends with its process: a worker would find it free."""
     with Lock("l", on=f"file://{tmp_path}") as lock:
         with pytest.raises(OptionError, match="a lock of file:// ends with its holder"):
             lock.detach()
         assert lock.held
 
 
-# -- what a person does -------------------------------------------------------------------------------------------
+# -- the command --------------------------------------------------------------------------------------------------
 
 
 def test_a_person_takes_it_away(capsys: pytest.CaptureFixture[str], server: Any) -> None:
-    """Who holds it for ever would have to be killed; or not be told."""
+    """`stampede locks --break` takes a lock away, and its holder learns that it is lost."""
     pytest.importorskip("redis")
     lock = Lock("nightly", on=server.url, lease=0.3)
     assert lock.acquire()
@@ -339,7 +339,7 @@ def _listed(url: str, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_locks_of_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody could see who has the locks that there are when nothing is said; nor take the kernel's from him."""
+    """`stampede locks` lists locks of files with their processes. It can't break them: the kernel owns them."""
     url = f"file://{tmp_path}"
     with Lock("é nightly\n", on=url):
         (shown,) = _listed(url, capsys)

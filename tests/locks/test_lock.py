@@ -1,4 +1,4 @@
-"""`Lock` and `try_lock` over every engine of one machine: exclusion, hand-over, loss, and who waits."""
+"""`Lock` and `try_lock` over every engine of one machine: exclusion, handing over, loss and waiting."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def on(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["disk", "file"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Engines that other processes see."""
+    """Engines that other processes can use."""
     return _url(request.param, tmp_path)
 
 
 def free(name: str, on: str) -> bool:
-    """Can another caller have it now?"""
+    """Return whether another caller could take the lock now."""
     with try_lock(name, on=on) as lock:
         return bool(lock)
 
@@ -66,7 +66,7 @@ def free(name: str, on: str) -> bool:
 
 
 def test_a_lock_is_held_in_its_block(on: str) -> None:
-    """And free again after it, with nothing left of it."""
+    """A lock is held in its block, and free after it."""
     lock = Lock("a", on=on)
     assert not lock.held
     assert lock.token is None
@@ -87,7 +87,7 @@ def test_a_lock_is_held_in_its_block(on: str) -> None:
 
 
 def test_a_lock_in_a_loop(on: str) -> None:
-    """The same with `async with`, beside a plain holder."""
+    """`async with` takes and releases a lock like `with`, and both exclude each other."""
 
     async def main() -> None:
         lock = Lock("a", on=on, wait=0)
@@ -106,7 +106,7 @@ def test_a_lock_in_a_loop(on: str) -> None:
 
 
 def test_plain_verbs(on: str) -> None:
-    """`acquire` answers, `release` gives back; who doesn't hold it can't release it."""
+    """`acquire` returns whether the lock was taken, and `release` gives it back. Only its holder can release it."""
     first, other = Lock("a", on=on), Lock("a", on=on)
     assert first.acquire()
     assert not other.acquire(wait=0)
@@ -118,7 +118,7 @@ def test_plain_verbs(on: str) -> None:
 
 
 def test_async_verbs(on: str) -> None:
-    """Their twins."""
+    """`aacquire` and `arelease` do what `acquire` and `release` do."""
 
     async def main() -> None:
         first, other = Lock("a", on=on), Lock("a", on=on)
@@ -132,7 +132,7 @@ def test_async_verbs(on: str) -> None:
 
 
 def test_fences_grow(on: str) -> None:
-    """A resource that remembers the highest one can refuse a holder who was frozen and woke up late."""
+    """Fences grow. By the highest one that it has seen, a resource can refuse a holder that resumed too late."""
     lock, fences = Lock("a", on=on), []
     for _ in range(5):
         with lock:
@@ -141,7 +141,7 @@ def test_fences_grow(on: str) -> None:
 
 
 def test_tokens_differ(on: str) -> None:
-    """A token that comes twice would let one holder release another's lock."""
+    """Each hold has a new token. Otherwise one holder could release the lock of another."""
     lock, tokens = Lock("a", on=on), set()
     for _ in range(5):
         with lock:
@@ -150,7 +150,7 @@ def test_tokens_differ(on: str) -> None:
 
 
 def test_a_lock_is_released_on_an_exception(on: str) -> None:
-    """Which goes on its way."""
+    """An exception leaves the block, and the lock is released."""
     for kind in (ValueError, KeyboardInterrupt, SystemExit):
         with pytest.raises(kind), Lock("a", on=on):
             raise kind
@@ -158,14 +158,14 @@ def test_a_lock_is_released_on_an_exception(on: str) -> None:
 
 
 def test_a_lock_may_be_released_inside_its_block(on: str) -> None:
-    """Early release is no error at the end of the block."""
+    """A lock may be released inside its block. The end of the block raises no error then."""
     with Lock("a", on=on) as lock:
         lock.release()
         assert free("a", on)
 
 
 def test_the_same_caller_twice(on: str) -> None:
-    """It is not re-entrant, and says so."""
+    """A lock is not re-entrant, and the error says so."""
     lock = Lock("a", on=on, wait=0)
     with lock:
         assert not lock.acquire()
@@ -177,7 +177,7 @@ def test_the_same_caller_twice(on: str) -> None:
 
 
 def test_names_are_told_apart(on: str) -> None:
-    """Names that look alike, or like paths, are other locks."""
+    """Names that look alike, or like paths, are different locks."""
     names = ["a", "A", "a ", "../a", "a/b", "a\x00", "é", "e\u0301", "x" * 5000]
     held = [Lock(name, on=on, wait=0) for name in names]
     for lock in held:
@@ -190,7 +190,7 @@ def test_names_are_told_apart(on: str) -> None:
 
 
 def test_wait_runs_out(on: str) -> None:
-    """`LockTimeout`, which is a TimeoutError, after about `wait`."""
+    """After `wait`, LockTimeout is raised. It is a TimeoutError."""
     with Lock("a", on=on):
         started = time.monotonic()
         got = Herd(lambda: Lock("a", on=on, wait=0.1).__enter__()).join()
@@ -201,7 +201,7 @@ def test_wait_runs_out(on: str) -> None:
 
 
 def test_waiters_get_it_in_turn(on: str) -> None:
-    """Eight threads add to what no lock of Python's protects: none is lost, none waits for ever."""
+    """Eight threads use one lock: only one is inside at a time, and none waits for ever."""
     inside, most, total = 0, 0, 0
 
     def add() -> None:
@@ -218,7 +218,7 @@ def test_waiters_get_it_in_turn(on: str) -> None:
 
 
 def test_one_object_for_many_threads(on: str) -> None:
-    """A lock made at the top of a module excludes its own users too, and each knows whether it is the holder."""
+    """Threads that share one lock object exclude each other, and the holder sees that it holds the lock."""
     lock, wrong, inside = Lock("a", on=on, wait=PATIENCE), [], []
 
     def use() -> None:
@@ -235,7 +235,7 @@ def test_one_object_for_many_threads(on: str) -> None:
 
 
 def test_one_object_for_many_tasks(on: str) -> None:
-    """The same for tasks of one loop."""
+    """Tasks that share one lock object exclude each other."""
     lock, wrong, inside = Lock("a", on=on, wait=PATIENCE), [], []
 
     async def use() -> None:
@@ -255,7 +255,7 @@ def test_one_object_for_many_tasks(on: str) -> None:
 
 
 def test_a_lock_is_handed_over_between_threads(on: str) -> None:
-    """Taken by a request's thread, released by the worker that finished the job."""
+    """A lock that a request's thread took can be released by the worker that finished the job."""
     lock = Lock("a", on=on)
     lock.acquire()
     assert Herd(lock.release).join() == [None]
@@ -264,7 +264,7 @@ def test_a_lock_is_handed_over_between_threads(on: str) -> None:
 
 
 def test_only_the_holder_has_what_acquire_gave(on: str) -> None:
-    """`if holding:` in a thread that was refused must not let it in beside the holder."""
+    """The result of a refused `acquire` is false, even if another thread holds the lock through the same object."""
     lock = Lock("a", on=on)
     with lock as mine:
         assert not Herd(lambda: bool(lock.acquire(wait=0))).join()[0]
@@ -272,7 +272,7 @@ def test_only_the_holder_has_what_acquire_gave(on: str) -> None:
 
 
 def test_another_thread_does_not_give_away_what_it_merely_waits_for(on: str) -> None:
-    """A waiter that gives up, or a stranger's failed `with`, must not release the holder's lock."""
+    """A `with` that times out in another thread does not release the holder's lock."""
     lock = Lock("a", on=on, wait=0)
     with lock:
         (got,) = Herd(lambda: lock.__enter__()).join()
@@ -284,7 +284,7 @@ def test_another_thread_does_not_give_away_what_it_merely_waits_for(on: str) -> 
 
 @pytest.mark.parametrize("kind", [Lock, try_lock])
 def test_who_was_refused_gives_back_nobody_s_lock(on: str, kind: type[Lock]) -> None:
-    """A `finally: holding.release()` behind an `acquire` that said no would end the lock of the thread that has it."""
+    """The result of a refused `acquire` can't be released: that would end the lock of another thread."""
     lock = kind("a", on=on)
     with lock as mine:
         for refused in (lock.acquire(wait=0), asyncio.run(lock.aacquire(wait=0)), Lock("a", on=on).acquire(wait=0)):
@@ -301,7 +301,7 @@ def test_who_was_refused_gives_back_nobody_s_lock(on: str, kind: type[Lock]) -> 
 
 @pytest.mark.parametrize("by", ["holding", "lock"])
 def test_what_a_task_of_its_own_has_taken(on: str, by: str) -> None:
-    """`asyncio.wait_for` makes a task of `aacquire` on Python 3.11: what that took would be renewed for ever."""
+    """A lock that an inner task took can be released outside: `asyncio.wait_for` makes such a task on Python 3.11."""
 
     async def main() -> None:
         lock = Lock("a", on=on)
@@ -316,7 +316,7 @@ def test_what_a_task_of_its_own_has_taken(on: str, by: str) -> None:
 
 
 def test_try_lock(on: str) -> None:
-    """False at once where somebody has it; leaving the block then takes nothing from the holder."""
+    """If the lock is taken, `try_lock` is false at once. The end of its block takes nothing from the holder."""
     with Lock("a", on=on) as lock:
         started = time.monotonic()
         with try_lock("a", on=on) as attempt:
@@ -329,7 +329,7 @@ def test_try_lock(on: str) -> None:
 
 
 def test_one_try_lock_object_in_two_threads(on: str) -> None:
-    """Who didn't get it must not release it for who did, though they share the object."""
+    """Two threads may share a `try_lock` object: the end of a refused block does not release the lock."""
     lock = try_lock("a", on=on)
     with lock as mine:
         assert mine
@@ -339,7 +339,7 @@ def test_one_try_lock_object_in_two_threads(on: str) -> None:
                 return bool(theirs)
 
         assert Herd(other).join() == [False]
-        with lock:  # nor the holder itself, from a block inside its own
+        with lock:  # nor does an inner block of the holder itself
             pass
         assert lock.held
         assert not free("a", on)
@@ -347,7 +347,7 @@ def test_one_try_lock_object_in_two_threads(on: str) -> None:
 
 
 def test_a_cancelled_waiter_leaves_nothing(on: str) -> None:
-    """A lock that was granted in the moment of cancellation must be given back."""
+    """If a waiter is cancelled just as it gets the lock, the lock is given back."""
 
     async def main() -> None:
         lock = Lock("a", on=on)
@@ -368,7 +368,7 @@ def test_a_cancelled_waiter_leaves_nothing(on: str) -> None:
 
 
 def take_away(url_or_engine: Engine, name: str, lock: Lock) -> None:
-    """End the lease behind its holder's back, as an engine that restarts does."""
+    """End the lease without its holder, as an engine that restarts does."""
     from stampede.runtime.colour import run_blocking
 
     assert url_or_engine.blocking.locks is not None
@@ -384,14 +384,14 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_a_lost_lock_is_told_at_the_end(engine: Engine) -> None:
-    """Its block ran, and somebody else may have been inside: that must not pass in silence."""
+    """If the lock was lost inside its block, LockLost is raised at the end: another caller may have been inside."""
     with pytest.raises(LockLost, match="'a' ended before its block did"), Lock("a", on=engine) as lock:
         take_away(engine, "a", lock)
     assert not lock.held
 
 
 def test_the_block_s_own_error_goes_first(engine: Engine) -> None:
-    """LockLost in its place would hide why it failed."""
+    """If the block raises an error, that is raised, and not LockLost, which would hide it."""
 
     def fails() -> None:
         with Lock("a", on=engine) as lock:
@@ -403,22 +403,22 @@ def test_the_block_s_own_error_goes_first(engine: Engine) -> None:
 
 
 def test_the_keeper_notices_the_loss(engine: Engine) -> None:
-    """`lost` and `held` tell a long block that it should stop."""
+    """The keeper notices the loss of a lock. `lost` and `held` tell a long block to stop."""
     lock = Lock("a", on=engine, lease=0.15)
     lock.acquire()
     take_away(engine, "a", lock)
     until(lambda: lock.lost)
     assert not lock.held
-    assert isinstance(lock.fence, int)  # for what may have been written meanwhile
+    assert isinstance(lock.fence, int)  # it remains, because of what the block has written
     with pytest.raises(LockLost):
         lock.release()
     with lock:
-        assert lock.held  # and it can be used again
+        assert lock.held  # the object can be used again
         assert not lock.lost
 
 
 def test_a_late_release_takes_nothing_from_the_next_holder(engine: Engine) -> None:
-    """A release without its token would let a third one in."""
+    """A late release does not end the lock of the next holder, because it has another token."""
     first, second = Lock("a", on=engine), Lock("a", on=engine)
     first.acquire()
     take_away(engine, "a", first)
@@ -430,9 +430,9 @@ def test_a_late_release_takes_nothing_from_the_next_holder(engine: Engine) -> No
 
 
 def test_a_held_lock_is_renewed(engine: Engine) -> None:
-    """A block that outlasts its lease keeps the lock: that is what the keeper is for."""
+    """A block that takes longer than its lease keeps the lock: the keeper renews it."""
     began = time.monotonic()
-    with Lock("a", on=engine, lease=1.5) as lock:  # a busy machine may let the keeper wait, though not for a second
+    with Lock("a", on=engine, lease=1.5) as lock:  # on a busy machine the keeper may be late, but not by a second
         while time.monotonic() < began + 2.0:
             assert not Lock("a", on=engine).acquire(wait=0)
             time.sleep(0.05)
@@ -440,7 +440,7 @@ def test_a_held_lock_is_renewed(engine: Engine) -> None:
 
 
 def test_who_overran_max_hold_hears_of_it_in_time(engine: Engine) -> None:
-    """It would go on, sure of its lock, beside the one that got it next."""
+    """When another caller gets a lock after `max_hold`, the earlier holder already sees that it lost the lock."""
     lock = Lock("a", on=engine, lease=0.15, max_hold=0.01)
     lock.acquire()
     with Lock("a", on=engine, wait=PATIENCE):
@@ -452,7 +452,7 @@ def test_who_overran_max_hold_hears_of_it_in_time(engine: Engine) -> None:
 
 @pytest.mark.parametrize("options", [{"lease": 1e11}, {"lease": 10**400}, {"wait": 1e11}, {"max_hold": 1e11}])
 def test_absurd_durations_are_refused(options: dict[str, float]) -> None:
-    """What waits for such a lease would fail much later, and far from whoever wrote it."""
+    """A duration of more than a hundred years is refused where it is given. Otherwise it would fail much later."""
     with pytest.raises(OptionError, match=rf"{next(iter(options))} is more than a hundred years"):
         Lock("a", on="memory://", **options)
     with pytest.raises(OptionError, match="is more than a hundred years"):
@@ -464,7 +464,7 @@ def test_absurd_durations_are_refused(options: dict[str, float]) -> None:
 
 
 def test_a_lock_that_is_forgotten_while_it_is_held_is_released(on: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody could ever release it, and it would be renewed for ever."""
+    """If the object of a held lock is dropped, the lock is released, and the log says so."""
     held = [Lock("a", on=on, lease=0.6)]
     held[0].acquire()
     held.clear()
@@ -474,7 +474,7 @@ def test_a_lock_that_is_forgotten_while_it_is_held_is_released(on: str, caplog: 
 
 
 def test_what_with_has_taken_is_released_by_its_block(on: str) -> None:
-    """A thread that was refused, and releases all the same, would end the lock of the one inside."""
+    """A lock that a block holds can't be released through the lock object, only by the block or its holding."""
     lock = Lock("a", on=on)
     with lock as mine:
         assert not lock.acquire(wait=0)
@@ -484,7 +484,7 @@ def test_what_with_has_taken_is_released_by_its_block(on: str) -> None:
 
 
 def test_a_lock_keeps_its_engine() -> None:
-    """Of a cache that nobody else keeps: its lock would find the engine closed."""
+    """A lock keeps its engine open, even if its cache has no other reference."""
     for made in (lambda: Lock("a", on=stampede.Cache("memory://")), lambda: stampede.Cache("memory://").lock("a")):
         lock = made()
         gc.collect()
@@ -493,7 +493,7 @@ def test_a_lock_keeps_its_engine() -> None:
 
 
 def test_a_lock_finds_its_engine_again_after_configure(tmp_path: Path) -> None:
-    """One made at the top of a module, before the settings are read, would be on an engine that is closed."""
+    """A lock that was made before `configure`, as at the top of a module, uses the new settings after it."""
     default, by_url, by_name = Lock("a"), try_lock("a", on=f"disk://{tmp_path}/d"), Lock("a", on="default")
     with default, by_url, by_name:
         pass
@@ -506,7 +506,7 @@ def test_a_lock_finds_its_engine_again_after_configure(tmp_path: Path) -> None:
 
 
 def test_max_hold_ends_a_block_that_hangs(engine: Engine) -> None:
-    """One hung job must not hold a nightly lock for ever."""
+    """A block that hangs loses its lock after `max_hold`."""
     lock = Lock("a", on=engine, lease=0.1, max_hold=0.1)
     lock.acquire()
     with Lock("a", on=engine, wait=PATIENCE), pytest.raises(LockLost):
@@ -518,7 +518,8 @@ def test_max_hold_ends_a_block_that_hangs(engine: Engine) -> None:
 def test_a_block_that_ends_without_its_server(
     server: Callable[[], Any], colour: str, before: Callable[[Any], Proxy]
 ) -> None:
-    """Who may not have been alone would hear of a connection, and retry; who was would redo what is done."""
+    """If the server is down at the end of a block, the error is EngineError if the holder was alone in it, and LockLost
+    if another caller may have been inside."""
 
     async def block(lock: Lock, body: Callable[[], object]) -> None:
         if colour == "sync":
@@ -554,7 +555,7 @@ def test_a_block_that_ends_without_its_server(
 
 
 def test_release_via_a_commit(on: str) -> None:
-    """The lock outlives the block until the transaction's commit; before it, another would read the old row."""
+    """The lock is held after its block until the commit. Before the commit, others would read the old row."""
     hooks: list[Callable[[], object]] = []
     with Lock("a", on=on, release_via=hooks.append):
         assert hooks == []
@@ -564,7 +565,7 @@ def test_release_via_a_commit(on: str) -> None:
 
 
 def test_release_via_and_an_exception(on: str) -> None:
-    """After a rollback no hook comes: the release is at once."""
+    """After an exception there is no commit, so the hook is not called, and the lock is released at once."""
     hooks: list[Callable[[], object]] = []
     with pytest.raises(ValueError), Lock("a", on=on, release_via=hooks.append):
         raise ValueError
@@ -573,7 +574,7 @@ def test_release_via_and_an_exception(on: str) -> None:
 
 
 def test_release_via_ends_renewal_with_the_block(engine: Engine) -> None:
-    """A commit that never comes holds the lock for one lease at most."""
+    """After its block the lock is not renewed: a commit that never comes holds it for one lease at most."""
     hooks: list[Callable[[], object]] = []
     lock = Lock("a", on=engine, lease=0.2, release_via=hooks.append)
     with lock:
@@ -583,7 +584,7 @@ def test_release_via_ends_renewal_with_the_block(engine: Engine) -> None:
 
 
 def test_release_via_a_coroutine(on: str) -> None:
-    """Hooks of a loop's database could not be used; or the coroutine be dropped, and the lock stand."""
+    """A hook may be an `async def` in `async with`. In `with` it is refused, and the lock is released."""
 
     async def hook(release: Callable[[], object]) -> None:
         await asyncio.sleep(0)
@@ -601,7 +602,7 @@ def test_release_via_a_coroutine(on: str) -> None:
 
 
 def test_release_via_a_hook_that_fails(on: str) -> None:
-    """Its error reaches the caller, and the lock is not left behind."""
+    """The error of a hook reaches the caller, and the lock is released."""
 
     def hook(release: Callable[[], object]) -> None:
         raise ZeroDivisionError
@@ -612,7 +613,7 @@ def test_release_via_a_hook_that_fails(on: str) -> None:
 
 
 def test_release_via_in_a_loop(on: str) -> None:
-    """The hook is a plain call there too."""
+    """A hook may be a plain function in `async with`, too."""
     hooks: list[Callable[[], object]] = []
 
     async def main() -> None:
@@ -628,7 +629,7 @@ def test_release_via_in_a_loop(on: str) -> None:
 
 @pytest.mark.redis
 def test_release_via_stops_no_loop(before: Callable[[Any], Proxy]) -> None:
-    """Every request of the process would wait for a server that hangs."""
+    """A release after a commit does not block its event loop while the server hangs."""
     proxy = before(shared_redis())
     hooks: list[Callable[[], Any]] = []
 
@@ -636,7 +637,7 @@ def test_release_via_stops_no_loop(before: Callable[[Any], Proxy]) -> None:
         async with Lock("r", on=proxy.url, release_via=hooks.append):
             pass
         proxy.hold()
-        release = hooks.pop()()  # it returns while the server says nothing
+        release = hooks.pop()()  # it returns although the server does not reply
         await asyncio.sleep(0)
         assert not release.done()
         proxy.let_go()
@@ -652,7 +653,7 @@ def test_release_via_stops_no_loop(before: Callable[[Any], Proxy]) -> None:
 def test_release_via_where_the_engine_is_down(
     colour: str, before: Callable[[Any], Proxy], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the commit an error would undo nothing, and break the session."""
+    """If the release after a commit fails, this is logged and not raised: an error could not undo the commit."""
     proxy = before(shared_redis())
     hooks: list[Callable[[], Any]] = []
 
@@ -679,14 +680,14 @@ def test_release_via_where_the_engine_is_down(
 
 
 def test_null_excludes_nobody() -> None:
-    """For tests: every lock is granted."""
+    """`null://` is for tests: it grants every lock."""
     with Lock("a", on="null://") as first, Lock("a", on="null://") as second:
         assert first.held
         assert second.held
 
 
 def test_a_cache_s_lock() -> None:
-    """`cache.lock(...)` and `on=cache` are on the cache's engine, and on one pool."""
+    """`cache.lock(...)` and `on=cache` use the engine of the cache."""
     from stampede import Cache
 
     cache = Cache()
@@ -697,7 +698,7 @@ def test_a_cache_s_lock() -> None:
 
 
 def test_an_engine_of_values_only_is_no_lock() -> None:
-    """Said at construction, with the remedy."""
+    """An engine without locks is refused when the lock is made, with a remedy."""
 
     class Values(Engine):
         scheme = "values"
@@ -713,7 +714,7 @@ def test_an_engine_of_values_only_is_no_lock() -> None:
 
 
 def test_trouble_of_the_engine_raises(tmp_path: Path) -> None:
-    """A lock is never open: `try_lock` must not say "somebody else has it", and `Lock` must not run its block."""
+    """If the engine fails, `Lock` must not run its block, and `try_lock` must not report that the lock is taken."""
     import shutil
 
     url = f"file://{tmp_path}/f"
@@ -739,7 +740,7 @@ with Lock("a", lease=60, **options):
 
 
 def holder(on: str, **environ: str) -> subprocess.Popen[str]:
-    """Another process that holds the lock until its input ends."""
+    """Start a process that holds the lock until its input ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, on],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
@@ -758,7 +759,7 @@ def ended(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_lock_without_settings_works_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Lock("nightly")` in a cron job must exclude the other cron job, whatever nobody configured."""
+    """`Lock("nightly")` in a cron job excludes other cron jobs, without any settings."""
     stampede.configure()  # as outside of a test
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -777,7 +778,7 @@ def test_a_lock_without_settings_works_over_processes(tmp_path: Path, monkeypatc
 
 
 def test_a_killed_holder_frees_the_lock(shared: str) -> None:
-    """Long before its lease of 60 s: the kernel tells."""
+    """If the holder is killed, the lock is free at once, long before its lease of 60 s ends."""
     process = holder(shared)
     try:
         assert not free("a", shared)
@@ -793,7 +794,7 @@ def test_a_killed_holder_frees_the_lock(shared: str) -> None:
 
 
 def test_a_killed_holder_frees_the_lock_for_tasks(shared: str) -> None:
-    """The same for a waiter in a loop, which goes on turning meanwhile."""
+    """If the holder is killed, a task that waits for the lock gets it at once."""
     process = holder(shared)
 
     async def main() -> None:
@@ -812,7 +813,7 @@ def test_a_killed_holder_frees_the_lock_for_tasks(shared: str) -> None:
 
 
 def test_a_fork_in_the_block(shared: str) -> None:
-    """The child neither releases its parent's lock at the end of the block it inherits, nor keeps it beyond."""
+    """A forked child does not release its parent's lock at the end of the inherited block, and does not keep it."""
     lock = Lock("a", on=shared)
     reading, writing = os.pipe()
     with lock:
@@ -823,10 +824,10 @@ def test_a_fork_in_the_block(shared: str) -> None:
                 lock.__exit__(None, None, None)  # the end of the inherited block
                 code = 0 if not free("a", shared) else 2
             finally:
-                os.read(reading, 1)  # lives on until the parent has released
+                os.read(reading, 1)  # live until the parent has released
                 os._exit(code)
         assert lock.held
-        # the child has come through its end of the block when it waits for us; the lock must still be ours
+        # the child sleeps when it has left the block; the parent must still hold the lock
         until(lambda: _sleeps(child))
         assert not free("a", shared)
     try:
@@ -842,15 +843,15 @@ def test_a_fork_in_the_block(shared: str) -> None:
 def _sleeps(pid: int) -> bool:
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     channel = Path(f"/proc/{pid}/syscall").read_text().split()[0]
-    return state == "S" and channel in ("0", "63")  # read(2), by machine: the pipe
+    return state == "S" and channel in ("0", "63")  # the numbers of read(2), which reads the pipe
 
 
 # -- nothing is left --------------------------------------------------------------------------------------------------
 
 
 def test_the_keeper_is_left_with_nothing(on: str) -> None:
-    """A hold that stays behind renews a lock that nobody holds, for ever."""
-    before = set(keeper._holds)  # of other tests, which go when their time comes
+    """The keeper forgets a lock that was released. Otherwise it would renew it for ever."""
+    before = set(keeper._holds)  # of other tests; they end later
     with Lock("a", on=on):
         assert len(set(keeper._holds) - before) == 1
     with pytest.raises(ValueError), Lock("a", on=on):
@@ -861,7 +862,7 @@ def test_the_keeper_is_left_with_nothing(on: str) -> None:
 
 
 def test_a_thread_that_ends_with_the_lock(on: str) -> None:
-    """A forgotten release: the lock stays held, and can still be released through the object."""
+    """If a thread ends without a release, the lock stays held, and can be released through the object."""
     lock = Lock("a", on=on)
     thread = threading.Thread(target=lock.acquire)
     thread.start()
@@ -876,13 +877,13 @@ def test_a_thread_that_ends_with_the_lock(on: str) -> None:
 
 
 def _kept(lock: Lock) -> Iterator[bool]:
-    """A dependency, as web frameworks run them: each of its steps in any thread or task."""
+    """A dependency of a web framework: each of its steps may run in any thread or task."""
     with lock as mine:
         yield bool(mine)
 
 
 def test_the_end_of_a_block_that_was_released_takes_nothing_from_the_next(on: str) -> None:
-    """A third one would get in beside the second, and nobody hear of it."""
+    """If a block's lock was released early, the end of the block does not release the lock of the next holder."""
     lock, inside = Lock("a", on=on, wait=PATIENCE), threading.Event()
     go_on = threading.Event()
 
@@ -903,7 +904,7 @@ def test_the_end_of_a_block_that_was_released_takes_nothing_from_the_next(on: st
 
 
 def test_the_end_of_a_task_s_block_that_was_released_takes_nothing_from_the_next(on: str) -> None:
-    """The same for tasks."""
+    """If a task released its lock early, the end of its block does not release the lock of the next task."""
     lock = Lock("a", on=on, wait=PATIENCE)
 
     async def main() -> None:
@@ -928,9 +929,9 @@ def test_the_end_of_a_task_s_block_that_was_released_takes_nothing_from_the_next
 
 
 def test_a_refused_block_that_ends_in_another_thread(on: str) -> None:
-    """It would give back the lock of the one who has it."""
+    """A refused block may end in another thread. Its end does not release the holder's lock."""
     lock = try_lock("a", on=on)
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:  # which live on, as a pool's do
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:  # their threads live on
         with lock as mine:
             refused = _kept(lock)
             assert one.submit(next, refused).result(PATIENCE) is False
@@ -945,7 +946,7 @@ def test_a_refused_block_that_ends_in_another_thread(on: str) -> None:
 
 
 def test_a_refused_block_that_ends_in_another_task(on: str) -> None:
-    """The same for tasks."""
+    """A refused block may end in another task. Its end does not release the holder's lock."""
     lock = try_lock("a", on=on)
 
     async def kept() -> Any:
@@ -971,7 +972,7 @@ def test_a_refused_block_that_ends_in_another_task(on: str) -> None:
 
 
 def test_an_exit_stack_takes_nothing_from_a_block(on: str) -> None:
-    """Its end of what it didn't get, in another thread, would give back the lock of the one who has it."""
+    """An exit stack with a refused lock may be closed in another thread. That does not release the holder's lock."""
     lock, stack = try_lock("a", on=on), ExitStack()
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
         with lock as mine:
@@ -979,12 +980,12 @@ def test_an_exit_stack_takes_nothing_from_a_block(on: str) -> None:
             two.submit(stack.close).result(PATIENCE)
             assert mine.held
         got = two.submit(lambda: stack.enter_context(lock)).result(PATIENCE)
-        one.submit(got.release).result(PATIENCE)  # handed on
+        one.submit(got.release).result(PATIENCE)  # by another thread
         assert free("a", on)
 
 
 def test_a_block_of_no_task_outlives_the_loop_it_was_entered_in(on: str) -> None:
-    """Its lock would be given back under a generator that goes on after that loop."""
+    """A generator whose plain block was entered in an event loop keeps the lock after that loop."""
     lock = Lock("a", on=on)
     rows = _kept(lock)
 
@@ -999,7 +1000,7 @@ def test_a_block_of_no_task_outlives_the_loop_it_was_entered_in(on: str) -> None
 
 
 def test_a_task_s_block_that_goes_on_after_its_loop(on: str) -> None:
-    """Its lock was given back, as that loop was closed: somebody else may have been inside."""
+    """The close of an event loop gives back its locks. A block that goes on after that gets LockLost."""
     lock, told = Lock("a", on=on, lease=1), []
 
     @types.coroutine
@@ -1025,21 +1026,21 @@ def test_a_task_s_block_that_goes_on_after_its_loop(on: str) -> None:
 
 @types.coroutine
 def _driven(steps: Any) -> Iterator[Any]:
-    """To where it says so, as a part of a task."""
+    """Run the steps until they pause, as part of a task."""
     while (awaited := steps.send(None)) != "paused":
         yield awaited
 
 
 @pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_lock_is_not_copied(act: Callable[[object], object]) -> None:
-    """Two objects would give back what one of them took."""
+    """A lock can't be copied or pickled: two objects would release what one of them took."""
     for lock in (Lock("a", on="memory://"), try_lock("a", on="memory://")):
         with pytest.raises(TypeError, match="can't be copied or pickled"):
             act(lock)
 
 
 def test_a_wrong_call_of_a_lock_is_told_in_its_own_name() -> None:
-    """`Lock("a", 10)` would be an error of a class that nobody has heard of."""
+    """The error of a wrong call names `Lock` or `try_lock`, and no internal class."""
     for kind in (Lock, try_lock):
         with pytest.raises(TypeError, match=rf"^{kind.__name__}.__init__\(\) takes 2"):
             kind("a", 10)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Prometheus and OpenTelemetry, the real packages and a real server: what they see of caches, locks and limits."""
+"""Prometheus and OpenTelemetry, the real packages and a real server: what they show of caches, locks and limits."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _numbers = iter(range(10**9))
 
 
 def new_cache(url: str = "memory://", label: str = "", **options: Any) -> Cache:
-    """A cache whose label no other test uses: metrics are of the whole process."""
+    """Return a cache whose label no other test uses, because metrics belong to the whole process."""
     settings = cache_settings({"url": url, "early": 0, **options}, "")
     return Cache.of(replace(settings, name=label or f"cache {next(_numbers)}"))
 
 
 class Scrape:
-    """What a registry gives to Prometheus."""
+    """The samples that a registry gives to Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -59,7 +59,7 @@ def scrape() -> Scrape:
 
 
 def test_local_hits_count(scrape: Scrape) -> None:
-    """They are most of all calls, and no events: without them there is no hit ratio."""
+    """Hits in memory are counted, although they emit no events. Most calls are such hits."""
     with new_cache() as cache:
         call = cache.cached(named)
         for _ in range(10):
@@ -83,7 +83,7 @@ def test_hits_on_the_engine(scrape: Scrape, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"local": True}, {"local": False}], ids=["memory", "local tier", "engine"])
 def test_seconds_that_the_origin_was_spared(scrape: Scrape, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Each hit is worth what the entry took to compute, also after the entry was replaced."""
+    """Each hit saves the time that its entry took to compute. The sum remains when the entry is replaced."""
     pause = threading.Event()
     with new_cache(f"disk://{tmp_path}" if options else "memory://", **options) as cache:
         saved = 0.0
@@ -100,7 +100,7 @@ def test_seconds_that_the_origin_was_spared(scrape: Scrape, tmp_path: Path, opti
 
 
 def test_waits_and_costs_are_histograms(scrape: Scrape) -> None:
-    """Who waits for another caller's computation has saved one, too."""
+    """Waits and computations are histograms. A caller that waits for another one's computation saves time, too."""
     with new_cache() as cache:
         begun, end = threading.Event(), threading.Event()
 
@@ -142,7 +142,7 @@ def test_what_fails_or_is_not_stored(scrape: Scrape) -> None:
 
 
 def test_locks(scrape: Scrape, tmp_path: Path) -> None:
-    """By engine, and not by name: there may be a lock for each order."""
+    """Locks are counted by engine, and not by name, because there may be a lock for each order."""
     with Cache(f"disk://{tmp_path}") as cache:
 
         def sample(name: str, **labels: str) -> float | None:
@@ -165,7 +165,7 @@ def test_locks(scrape: Scrape, tmp_path: Path) -> None:
 
 
 def test_limits(scrape: Scrape, tmp_path: Path) -> None:
-    """By engine, and not by name: there may be a limit for each user."""
+    """Limits are counted by engine, and not by name, because there may be a limit for each user."""
     with Cache(f"disk://{tmp_path}") as cache:
         limiter = cache.limiter("mails of bob", max=1, per=60)
         assert limiter.try_acquire()
@@ -183,7 +183,7 @@ def test_limits(scrape: Scrape, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 def test_origins(scrape: Scrape, many: bool) -> None:
-    """How many places are used, in all processes together, is a sum that PromQL can make."""
+    """Each process reports the places that it uses in an origin, so that PromQL can add them up."""
     origin = f"a database {many}"
 
     def sample(name: str, **labels: str) -> float | None:
@@ -211,7 +211,7 @@ def test_origins(scrape: Scrape, many: bool) -> None:
 
 
 def test_no_counter_falls(scrape: Scrape) -> None:
-    """Prometheus takes a counter that falls for one that began anew, and draws a peak."""
+    """A counter does not fall when a cache is made again: Prometheus would see a restart, and show a peak."""
     for expected in (1, 2):
         cache = new_cache(label="made again and again")
         cache.get_or_compute("k", lambda: 1)
@@ -222,7 +222,7 @@ def test_no_counter_falls(scrape: Scrape) -> None:
 
 
 def test_two_caches_of_one_name_are_one(scrape: Scrape) -> None:
-    """A second sample with the same labels would make the whole scrape invalid."""
+    """Two caches of one name make one sample. Two samples with the same labels would make the scrape invalid."""
     with new_cache(label="twins") as one, new_cache(label="twins") as other:
         for cache in (one, other):
             cache.get_or_compute("k", lambda: 1)
@@ -231,7 +231,7 @@ def test_two_caches_of_one_name_are_one(scrape: Scrape) -> None:
 
 
 def test_no_label_is_a_key(scrape: Scrape) -> None:
-    """A label with a value for each key is the end of a Prometheus."""
+    """No label contains a key: Prometheus can't handle so many different labels."""
     with new_cache() as cache:
         cache.get_or_compute("a key", lambda: 1)
         cache.cached(named)(12345678)
@@ -243,7 +243,7 @@ def test_no_label_is_a_key(scrape: Scrape) -> None:
 
 
 def test_promtool_is_content(scrape: Scrape) -> None:
-    """Names, units and help texts keep Prometheus' conventions."""
+    """Names, units and help texts follow the conventions of Prometheus."""
     with new_cache() as cache:
         cache.get_or_compute("k", lambda: 1)
         text = generate_latest(scrape.registry)
@@ -254,7 +254,7 @@ def test_promtool_is_content(scrape: Scrape) -> None:
 
 
 def test_a_registry_takes_it_twice() -> None:
-    """Settings may be read again, and "duplicated timeseries" would be an error at that moment."""
+    """An observer may be made twice for one registry, because settings may be read again."""
     registry = CollectorRegistry()
     for namespace in ("stampede", "stampede", "other"):
         PrometheusObserver(registry, namespace)
@@ -272,12 +272,12 @@ class Prometheus:
         self._server = PrometheusServer(self._http.server_port)
 
     def collect(self) -> tuple[()]:
-        """It is being scraped."""
+        """Count a scrape, without any metrics."""
         self._scrapes.release()
         return ()
 
     def __call__(self, expression: str, cache: str) -> float:
-        """The value of an expression for a cache."""
+        """Return the value of an expression for a cache."""
         question = urllib.parse.urlencode({"query": expression})
         address = f"http://127.0.0.1:{self._server.port}/api/v1/query?{question}"
         with urllib.request.urlopen(address, timeout=20) as reply:
@@ -285,7 +285,7 @@ class Prometheus:
         return sum(float(each["value"][1]) for each in result if each["metric"]["cache"] == cache)
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Looks again at each scrape, twice a second; what the one has brought is there at the next."""
+        """Check a condition at each scrape, twice a second. The samples of a scrape are visible at the next one."""
         for _ in range(60):
             if condition():
                 return
@@ -307,7 +307,7 @@ def prometheus() -> Iterator[Prometheus]:
 
 @pytest.mark.prometheus
 def test_a_real_prometheus_draws_the_hit_ratio(prometheus: Prometheus) -> None:
-    """The expressions are those of docs/guides/observing.md."""
+    """The expressions of docs/guides/observing.md work in a real Prometheus."""
     (block,) = Page(DOCS / "guides" / "observing.md").blocks("promql")
     ratio, saved, slow = block.text.split("\n\n")
     with new_cache(label="scraped") as cache:
@@ -358,7 +358,7 @@ for name, labels in (
 
 
 def test_several_processes(tmp_path: Path) -> None:
-    """A scrape reaches any of gunicorn's workers, and is to tell of all; what was counted before the fork once."""
+    """A scrape of one gunicorn worker reports all workers. Calls from before the fork count once."""
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", PROCESSES]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -369,7 +369,7 @@ def test_several_processes(tmp_path: Path) -> None:
 
 
 def test_opentelemetry() -> None:
-    """The same names, but for the ends that an exporter to Prometheus appends."""
+    """OpenTelemetry gets the same names, without the endings that an exporter to Prometheus appends."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     meter = provider.get_meter("test")

@@ -1,4 +1,4 @@
-"""Observers: what is counted, logged and exported, and that none of them can break a call."""
+"""Observers: what is counted, logged and exported. None of them can break a call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = {kind for kind in vars(events).values() if isinstance(kind, type) and is
 
 
 def test_the_day_holds_every_kind_of_event() -> None:
-    """The tests below are about all events only as long as this holds."""
+    """`DAY` contains every kind of event. The tests below rely on that."""
     assert {type(event) for event in DAY} == KINDS - {events.Event}
 
 
@@ -57,7 +57,7 @@ def counted(day: list[events.Event] = DAY) -> Counters:
 
 
 def test_counts_by_scope() -> None:
-    """Each event must be counted once, where it belongs."""
+    """Each event is counted once, in its scope."""
     assert counted().of("f") == Stats(
         found=1,
         waits=2,
@@ -80,26 +80,26 @@ def test_counts_by_scope() -> None:
 
 
 def test_the_total_adds_up() -> None:
-    """Sums over scopes, but the largest of the largest costs; an engine's outage belongs to no scope and is in it."""
+    """The total adds up all scopes, and takes the largest `cost_max`. Events without a scope count, too."""
     total = counted().total()
     assert (total.computed, total.computations, total.failed) == ({"missing": 2, "early": 1}, 4, 1)
     assert (total.cost_total, total.cost_max, total.engine_downs) == (3.0, 2.0, 1)
 
 
 def test_the_ratio() -> None:
-    """The number that everybody looks at first: 8 hits, 1 found, 1 served of 16 answers."""
+    """The ratio: 8 hits, 1 found and 1 served are 10 of 16 answers."""
     assert Stats().ratio == 0.0
     assert Stats(hits=8, found=1, served={"failed": 1}, waits=2, computed={"missing": 3}, failed=1).ratio == 10 / 16
 
 
 def test_every_event_is_counted() -> None:
-    """An event that is overlooked by the counters is seen nowhere."""
+    """Every kind of event changes the counters. Otherwise it would be visible nowhere."""
     for event in DAY:
         assert counted([event]).total() != Stats(), event
 
 
 def test_no_count_is_lost_between_threads() -> None:
-    """Two threads that both make the tally of a new scope: one of them counts into what is thrown away."""
+    """No count is lost if two threads count in a new scope at the same time."""
     counters, start = Counters(), threading.Barrier(4)
 
     def count() -> None:
@@ -121,7 +121,7 @@ def test_no_count_is_lost_between_threads() -> None:
 
 
 def test_a_fork_while_somebody_counts() -> None:
-    """The child has no thread that could unlock: its first event would hang it for ever."""
+    """A child that is forked while a thread holds the lock of the counters can count. It must not hang."""
     program = """
 import os, signal, threading
 from stampede.runtime import process_lock
@@ -149,7 +149,7 @@ thread.join()
 
 
 def test_stats_are_values() -> None:
-    """What somebody holds must not change under their hands when the next event comes."""
+    """`Stats` that were read do not change when the next event comes."""
     counters = counted()
     before = counters.of("f")
     copy = {field.name: getattr(before, field.name) for field in fields(before)}
@@ -163,7 +163,7 @@ def test_stats_are_values() -> None:
 
 
 def test_a_raising_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A metrics backend that is down would otherwise be an outage; and a log line per call another one."""
+    """An observer that raises breaks no call and no other observer. It is logged once, not at every call."""
 
     def broken(event: events.Event) -> None:
         raise OSError("no metrics today")
@@ -173,13 +173,13 @@ def test_a_raising_observer_breaks_nothing(caplog: pytest.LogCaptureFixture) -> 
     hub.emit(DAY[0])
     hub.emit(DAY[1])
     assert seen == DAY[:2]
-    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # one for each of the two
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # one for each broken observer
     assert "no metrics today" in caplog.text
     assert "broken" in caplog.text
 
 
 def test_ctrl_c_in_an_observer_is_no_error_of_its() -> None:
-    """KeyboardInterrupt belongs to the program, wherever it arrives."""
+    """KeyboardInterrupt is not an error of the observer in which it arrives. It reaches the program."""
 
     def interrupted(event: events.Event) -> None:
         raise KeyboardInterrupt
@@ -189,7 +189,7 @@ def test_ctrl_c_in_an_observer_is_no_error_of_its() -> None:
 
 
 def test_an_observer_that_causes_events() -> None:
-    """One that uses a cached function itself would call itself for ever; the others hear of both events."""
+    """An observer that causes events is not called for them, so it does not call itself for ever. Others are called."""
     seen: list[events.Event] = []
 
     def curious(event: events.Event) -> None:
@@ -202,7 +202,7 @@ def test_an_observer_that_causes_events() -> None:
 
 
 def test_what_is_no_observer_is_refused() -> None:
-    """An `async def` would be called, and never run."""
+    """Wrong observers are refused, such as an `async def`, which would be called but never run."""
 
     async def later(event: events.Event) -> None: ...
 
@@ -227,7 +227,7 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_log_lines(log: pytest.LogCaptureFixture) -> None:
-    """Operators grep for these: who, why, how long, at a level that wakes only when it should."""
+    """Each event makes a log line with a fixed text and level, because operators search for them."""
     for event in DAY:
         log_events(event)
     assert [(record.name, record.levelname, record.getMessage()) for record in log.records] == [
@@ -258,7 +258,7 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
 def test_what_takes_longer_than_max_hold_is_told_what_to_do(
     url: str, log: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """A job of ten minutes would be computed anew by each who asks, and its log would speak of leases."""
+    """If a computation takes longer than `max_hold`, one warning names the option. The value is not stored."""
     with Cache(f"disk://{tmp_path}" if url == "disk" else url, early=0) as cache:
         computed = [cache.get_or_compute("k", lambda: time.sleep(0.2), lease=0.05, max_hold=0.05) for _ in range(2)]
     assert computed == [None, None] and cache.stats().lease_lost == 2
@@ -267,13 +267,13 @@ def test_what_takes_longer_than_max_hold_is_told_what_to_do(
 
 
 def test_a_refusing_cache_if_is_no_warning(log: pytest.LogCaptureFixture) -> None:
-    """It does what the user asked for, perhaps at every call."""
+    """A value that `cache_if` refused is logged at DEBUG only: the user asked for it, perhaps at every call."""
     log_events(events.Unkept("f", "f(1)", "cache_if refused it"))
     assert [record.levelname for record in log.records] == ["DEBUG"]
 
 
 def test_a_flood_is_one_line(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """145 damaged entries would write 145 warnings, and hide what else goes wrong."""
+    """Many similar faults make one warning. The rest is logged at DEBUG, so that other faults remain visible."""
     now = 1000.0
     monkeypatch.setattr("stampede.metrics.log.monotonic", lambda: now)
     damaged, failing = events.BadBytes("f", "f(1)", "truncated"), events.Failed("f", "f(1)", "missing", 0.1, OSError())
@@ -282,9 +282,9 @@ def test_a_flood_is_one_line(log: pytest.LogCaptureFixture, monkeypatch: pytest.
             log_events(event)
     log_events(events.BadBytes("g", "g(1)", "truncated"))
     told = [record.getMessage() for record in log.records if record.levelname != "DEBUG"]
-    assert len(told) == 4  # of which each says that it may be one of many
+    assert len(told) == 4  # each says that there may be more
     assert [line.partition("more like this in the next ")[2][:4] for line in told] == ["10 s", "10 s", "600 ", "10 s"]
-    assert len(log.records) == 3 * 145 + 1  # at DEBUG, all of them
+    assert len(log.records) == 3 * 145 + 1  # the others at DEBUG
     now += 10.5
     log_events(damaged)
     assert log.records[-1].levelname == "WARNING"
@@ -293,7 +293,7 @@ def test_a_flood_is_one_line(log: pytest.LogCaptureFixture, monkeypatch: pytest.
 
 
 def test_one_cache_s_fault_hides_no_other_s(log: pytest.LogCaptureFixture) -> None:
-    """All keys of `get_or_compute` are of one function, "": a second cache's would not be written for ten minutes."""
+    """A fault in one cache does not suppress the log line of another cache, though both use the scope ""."""
     with isolated(caches={name: {"url": "memory://?codec=sealed", "strict": False} for name in "ab"}):
         for name in ("a", "b", "b"):
             get_cache(name).get_or_compute("k", threading.Lock)
@@ -311,7 +311,7 @@ def test_one_cache_s_fault_hides_no_other_s(log: pytest.LogCaptureFixture) -> No
     ],
 )
 def test_a_line_names_its_cache_once(event: events.Event, log: pytest.LogCaptureFixture) -> None:
-    """An operator of ten caches would not know where to look."""
+    """A log line names the cache if it has a name, so that an operator of many caches knows which one it is."""
     log_events(event, cache="shop", named=True)
     log_events(event, cache="redis://x", named=False)
     lines = [record.getMessage() for record in log.records]
@@ -319,7 +319,7 @@ def test_a_line_names_its_cache_once(event: events.Event, log: pytest.LogCapture
 
 
 def test_a_recursion_that_is_too_deep_is_told_once(log: pytest.LogCaptureFixture) -> None:
-    """A thousand levels, each with a line: nobody finds the one in which it failed."""
+    """A recursion that is too deep makes one warning, and not one for each level."""
 
     @cached(ttl=None)
     def depth(n: int) -> int:
@@ -332,7 +332,7 @@ def test_a_recursion_that_is_too_deep_is_told_once(log: pytest.LogCaptureFixture
 
 
 def test_keys_can_be_left_out(log: pytest.LogCaptureFixture) -> None:
-    """Keys and messages may hold what a log must not, for example a person's name."""
+    """With keys=False, neither keys nor messages of errors are logged: they may contain personal data."""
     for event in DAY:
         partial(log_events, keys=False)(event)
     assert len(log.records) == len(DAY)
@@ -343,13 +343,13 @@ def test_keys_can_be_left_out(log: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_key_cannot_forge_a_line(log: pytest.LogCaptureFixture) -> None:
-    """A key is partly what a stranger sent."""
+    """A line break in a key is escaped: strangers choose parts of keys, and must not forge log lines."""
     log_events(events.Found("", "k\nWARNING all is lost"))
     assert log.records[0].getMessage() == r"found 'k\nWARNING all is lost'"
 
 
 def test_records_hold_fields(log: pytest.LogCaptureFixture) -> None:
-    """For those who log JSON: nobody should have to parse the text."""
+    """Log records have fields, so that a JSON log need not parse the text."""
     log_events(DAY[1])
     found = {name: value for name, value in vars(log.records[0]).items() if name.startswith("stampede.")}
     assert found == {"stampede.event": "Computed", "stampede.scope": "f", "stampede.key": "f(1)"}
@@ -362,7 +362,7 @@ def test_records_hold_fields(log: pytest.LogCaptureFixture) -> None:
     "name, extra", [("PrometheusObserver", "prometheus"), ("OpenTelemetryObserver", "opentelemetry")]
 )
 def test_a_missing_extra_prints_its_pip_line(name: str, extra: str) -> None:
-    """Where the package is not installed, in a Python that has only its standard library, the remedy is said."""
+    """If an optional package is not installed, the error shows the `pip install` command."""
     program = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "import stampede.metrics as metrics\n"

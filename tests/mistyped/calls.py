@@ -1,4 +1,4 @@
-"""Calls that both checkers must refuse: an error at each line that is marked, and at no other. Never run."""
+"""Calls for type checkers: both must report an error at each marked line, and at no other. This file is never run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def suspending_verbs() -> None:
 
 
 async def verbs_of_the_key() -> None:
-    """They ask for no parameter that is no part of the key; a call still does."""
+    """These methods take only the parameters that are part of the key. A call takes all parameters."""
     user.invalidate(1)
     user.peek(1)
     user.set("", 1, ttl=5)

@@ -1,4 +1,4 @@
-"""How much an origin can bear: found by trial, in simulated time."""
+"""The load that an origin can bear, found by trials, in simulated time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def simulation() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for their annotations
+    sys.modules[spec.name] = module  # its dataclasses look up their annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -33,7 +33,7 @@ TIMES = ["constant", "uniform, 10 to 90 ms", "bimodal, 10 or 500 ms", "log-norma
 
 @pytest.mark.parametrize("time", TIMES)
 def test_an_origin_that_is_well_has_nearly_all_of_its_room(simulation: ModuleType, time: str) -> None:
-    """Times that differ by nature would count as too much: it would be asked by one or two at once, for ever."""
+    """An origin that is not overloaded gets nearly all of its room, even if its times vary by nature."""
     course = simulation.simulate(Adaptive, simulation.TIMES[time], inf, seconds=10.0, unseen=5.0)
     assert course.room > 0.8 * simulation.MOST
 
@@ -41,13 +41,13 @@ def test_an_origin_that_is_well_has_nearly_all_of_its_room(simulation: ModuleTyp
 @pytest.mark.parametrize("bears", [4, 12])
 @pytest.mark.parametrize("time", TIMES)
 def test_one_that_is_saturated_is_given_about_what_it_bears(simulation: ModuleType, time: str, bears: int) -> None:
-    """A slow database would be given more, as each of its callers takes longer; or it would be starved."""
+    """A saturated origin gets about as much as it bears: it is neither overloaded nor starved."""
     course = simulation.simulate(Adaptive, simulation.TIMES[time], bears, seconds=90.0)
     assert 0.6 * bears < course.room < (4 if "log-normal" in time else 2) * bears
 
 
 class Origin:
-    """Computations one after the other, as if the room were always filled."""
+    """Runs computations one after the other, as if the room were always full."""
 
     def __init__(self, adaptive: Adaptive, bears: float = inf) -> None:
         self.adaptive, self.bears, self.now = adaptive, bears, 100.0
@@ -74,7 +74,7 @@ def test_it_has_its_room_again_when_it_is_well_again() -> None:
 
 
 def test_an_origin_that_becomes_slow_is_tried_at_once() -> None:
-    """It would be held down by all who come until the next trial."""
+    """When an origin becomes slow, a trial begins at once. It need not wait for the next regular trial."""
     origin = Origin(Adaptive(64))
     origin.works(20)
     origin.bears = 8
@@ -83,7 +83,7 @@ def test_an_origin_that_becomes_slow_is_tried_at_once() -> None:
 
 
 def test_failures_are_a_sign_too_and_one_of_many_counts() -> None:
-    """Thirty that fail together are one event: each by itself would close the origin for good."""
+    """Failures reduce the room. Thirty at the same time count as one, and do not close the origin."""
     adaptive = Adaptive(32)
     for number in range(30):
         adaptive.ended("rows", 0.05 if number % 2 else 0.0, 10.0, failed=True)
@@ -94,7 +94,7 @@ def test_failures_are_a_sign_too_and_one_of_many_counts() -> None:
 
 
 def test_a_failure_counts_whatever_failed() -> None:
-    """A failure is compared with nothing: an origin of more names than are remembered would never be spared."""
+    """A failure counts even if the name of the computation is not remembered, as with very many names."""
     its, now = Adaptive(64), 1.0
     for number in range(2 * NAMES):
         now += 0.001
@@ -105,14 +105,14 @@ def test_a_failure_counts_whatever_failed() -> None:
 
 
 def test_who_is_slow_by_nature_is_no_sign() -> None:
-    """A report among lookups would look like a database that is down."""
+    """A computation that is always slow, such as a report among lookups, is not a sign of overload."""
     names = iter([("report", 5.0), *[("row", 0.01)] * 3] * 10_000)
     rooms = Origin(Adaptive(16)).works(600, lambda: next(names))
     assert sum(rooms) / len(rooms) > 14
 
 
 def test_what_has_become_slower_for_good_keeps_its_room() -> None:
-    """A table that has grown would be held to what it was for ever."""
+    """An origin that has become slower for good, as with a table that has grown, keeps its room."""
     origin = Origin(Adaptive(16))
     origin.works(30)
     rooms = origin.works(60, lambda: ("rows", 0.5))
@@ -120,7 +120,7 @@ def test_what_has_become_slower_for_good_keeps_its_room() -> None:
 
 
 def test_a_failure_during_a_trial_takes_from_the_whole_room() -> None:
-    """Room that was taken away to look would be gone, beside what the failure takes."""
+    """A failure during a trial reduces the whole room, not the half that the trial has left."""
     origin = Origin(Adaptive(64))
     for _ in range(1000):
         if origin.adaptive.room < 64:

@@ -1,4 +1,4 @@
-"""How often one waiter asks, whatever it is answered."""
+"""How often one waiter asks, whatever the engine replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stampede.testing.clock import FakeClock
 
 
 def test_the_first_questions_are_free_and_the_others_take_their_time() -> None:
-    """A waiter that is woken for good reason would come late; one that is woken for none would spin."""
+    """A waiter asks again at once only a few times. Then it pauses, so that needless wake-ups do not make it spin."""
     pace, clock, asked = Backoff(), FakeClock(1000.0), 0
     assert [pace.rest(clock()) for _ in range(AT_ONCE)] == [0.0] * AT_ONCE
     while clock() < 1010.0:
@@ -29,7 +29,7 @@ def test_the_first_questions_are_free_and_the_others_take_their_time() -> None:
 
 
 def test_who_is_far_back_looks_rarely() -> None:
-    """Thousands would ask once a second each; or the first would sleep beyond the lease of a holder that died."""
+    """The waiters far back ask rarely. The first one asks soon after the lease of a holder that died."""
     assert look_again(0, 5.0, 0.2, 1.0) == 1.0
     assert look_again(0, 0.3, 0.2, 1.0) == 0.3
     assert look_again(3, 0.3, 0.2, 1.0) == pytest.approx(0.9)
@@ -39,7 +39,7 @@ def test_who_is_far_back_looks_rarely() -> None:
 
 
 def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that wakes for no reason would be asked thousands of times a second."""
+    """If an engine wakes waiters for no reason, they do not ask it thousands of times a second."""
     cache, asked = Cache("memory://"), []
     claim, acquire = memory._Verbs.claim, MemoryLocks.acquire
 

@@ -1,4 +1,4 @@
-"""The breaker: a table of what is asked of it, told to it, and answered."""
+"""The breaker: a table of calls and their results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TABLE: dict[str, list[tuple[float, str, Any]]] = {
 
 @pytest.mark.parametrize("steps", TABLE.values(), ids=TABLE)
 def test_table(steps: list[tuple[float, str, Any]]) -> None:
-    """Without it a dead engine is asked by every call, or never again."""
+    """While an engine is down, one call per pause asks it. All calls ask it again after one has succeeded."""
     breaker = Breaker(pause=1.0)
     for now, what, answer in steps:
         got = breaker.open if what == "open" else getattr(breaker, what)(now)
@@ -49,13 +49,13 @@ def test_table(steps: list[tuple[float, str, Any]]) -> None:
 
 @pytest.mark.parametrize("pause", [0, -1, float("nan")])
 def test_pause_that_cannot_be(pause: float) -> None:
-    """Without it a wrong pause is found out during the first outage."""
+    """A wrong pause is refused at once, and not found out during the first outage."""
     with pytest.raises(OptionError, match="pause is"):
         Breaker(pause)
 
 
 def test_threads_share_one_probe_and_one_recovery() -> None:
-    """Without it all threads of a process hang on a dead engine at once, and its recovery is told many times."""
+    """If an engine is down, only one thread of a process probes it, and only one reports that it is back."""
     interval, rounds, threads = sys.getswitchinterval(), 300, 8
     breaker, barrier = Breaker(), threading.Barrier(threads)
     probes: list[int] = []

@@ -1,4 +1,4 @@
-"""Early refresh: a table for the arithmetic, and simulated expiries for what it is good for."""
+"""Early refresh: tables for the arithmetic, and simulated expiries for its effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def entry(cost: float = 1.0, margin: float = 3.0, ttl: float = 100.0, fresh: flo
 
 
 def learn(costs: list[float]) -> Entry[Any]:
-    """The entry after so many computations."""
+    """Return the entry after computations with these costs."""
     cost, margin = early.observe(None, costs[0])
     for seconds in costs[1:]:
         cost, margin = early.observe(entry(cost, margin), seconds)
@@ -35,13 +35,13 @@ def learn(costs: list[float]) -> Entry[Any]:
         (entry(cost=2, margin=3), 0.5, 4.0),
         (entry(cost=2, margin=3, ttl=6), 0.5, 3.0),  # never before half of ttl
         (entry(cost=2, margin=300, ttl=6), 0.5, 3.0),
-        (entry(cost=0, margin=0), 5.0, 0.0),  # nothing is known
+        (entry(cost=0, margin=0), 5.0, 0.0),  # no cost is known
         (entry(ttl=0), 0.5, 0.0),
         (entry(ttl=inf), 0.5, 3.5),
     ],
 )
 def test_lead(there: Entry[Any], draw: float, lead: float) -> None:
-    """Without it refreshes come too late, or so early that a fleet does nothing else."""
+    """The lead is the margin plus the draw times the cost, and at most half of ttl."""
     assert early.lead(there, draw) == lead
 
 
@@ -59,12 +59,12 @@ def test_lead(there: Entry[Any], draw: float, lead: float) -> None:
     ],
 )
 def test_due(there: Entry[Any], due: bool) -> None:
-    """Without it a value for ever is computed again and again, or one near its end is not."""
+    """A value is due when its end is at most the lead away. A value without an end is never due."""
     assert early.due(there, 0.5) is due
 
 
 def test_draw_is_exponential() -> None:
-    """Without it a process never draws a different moment than the others, or one in the past of its value."""
+    """Draws are exponential and never negative, so that processes refresh at different moments."""
     dice = random.Random(1)
     drawn = [early.draw(2.0, dice.random) for _ in range(20_000)]
     assert min(drawn) >= 0
@@ -75,7 +75,7 @@ def test_draw_is_exponential() -> None:
 
 
 def test_first_margin_expects_costs_to_vary() -> None:
-    """Without it the second computation of every key, the first refresh, blocks readers."""
+    """The first margin assumes that costs vary. Otherwise the first refresh of every key would block readers."""
     cost, margin = early.observe(None, 2.0)
     assert cost == 2.0
     assert 4 < margin / cost < 7
@@ -83,21 +83,21 @@ def test_first_margin_expects_costs_to_vary() -> None:
 
 @pytest.mark.parametrize("previous", [entry(0, 0), entry(1, 0), entry(1, 0.5), entry(0, 3), entry(float("nan"), 1)])
 def test_an_entry_that_knows_nothing_is_no_previous(previous: Entry[Any]) -> None:
-    """Without it a value that was set by hand is a division by zero at the next refresh."""
+    """An entry without a valid cost and margin, as after `set`, counts as no entry. It does not divide by zero."""
     assert early.observe(previous, 2.0) == early.observe(None, 2.0)
 
 
 @pytest.mark.parametrize("previous", [None, entry(1e-300, 1e300), entry(1, inf), entry(inf, inf), entry(1e-9, 1e-8)])
 @pytest.mark.parametrize("cost", [0.0, -1.0, 1e-9, 1.0, 1e9])
 def test_numbers_stay_numbers(previous: Entry[Any] | None, cost: float) -> None:
-    """Without it a clock that stands still, or an engine's odd numbers, raise in the middle of a fill."""
+    """Odd numbers of an engine, or a clock that stands still, raise no error. Cost and margin stay positive."""
     typical, margin = early.observe(previous, cost)
     assert 0 < typical < margin or typical == inf
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_what_is_learnt(scale: float) -> None:
-    """Without it the margin is too small for costs that vary, or far too large for costs that don't."""
+    """The margin is small for costs that hardly vary, and large enough for costs that do."""
     dice = random.Random(2)
     steady = learn([scale] * 400)
     assert steady.cost == pytest.approx(scale)
@@ -109,18 +109,18 @@ def test_what_is_learnt(scale: float) -> None:
 
 @pytest.mark.parametrize("factor, computations", [(2, 1), (5, 3), (20, 6)])
 def test_a_key_that_becomes_slower_is_soon_believed(factor: float, computations: int) -> None:
-    """Without it every expiry blocks readers until the averages have caught up."""
+    """If a key becomes slower, its margin exceeds the new cost after a few computations."""
     there = learn([1.0] * 200 + [factor] * computations)
     assert there.margin > factor
 
 
 def test_a_key_that_becomes_faster_is_believed_in_the_end() -> None:
-    """Without it a key that was slow once is refreshed much too early for ever."""
+    """If a key becomes faster, its margin shrinks in the end. It is not refreshed too early for ever."""
     assert learn([1.0] * 200 + [0.1] * 100).margin < 0.3
 
 
 def test_one_outlier_is_not_believed() -> None:
-    """Without it one hiccup of the origin doubles its load for a hundred refreshes."""
+    """One slow computation raises the margin only a little, and for a short time."""
     assert learn([1.0] * 200 + [100.0]).margin < 5
     assert learn([1.0] * 200 + [100.0] + [1.0] * 50).margin < 2
 
@@ -132,7 +132,7 @@ def simulation() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for their annotations
+    sys.modules[spec.name] = module  # its dataclasses look up their annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -141,15 +141,15 @@ def simulation() -> ModuleType:
 @pytest.mark.parametrize("rate", [10, 100, 1000])
 @pytest.mark.parametrize("cost", ["constant", "log_normal"])
 def test_nobody_waits_at_an_expiry(simulation: ModuleType, cost: str, rate: int, processes: int) -> None:
-    """Without it a hot key's readers are blocked at every so many expiries, or its origin is asked too early."""
+    """Hardly any expiry blocks readers, and values are not refreshed much too early."""
     tally = simulation.simulate(simulation.OURS, getattr(simulation, cost), rate, processes, expiries=2000, seed=7)
     assert tally.computations <= 1.001 * tally.expiries
     assert tally.blocked <= tally.expiries * (0.01 if rate == 10 else 0.001)
-    assert tally.mean_earliness < (2.0 if cost == "constant" else 5.5)  # of 10^5: 1.7 and 4.9
+    assert tally.mean_earliness < (2.0 if cost == "constant" else 5.5)  # with 10^5 expiries: 1.7 and 4.9
 
 
 def test_the_simulation_sees_blocked_readers(simulation: ModuleType) -> None:
-    """Without it the test above proves nothing: XFetch without a margin is known to block 63 % and 14 %."""
+    """The simulation does see blocked readers: XFetch without a margin is known to block 63 % and 14 %."""
     alone = simulation.simulate(simulation.XFETCH, simulation.constant, 1000, 1, expiries=2000)
     assert alone.blocked_percent == pytest.approx(63, abs=4)
     eight = simulation.simulate(simulation.XFETCH, simulation.log_normal, 1000, 8, expiries=2000)
@@ -157,8 +157,8 @@ def test_the_simulation_sees_blocked_readers(simulation: ModuleType) -> None:
 
 
 def test_a_fleet_lets_values_live(simulation: ModuleType) -> None:
-    """Without the clamp the luckiest of 500 processes refreshes a value of 60 s that costs 10 s every 12 s."""
+    """A value lives for at least half of its ttl, even if 500 processes draw and the earliest one decides."""
     ways = simulation.XFETCH, simulation.OURS
     xfetch, ours = (simulation.simulate(way, simulation.constant, 1000, 500, 40, ttl=6.0) for way in ways)
-    assert xfetch.interval == pytest.approx(4.0, abs=0.1)  # half of ttl, and the cost
+    assert xfetch.interval == pytest.approx(4.0, abs=0.1)  # half of ttl plus the cost
     assert ours.interval >= 4.0

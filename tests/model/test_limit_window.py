@@ -1,4 +1,4 @@
-"""The window of a limit, against one that keeps every start; the time is an argument."""
+"""The window of a limit, compared with one that keeps every start. The time is an argument."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPAN = PER + slack(PER)
 
 @dataclass
 class Naive:
-    """All starts, each with its own moment; asked by looking at every window."""
+    """All starts, each with its own moment. It checks every window."""
 
     starts: list[tuple[int, int]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Naive:
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_no_window_has_more_than_is_allowed(seed: int) -> None:
-    """Whatever is booked ahead and given back, in a long history: what is short seldom fills a limit."""
+    """No window has more starts than allowed. The random history is long, because a short one seldom fills a limit."""
     dice, window, naive, now = Random(seed), NOTHING, Naive(), 0
     most = dice.randint(3, 12)
     for _ in range(60):
@@ -65,9 +65,9 @@ def test_no_window_has_more_than_is_allowed(seed: int) -> None:
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_clocks_that_step_back_and_rates_that_change_let_nobody_past(seed: int) -> None:
-    """The true time of a start is that of a clock that never stepped: by it, each start's own rate held."""
+    """If clocks step back and rates change, each start still keeps its rate by a clock that never steps."""
     dice, window, naive, clock, true = Random(seed), NOTHING, Naive(), 10 * SPAN, 0
-    asked, since = -PER, 0  # what nobody has asked for as long as it lasts is forgotten
+    asked, since = -PER, 0  # a rate that is not asked for during a whole `per` is forgotten
     for _ in range(60):
         step = -dice.randint(0, 3 * SPAN) if dice.random() < 0.2 else _step(dice)
         clock, true = clock + step, true + max(step, 0)
@@ -85,11 +85,11 @@ def test_clocks_that_step_back_and_rates_that_change_let_nobody_past(seed: int) 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("most, workers, late", [(10, 30, 0.1), (100, 250, 0.1), (4, 30, 1.0)])
 def test_callers_that_wake_late_keep_their_turns(most: int, workers: int, late: float, seed: int) -> None:
-    """Callers sleep until their starts, and one wake in ten is up to 30 ms late, as in a loop that is blocked now and
-    then: a late caller would lose its turn to the end of the queue, or start where the limit has no room."""
+    """Callers sleep until their starts, and some wake up to 30 ms late, as with a blocked loop. A late caller keeps its
+    turn, hardly any start is lost, and no window has too many."""
     dice, window, now, end, per = Random(seed), NOTHING, 1, 30_000_000, 500_000
     starts, waited = list[int](), list[int]()
-    due = [(1 + worker, worker, 0, 1 + worker) for worker in range(workers)]  # asks next, who, its booking, came
+    due = [(1 + worker, worker, 0, 1 + worker) for worker in range(workers)]  # next request, who, booking, came
     while now < end:
         now, who, was, came = heappop(due)
         window, delay, at = take(window, now, most, per, 1, 10 * end, was)
@@ -107,7 +107,7 @@ def test_callers_that_wake_late_keep_their_turns(most: int, workers: int, late: 
 
 
 def test_a_start_that_is_late_shifts_no_more_than_it_has_to() -> None:
-    """A plan behind it would start as if nothing had happened, and make one too many; or all plans would be shifted."""
+    """A late start shifts the plans behind it no more than it has to. Otherwise one start would be too many."""
     window, _, first = take(NOTHING, 1, 1, PER, 1, 0)
     window, _, second = take(window, 2, 1, PER, 1, 9 * SPAN)
     window, _, third = take(window, 3, 1, PER, 1, 9 * SPAN)
@@ -121,7 +121,7 @@ def test_a_start_that_is_late_shifts_no_more_than_it_has_to() -> None:
 
 
 def test_who_asks_early_moves_up_into_a_place_that_was_given_back() -> None:
-    """It would be used by nobody, or by those who come later."""
+    """A caller that asks early moves up to a moment that another one gave back."""
     window = NOTHING
     moments = list[int]()
     for now in range(1, 5):
@@ -131,7 +131,7 @@ def test_who_asks_early_moves_up_into_a_place_that_was_given_back() -> None:
     window = give_back(window, moments[1], 1)
     window, _, at = take(window, 10, 1, PER, 1, 9 * SPAN, moments[3])
     assert at == moments[1]
-    window, _, at = take(window, 11, 1, PER, 1, 0, moments[2])  # its caller's patience is over: it has none any more
+    window, _, at = take(window, 11, 1, PER, 1, 0, moments[2])  # its caller waits no longer: its booking is removed
     assert at is None
     assert take(window, 12, 1, PER, 1, 9 * SPAN)[2] == moments[2]
 
@@ -139,18 +139,17 @@ def test_who_asks_early_moves_up_into_a_place_that_was_given_back() -> None:
 @settings(max_examples=100)
 @given(st.integers(0, 1 << 32))
 def test_nobody_is_overtaken_and_no_start_gets_later(seed: int) -> None:
-    """Callers that ask again half-way were booked behind all others: among starts that are kept as one pair, the moment
-    that they gave back was not free any more."""
+    """Callers that ask again before their time keep their order, and their starts do not get later."""
     dice, window, now = Random(seed), NOTHING, 1
     most, per, gap = dice.randint(1, 8), dice.choice([100_000, 300_000, 2_000_000]), dice.choice([0, 2_000, 30_000])
-    due, order = list[tuple[int, int, int]](), list[int]()  # asks next, who, its booking
+    due, order = list[tuple[int, int, int]](), list[int]()  # next request, who, booking
     for who in range(60):
         now += dice.randint(0, gap)
         heappush(due, (now, who, 0))
     while due:
         now, who, was = heappop(due)
         window, delay, at = take(window, now, most, per, 1, 100 * per, was)
-        # One that asks in time may have to wait for the end of its own pair, as it is not known who of it is the last.
+        # A caller that is in time may have to wait for the end of its pair: the order inside a pair is not stored.
         assert at is not None and (not was or at <= was + (per // WIDTH if was <= now else 0))
         if not delay:
             order.append(who)
@@ -162,7 +161,7 @@ def test_nobody_is_overtaken_and_no_start_gets_later(seed: int) -> None:
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_no_start_gets_later_by_asking(seed: int) -> None:
-    """Whatever it costs, and whoever has come or gone since."""
+    """A start never gets later if its caller asks again, whatever it costs and whatever others book or give back."""
     dice, window, now, mine = Random(seed), NOTHING, 1, list[tuple[int, int]]()
     most = dice.randint(3, 12)
     for _ in range(150):
@@ -182,7 +181,7 @@ def test_no_start_gets_later_by_asking(seed: int) -> None:
 @settings(max_examples=60)
 @given(st.integers(0, 1 << 32))
 def test_the_first_moment_that_is_free_is_found(seed: int) -> None:
-    """Starts that are a whole window apart shut nothing together: places that were given back were used by nobody."""
+    """A start gets the first moment that is free, even if that was given back."""
     dice, window, now, naive, per = Random(seed), NOTHING, 1, Naive(), 100  # no pair is wider than a moment
     most, span = dice.randint(2, 6), per + slack(per)
     for _ in range(40):
@@ -208,7 +207,7 @@ def _step(dice: Random) -> int:
 
 @pytest.mark.parametrize("most, cost", [(5, 1), (100, 3), (2000, 1)])
 def test_nearly_all_of_it_is_used(most: int, cost: int) -> None:
-    """A limit that lets too few through costs money. Twice what is allowed is asked for, at odd moments."""
+    """Nearly all of a limit can be used. The test asks for twice as much as allowed, at odd moments."""
     window, now, made, longest = NOTHING, 0, 0, 0
     for turn in range(5_000):
         window, delay, at = take(window, now, most, PER, cost, 0)
@@ -221,13 +220,13 @@ def test_nearly_all_of_it_is_used(most: int, cost: int) -> None:
 
 
 def test_it_says_which_start_can_never_be() -> None:
-    """Else its caller would wait for ever."""
+    """A start with a larger cost than the whole limit is refused. Otherwise its caller would wait for ever."""
     with pytest.raises(ValueError, match="a start of cost 6 can never be made: at most 5"):
         take(NOTHING, 0, 5, PER, 6, 0)
 
 
 def test_a_penalty_stands_until_its_end_and_no_shorter_one_ends_it() -> None:
-    """Whoever asks meanwhile is told how long, and what was counted is counted still."""
+    """A penalty lasts until its end. A shorter one does not end it, and earlier starts still count."""
     window, _, _ = take(NOTHING, 0, 5, PER, 2, 0)
     window = penalize(penalize(window, 10, 5, PER, 9_000_000), 20, 5, PER, 1_000)
     assert used(window, 1_010) == (2, 0, 8_999_000)
@@ -237,7 +236,7 @@ def test_a_penalty_stands_until_its_end_and_no_shorter_one_ends_it() -> None:
 
 
 def test_what_is_given_back_can_be_had_again() -> None:
-    """A caller that was cancelled would have used up what nobody started."""
+    """A start that was given back can be booked again."""
     window, _, _ = take(NOTHING, 0, 3, PER, 2, 0)
     window, _, at = take(window, 10, 3, PER, 1, 0)
     assert at == 10 and take(window, 20, 3, PER, 1, 0)[2] is None
@@ -249,7 +248,7 @@ def test_what_is_given_back_can_be_had_again() -> None:
 
 @pytest.mark.parametrize("back", [500_000, 3_600_000_000])
 def test_a_clock_that_is_set_back_stalls_nobody(back: int) -> None:
-    """All would wait until it shows again what it did."""
+    """If a clock is set back, callers do not wait until it shows its old time again."""
     window, _, _ = take(NOTHING, 2 * back, 1, PER, 1, 0)
     window, _, refused = take(window, back, 1, PER, 1, 0)
     assert refused is None
@@ -257,7 +256,7 @@ def test_a_clock_that_is_set_back_stalls_nobody(back: int) -> None:
 
 
 def test_asking_books_nothing_and_foreign_bytes_are_nothing() -> None:
-    """A look that counted would use the limit up."""
+    """A look books nothing. Bytes that are no valid window count as an empty one."""
     assert take(NOTHING, 5, 5, PER, 1, -1) == (NOTHING, 0, None)
     for data in (None, b"", b"2 1 1", b"x", b"1 5 800000 816000 0 0 5 1 2"):
         assert window_of(data) == NOTHING

@@ -1,4 +1,4 @@
-"""Who is inside a lock with room for more than one, by time that is an argument."""
+"""The rules by which callers enter a lock that has room for several holders. The time is an argument."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = st.lists(
 
 @dataclass
 class History:
-    """What was asked, and a clock that somebody sets."""
+    """The state of a lock, and a clock that the test sets."""
 
     now: float = 1000.0
     it: Room = field(default_factory=lambda: EMPTY)
@@ -57,7 +57,7 @@ class History:
 @settings(max_examples=300)
 @given(STEPS)
 def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
-    """Two writers would be inside, or three where one said two; or somebody be passed who came before."""
+    """There are never more holders than the smallest room allows, and no caller passes a waiter that came before it."""
     history, leases = History(), {b"a": 10.0, b"b": 30.0, b"c": 100.0, b"d": 5.0, b"e": 50.0}
     for verb, token, number, waits in steps:
         before, waiting = history.inside, [each.token for each in history.it.queue.values()]
@@ -90,12 +90,12 @@ def test_the_rule_holds(steps: list[tuple[str, bytes, float, bool]]) -> None:
 
 
 def test_readers_don_t_pass_a_writer() -> None:
-    """While readers come and go, he would wait for ever. And the readers behind him go in together."""
+    """Readers that come later do not pass a waiting writer. When the writer leaves, the readers enter together."""
     history = History()
     assert history.enters(b"a", inf) and history.enters(b"b", inf)
     assert not history.enters(b"writer", 1, waits=True)
     assert not history.enters(b"c", inf, waits=True) and not history.enters(b"d", inf, waits=True)
-    assert not history.enters(b"e", inf)  # nor does one who doesn't wait
+    assert not history.enters(b"e", inf)  # a reader that does not wait is refused, too
     assert history.leaves(b"a") and history.called == []
     assert history.leaves(b"b") and history.called == [b"writer"]
     assert not history.enters(b"c", inf, waits=True)
@@ -106,7 +106,7 @@ def test_readers_don_t_pass_a_writer() -> None:
 
 
 def test_the_dead_cost_a_turn() -> None:
-    """A waiter that died would keep all others out: as the next, or behind those who stay inside."""
+    """A dead waiter delays the others for a short time only, also if it is next or if a holder stays inside."""
     history = History()
     assert history.enters(b"a", 1)
     assert not history.enters(b"dead", 1, waits=True) and not history.enters(b"b", 1, waits=True)
@@ -128,7 +128,7 @@ def test_the_dead_cost_a_turn() -> None:
 
 
 def test_the_living_keep_their_places() -> None:
-    """Whose loop is busy for a moment would queue again; or a writer that looks rarely be passed by readers."""
+    """A waiter that misses its turn keeps its place in the queue. Readers do not pass a writer that asks rarely."""
     history = History()
     assert history.enters(b"a", 1)
     assert not history.enters(b"late", 1, waits=True) and not history.enters(b"b", 1, waits=True)
@@ -139,11 +139,11 @@ def test_the_living_keep_their_places() -> None:
     assert history.leaves(b"b") and history.called == [b"late"]
     history.now += TURN
     assert not history.enters(b"d", inf) and history.called == [b"c"]
-    assert not history.enters(b"late", 1, waits=True)  # before it, and not with it
+    assert not history.enters(b"late", 1, waits=True)  # it comes before c, and cannot be inside together with c
     assert history.enters(b"c", inf, waits=True) and not history.enters(b"d", inf)
     history.now += 5 * SILENCE
     assert not history.enters(b"d", inf) and history.called == [b"late"]
-    assert not history.enters(b"late", 1, waits=True)  # it lives
+    assert not history.enters(b"late", 1, waits=True)  # it is alive
     history.now += TURN
     assert not history.enters(b"d", inf) and history.called == []
     history.now += SILENCE + TURN
@@ -154,21 +154,21 @@ def test_the_living_keep_their_places() -> None:
 
 
 def test_the_least_room_holds() -> None:
-    """Where one process says two and another five, there would be five beside the one who wanted two."""
+    """If callers name different rooms, the smallest room of the holders limits their number."""
     history = History()
     assert [history.enters(bytes([number]), 5) for number in range(2)] == [True] * 2
     assert not history.enters(b"two", 2)
     assert history.leaves(b"\0")
     assert history.enters(b"two", 2)
     assert not history.enters(b"again", 5)
-    assert history.enters(b"two", 2)  # its own token, as its reply was lost
+    assert history.enters(b"two", 2)  # asks again with its own token, because the reply was lost
     assert history.leaves(b"two") and not history.leaves(b"two")
     assert history.enters(b"again", 5)
 
 
 @pytest.mark.parametrize("step", [-1e6, 1e6])
 def test_a_clock_that_is_set(step: float) -> None:
-    """Set back, a lease would stand for eleven days; set forward, it ends, and nothing else happens."""
+    """If the clock is set back, a lease lasts no longer than it was granted. If it is set forward, the lease ends."""
     history = History(now=2e6)
     assert history.enters(b"a", 1, lease=30)
     assert not history.enters(b"b", 1, waits=True)
@@ -181,7 +181,7 @@ def test_a_clock_that_is_set(step: float) -> None:
 
 @given(st.binary(max_size=80))
 def test_foreign_bytes_are_no_room(raw: bytes) -> None:
-    """What another program has put there would be an error that nobody expects, or take all memory."""
+    """Bytes are either the state of a lock, or they raise ValueError. They raise no other error."""
     try:
         found = lock_queue.load(raw)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How a call ends: what stored entries of releases before this one mean today."""
+"""How a call ends: the meaning of entries that earlier releases stored."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from stampede.model.entry import Entry
 from stampede.model.result import Nothing, Result, comes_back, parts_of
 
 STORED = ("stampede.outcome.Nothing", ("there is no product 7",))
-"""What the first releases stored for an id that a function of many ids had left out."""
+"""The value that the first releases stored for an id that a batch function left out."""
 
 
 def test_an_id_that_was_stored_as_absent_stays_absent() -> None:
-    """During a deploy, an id without a value would be an error of another kind, since the class lies elsewhere now."""
+    """The class of a missing id moved, but entries stored under its old name still mean that the id is absent."""
     entry = Entry(STORED, b"an id...", raised=True)
     assert Result(entry).is_nothing
     assert parts_of(Nothing(*STORED[1])) == STORED

@@ -1,4 +1,4 @@
-"""Nothing blocks a loop: whatever is made, asked or let go of in one, others go on while its servers are silent."""
+"""No operation blocks an event loop: while the servers are silent, the loop's other tasks go on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stampede.testing import isolated
 
 MOMENT = 0.1
 LIMIT = 0.35
-"""Seconds, fewer than any question is waited for, and more than a busy machine keeps a loop."""
+"""Seconds: shorter than the time-out of any question, and longer than a busy machine delays a loop."""
 
 Servers = list[RedisServer | MemcachedServer]
 
@@ -80,9 +80,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @asynccontextmanager
 async def silent(servers: Servers, *, from_now: bool = True) -> AsyncIterator[None]:
-    """They are stopped, or somebody stops them inside, and go on when the loop has gone on for a moment."""
+    """Freeze the servers, or let the body freeze them. Thaw them when the loop has run for a moment."""
     if from_now:
-        await asyncio.to_thread(stop, servers)  # it waits for them, and we are no loop that is to be blamed
+        await asyncio.to_thread(stop, servers)  # in a thread: it blocks, and would count as a pause
     again = asyncio.create_task(thawed(servers))
     try:
         yield
@@ -116,7 +116,7 @@ async def inside(lock: Any) -> None:
 
 
 def test_a_silent_server_stops_no_loop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache made in a running loop, or the first call of a function, would stop all of a web server's requests."""
+    """While servers are silent, making a cache in a loop, or the first call of a function, does not block the loop."""
 
     async def use() -> Pauses:
         async with Pauses() as pauses:
@@ -127,7 +127,7 @@ def test_a_silent_server_stops_no_loop(place: Place, monkeypatch: pytest.MonkeyP
                 blocking = cached(ttl=60)(len)
                 thread = threading.Thread(target=blocking, args=("tea",))
                 thread.start()
-                await asyncio.sleep(0.02)  # it asks by now, or waits for what we have
+                await asyncio.sleep(0.02)  # by now the thread has asked the server, or waits for this thread
                 get_cache()
                 one = cached(ttl=60)(computed)
 
@@ -164,7 +164,7 @@ def test_a_silent_server_stops_no_loop(place: Place, monkeypatch: pytest.MonkeyP
 
 
 def test_caches_are_closed_beside_a_loop(place: Place) -> None:
-    """While their computations' leases go back to a server that hangs, all tasks of the loop would stand still."""
+    """Closing a cache does not block the loop, even if leases go back to a server that hangs."""
 
     async def use() -> Pauses:
         configure(url=place.url, **place.options, local=True)
@@ -174,7 +174,7 @@ def test_caches_are_closed_beside_a_loop(place: Place) -> None:
         async with silent(place.servers), Pauses() as pauses:
             caches[0].close()
             configure(url="memory://")
-            for cache in caches[::2]:  # at once, and not when the leases have gone back
+            for cache in caches[::2]:  # a closed cache refuses calls at once, before the leases have gone back
                 with pytest.raises(EngineClosed):
                     run_blocking(cache.aset("other", 1))
                 with pytest.raises(EngineClosed):
@@ -189,7 +189,7 @@ def test_caches_are_closed_beside_a_loop(place: Place) -> None:
 
 
 async def begun(cache: Cache, key: str, over: asyncio.Event) -> asyncio.Task[int]:
-    """A computation under way, until that is over."""
+    """Start a computation that runs until `over` is set. Return its task."""
     begins = asyncio.Event()
 
     async def compute() -> int:
@@ -204,13 +204,13 @@ async def begun(cache: Cache, key: str, over: asyncio.Event) -> asyncio.Task[int
 
 @pytest.mark.parametrize("place", [redis, cluster, sentinel], indirect=True)
 def test_a_cache_is_closed_while_it_connects(place: Place) -> None:
-    """A loop waited for the thread that hears the news, which waited for the server."""
+    """Closing a cache that connects does not block the loop, even if the thread that listens waits for the server."""
 
     async def use() -> Pauses:
         cache = Cache(place.url, **place.options, local=True)
         async with silent(place.servers), Pauses() as pauses:
             asking = asyncio.ensure_future(cache.aget("k"))
-            await asyncio.sleep(0.02)  # it connects
+            await asyncio.sleep(0.02)  # the cache connects
             cache.close()
             with pytest.raises(EngineClosed):
                 await asking
@@ -222,7 +222,7 @@ def test_a_cache_is_closed_while_it_connects(place: Place) -> None:
 
 @pytest.mark.parametrize("place", [redis, memcached], indirect=True)
 def test_a_computation_that_is_never_begun_stops_no_loop(place: Place) -> None:
-    """Its task was cancelled before it took a step, and in the loop itself its lease was given back."""
+    """If a computation's task is cancelled before its first step, the loop's thread does not give its lease back."""
 
     async def use() -> Pauses:
         loop = asyncio.get_running_loop()
@@ -242,7 +242,7 @@ def test_a_computation_that_is_never_begun_stops_no_loop(place: Place) -> None:
                     await cache.aget_or_compute("k", lambda: 1)
                 loop.set_task_factory(None)
                 await asyncio.sleep(BEAT)
-            assert await cache.aget_or_compute("k", lambda: 2, wait=5) == 2  # it was given back
+            assert await cache.aget_or_compute("k", lambda: 2, wait=5) == 2  # the lease was given back
         return pauses
 
     pauses = asyncio.run(use())
@@ -251,7 +251,7 @@ def test_a_computation_that_is_never_begun_stops_no_loop(place: Place) -> None:
 
 @pytest.mark.parametrize("place", [redis, memcached], indirect=True)
 def test_who_stops_to_wait_for_a_lock_stops_no_loop(place: Place) -> None:
-    """A coroutine that is let go of withdrew, blocking, on the loop's own thread."""
+    """If a coroutine that waits for a lock is closed, it does not withdraw on the loop's thread and block it."""
 
     async def use() -> Pauses:
         async with aclosing(Cache(place.url, **place.options)) as cache, cache.lock("l", wait=5):
@@ -278,7 +278,7 @@ def lock_the_file(pipe: Connection, directory: Path) -> None:
 
 
 def test_a_file_that_is_locked_stops_no_loop(tmp_path: Path) -> None:
-    """Whoever opened a directory in a loop, or a connection to its file, waited there for another program."""
+    """While another program locks the file, opening a directory or a connection to its file does not block the loop."""
     directory = tmp_path / "c"
     url = f"disk://{directory}"
     with Cache(url) as cache:

@@ -1,4 +1,4 @@
-"""Promise 7: an engine that is down is no outage. An engine that can be switched off, verb by verb, shows it."""
+"""Promise 7: if an engine is down, calls still work. The tests use an engine whose verbs can be switched off."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stampede.testing import FakeClock, isolated
 
 
 class Plug:
-    """What becomes of an engine's verbs: those that are pulled raise, and each that was asked is counted."""
+    """Decides what happens to an engine's verbs: pulled verbs raise, and all verbs that were asked are recorded."""
 
     def __init__(self) -> None:
         self.pulled: set[str] = set()
@@ -37,7 +37,7 @@ class Plug:
         self.reason = ""
 
     def pull(self, *verbs: str, partly: bool = False, full: bool = False) -> None:
-        """`partly`: one of several servers is away. `full`: it answers, and takes nothing new."""
+        """`partly`: one of several servers is down. `full`: the engine answers, but takes nothing new."""
         self.pulled, self.partly, self.full = set(verbs) or {"*"}, partly or full, full
 
     def put_back(self) -> None:
@@ -69,7 +69,7 @@ class Port:
 
 
 class Switched(Engine):
-    """A memory engine of bytes behind a plug, as shared engines are behind a network."""
+    """A memory engine of bytes behind a plug, like a shared engine behind a network."""
 
     scheme = "switched"
     shared = pushes = True
@@ -110,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 def counting(colour: str = "sync") -> Any:
-    """A function of x that answers with the number of its computation."""
+    """Return a function of x that returns the number of its computation."""
     calls: list[Any] = []
 
     def compute(x: int = 0) -> int:
@@ -127,7 +127,7 @@ both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 def test_calls_go_on(colour: str, engine: Switched) -> None:
-    """Down before the first call, calls still answer, and results are kept a few seconds in this process."""
+    """If the engine is down before the first call, calls still return values, and this process keeps the results."""
     f = Cache(engine=engine).cached(counting(colour))
     engine.plug.pull()
     assert [had(f(1)) for _ in range(5)] == [1] * 5
@@ -136,7 +136,7 @@ def test_calls_go_on(colour: str, engine: Switched) -> None:
 
 @pytest.mark.parametrize("verb", ["claim", "fill", "reply of claim", "reply of fill", "generation"])
 def test_whichever_verb_fails(colour: str, verb: str, engine: Switched) -> None:
-    """Down in the middle: the caller gets its value, what is begun from then on is kept, nothing stays locked."""
+    """If a verb fails, the caller gets its value, later results are kept, and no key stays locked."""
     f = Cache(engine=engine).cached(counting(colour))
     engine.plug.pull(verb)
     started = time.monotonic()
@@ -170,7 +170,7 @@ def _named(origin: Origin, colour: str) -> Any:
 
 
 def test_results_are_kept_for_a_few_seconds_only(engine: Switched) -> None:
-    """Kept for the ttl of an hour, they would be wrong for an hour after an invalidation that nobody could send."""
+    """During an outage results are kept for 5 seconds at most, because an invalidation may not reach this process."""
     f = Cache(engine=engine, ttl=3600).cached(counting())
     engine.plug.pull()
     f(1)
@@ -180,7 +180,7 @@ def test_results_are_kept_for_a_few_seconds_only(engine: Switched) -> None:
 
 
 def test_a_dead_engine_is_asked_once_a_second(engine: Switched, clock: FakeClock) -> None:
-    """Each call that waits for a connection's timeout would be an outage of its own."""
+    """A dead engine is asked once a second. Otherwise each call would wait for the time-out of a connection."""
     f = Cache(engine=engine).cached(counting())
     f(0)
     engine.plug.pull()
@@ -193,11 +193,11 @@ def test_a_dead_engine_is_asked_once_a_second(engine: Switched, clock: FakeClock
         clock.advance(1.01)
         for n in range(50, 60):
             f(n)
-    assert 3 <= len(engine.plug.asked) <= 6  # three probes, of a verb or two
+    assert 3 <= len(engine.plug.asked) <= 6  # three probes, of one or two verbs each
 
 
 def test_recovery_is_noticed_by_itself(colour: str, engine: Switched, clock: FakeClock) -> None:
-    """And told; what was kept meanwhile gives way to what the engine has."""
+    """When the engine works again, its values replace those of the outage, and one event reports the end."""
     seen: list[events.Event] = []
     cache = Cache(engine=engine, observers=[seen.append])
     f = cache.cached(counting(colour))
@@ -218,7 +218,7 @@ def test_recovery_is_noticed_by_itself(colour: str, engine: Switched, clock: Fak
 
 
 def test_down_and_up_are_told_once(engine: Switched, clock: FakeClock) -> None:
-    """An outage is two lines in the log, not one per call."""
+    """An outage sends two events, one at its start and one at its end. It does not send one per call."""
     seen: list[events.Event] = []
     f = Cache(engine=engine, observers=[seen.append]).cached(counting())
     for _ in range(3):
@@ -236,9 +236,9 @@ def test_down_and_up_are_told_once(engine: Switched, clock: FakeClock) -> None:
 
 
 def test_an_outage_names_the_cache_and_is_no_finding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of two caches on one server nobody would know which is down; and its hit ratio would look well meanwhile."""
+    """The log names the cache that is down, and values served during an outage do not count as found."""
     (tmp_path / "file").touch()
-    url = f"disk://{tmp_path}/file/cache"  # which can't be made
+    url = f"disk://{tmp_path}/file/cache"  # cannot be created, because `file` is not a directory
     with isolated(caches={"default": {}, "orders": {"url": url}}), caplog.at_level("WARNING", "stampede"):
         price = cached(cache="orders")(lambda: 1)
         assert [price() for _ in range(3)] == [1, 1, 1]
@@ -248,7 +248,7 @@ def test_an_outage_names_the_cache_and_is_no_finding(tmp_path: Path, caplog: pyt
 
 
 def test_a_lasting_outage_is_logged_again(engine: Switched, clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that comes back with a password would be "refused" in the log for hours, by its first reason."""
+    """A lasting outage is logged again about once a minute, with its present reason instead of the first one."""
     cache = Cache(engine=engine)
 
     def lines(seconds: int) -> list[str]:
@@ -272,7 +272,7 @@ def test_a_lasting_outage_is_logged_again(engine: Switched, clock: FakeClock, ca
 
 
 def test_a_full_engine_is_told_of_once_a_minute(engine: Switched, clock: FakeClock) -> None:
-    """It would be told with each call; or never again, while it goes on for hours."""
+    """A full engine is reported once a minute, and not with each call."""
     told: list[events.Event] = []
     cache = Cache(engine=engine, observers=[told.append])
     engine.plug.pull("claim", full=True)
@@ -284,7 +284,7 @@ def test_a_full_engine_is_told_of_once_a_minute(engine: Switched, clock: FakeClo
 
 
 def test_seconds_of_outages_are_counted(engine: Switched, clock: FakeClock) -> None:
-    """Those of the present one, too, or the worst outage is on no dashboard until it is over."""
+    """The seconds of the present outage are counted, too. Otherwise a dashboard would show them only after its end."""
     registry = CollectorRegistry()
     PrometheusObserver(registry)
     settings = replace(Settings().cache("default"), name="with a plug")
@@ -306,7 +306,7 @@ def test_seconds_of_outages_are_counted(engine: Switched, clock: FakeClock) -> N
 
 
 def test_raise_is_for_those_who_want_it(colour: str, engine: Switched) -> None:
-    """`on_engine_error="raise"`: the error, an origin that is not asked, and calls that work when it is back."""
+    """With `on_engine_error="raise"`, calls raise and do not compute. When the engine is back, they work again."""
     compute = counting(colour)
     f = Cache(engine=engine, on_engine_error="raise").cached(compute)
     engine.plug.pull()
@@ -327,7 +327,7 @@ def test_raise_is_for_those_who_want_it(colour: str, engine: Switched) -> None:
 
 @pytest.mark.parametrize("verb", ["invalidate", "expire", "set"])
 def test_changes_raise_and_yet_the_local_value_is_gone(colour: str, verb: str, engine: Switched) -> None:
-    """Swallowed, the old value would come back after the outage; kept here, it would go on in this very process."""
+    """A change that cannot reach the engine raises. The local value is removed even so."""
     f = Cache(engine=engine, local=True, ttl=60).cached(counting(colour))
     assert [had(f(1)) for _ in range(3)] == [1] * 3
     engine.plug.pull()
@@ -337,7 +337,7 @@ def test_changes_raise_and_yet_the_local_value_is_gone(colour: str, verb: str, e
 
 
 def test_invalidate_all_and_clear_raise_and_yet_local_values_are_gone(colour: str, engine: Switched) -> None:
-    """The same for all keys."""
+    """If `invalidate_all` or `clear` cannot reach the engine, it raises. The local values are removed even so."""
     cache = Cache(engine=engine, local=True, ttl=60)
     f = cache.cached(counting(colour))
     assert [had(f(1)) for _ in range(3)] == [1] * 3
@@ -351,7 +351,7 @@ def test_invalidate_all_and_clear_raise_and_yet_local_values_are_gone(colour: st
 
 
 def test_what_was_cleared_before_an_outage_stays_so(colour: str, clock: FakeClock, tmp_path: Path) -> None:
-    """A function that hasn't asked for its new generation in time would ask for values of the old one after it."""
+    """A value that was cleared before an outage is not served after it, even if the function had no time to notice."""
     engine = Switched(DiskEngine(tmp_path))
     cache = Cache(engine=engine, ttl=60)
     f = cache.cached(counting(colour))
@@ -368,7 +368,7 @@ def test_what_was_cleared_before_an_outage_stays_so(colour: str, clock: FakeCloc
 def test_what_was_cleared_is_not_asked_for_where_nobody_says_which_generation_it_is(
     colour: str, tmp_path: Path
 ) -> None:
-    """Where one server knows the generations, and another has the values, the first one's end would undo a `clear`."""
+    """If the server of the generations is down, and the server of the values is not, a cleared value is not served."""
     engine = Switched(DiskEngine(tmp_path))
     cache = Cache(engine=engine, ttl=60)
     f = cache.cached(counting(colour))
@@ -379,7 +379,7 @@ def test_what_was_cleared_is_not_asked_for_where_nobody_says_which_generation_it
 
 
 def test_invalidate_reaches_what_was_kept_meanwhile(colour: str, engine: Switched) -> None:
-    """Also a value that was computed during the outage."""
+    """`invalidate` also removes a value that was computed during the outage."""
     f = Cache(engine=engine).cached(counting(colour))
     engine.plug.pull()
     assert [had(f(1)), had(f(1))] == [1, 1]
@@ -389,7 +389,7 @@ def test_invalidate_reaches_what_was_kept_meanwhile(colour: str, engine: Switche
 
 
 def test_invalidate_during_a_computation_without_an_engine(engine: Switched) -> None:
-    """Who calls afterwards gets none of the computation that began before."""
+    """Without an engine, a call after `invalidate` does not get the result of a computation that began before."""
     origin = Origin()
     f = Cache(engine=engine).cached(_named(origin, "sync"))
     engine.plug.pull()
@@ -406,7 +406,7 @@ def test_invalidate_during_a_computation_without_an_engine(engine: Switched) -> 
 
 
 def test_an_engine_that_comes_back_under_a_computation(engine: Switched, clock: FakeClock) -> None:
-    """A lease of the refuge is no lease of the engine: the value is not stored there, and nobody is locked out."""
+    """If the engine comes back during a computation, the callers get the value, and later calls find no stuck lease."""
     origin = Origin()
     f = Cache(engine=engine).cached(_named(origin, "sync"))
     engine.plug.pull()
@@ -422,7 +422,7 @@ def test_an_engine_that_comes_back_under_a_computation(engine: Switched, clock: 
 
 
 def test_an_engine_that_goes_down_under_a_computation(engine: Switched, clock: FakeClock) -> None:
-    """The value goes to its callers, and after recovery nobody waits for a lease that nobody holds."""
+    """If the engine goes down during a computation, the callers get the value, and later calls find no stuck lease."""
     origin = Origin()
     f = Cache(engine=engine, lease=0.5).cached(_named(origin, "sync"))
     leader = Herd(f)
@@ -431,7 +431,7 @@ def test_an_engine_that_goes_down_under_a_computation(engine: Switched, clock: F
     until(lambda: sum(flight.callers for flight in list(f.cache._core.flights._flights.values())) == 2)
     engine.plug.pull()
     origin.let_on()
-    assert leader.join() + follower.join() == [1, 2]  # who came when it was computed can't know what happened since
+    assert leader.join() + follower.join() == [1, 2]  # the follower can't know whether its value is still valid
     assert f() == 2
     engine.plug.put_back()
     clock.advance(2)
@@ -441,7 +441,7 @@ def test_an_engine_that_goes_down_under_a_computation(engine: Switched, clock: F
 
 
 def test_an_origin_that_fails_during_an_outage(engine: Switched) -> None:
-    """Its error reaches the caller, and the next call tries again."""
+    """If the function fails during an outage, its error reaches the caller, and the next call tries again."""
     answers: list[Any] = [ValueError("origin"), 2]
 
     def compute() -> Any:
@@ -458,7 +458,7 @@ def test_an_origin_that_fails_during_an_outage(engine: Switched) -> None:
 
 
 def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> None:
-    """With a local tier, hits go on as if nothing had happened."""
+    """With a local tier, hits are served during an outage, and the engine is not asked."""
     f = Cache(engine=engine, local={"entries": 10, "ttl": 60}).cached(counting())
     assert [f(1) for _ in range(2)] == [1, 1]
     engine.plug.pull()
@@ -469,7 +469,7 @@ def test_stale_values_of_a_dead_engine_are_not_asked_for(engine: Switched) -> No
 
 @pytest.mark.parametrize("retry_after", [0, 60])
 def test_engine_and_origin_both_down(colour: str, retry_after: float, engine: Switched) -> None:
-    """What this process has, and `stale` allows, would be there to be served; but not what it has invalidated."""
+    """If engine and origin are down, this process serves its stale value, unless the value was invalidated."""
     answers: list[Any] = [1, OSError("the origin is down")]
 
     def compute() -> Any:
@@ -492,7 +492,7 @@ def test_engine_and_origin_both_down(colour: str, retry_after: float, engine: Sw
 
 
 def test_reads_go_on(colour: str, engine: Switched) -> None:
-    """Who asks for what is there, and can do without, would get an error in place of its default."""
+    """During an outage a read raises nothing: it returns its default, or a value that was computed meanwhile."""
     seen: list[events.Event] = []
     cache = Cache(engine=engine, observers=[seen.append])
     f = cache.cached(counting(colour))
@@ -504,7 +504,7 @@ def test_reads_go_on(colour: str, engine: Switched) -> None:
     assert _asked(cache, colour, "get_many", ["k", "l"]) == {}
     assert _asked(cache, colour, "peek", "k") is None
     assert _asked(cache, colour, "get_or_compute", "k", lambda: 5) == 5
-    assert _asked(cache, colour, "get", "k") == 5  # which was computed here meanwhile
+    assert _asked(cache, colour, "get", "k") == 5  # it was computed here during the outage
     assert _asked(cache, colour, "get_many", ["k", "l"]) == {"k": 5}
     with pytest.raises(EngineError):
         _asked(cache, colour, "invalidate", "k")
@@ -526,7 +526,7 @@ CHANGES: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
 def test_a_change_asks_once(colour: str, change: tuple[Any, ...], engine: Switched, clock: FakeClock) -> None:
-    """An engine that hangs would cost it twice its time-out: once to see whether it is up, and once for itself."""
+    """A change asks a dead engine once. With a second question, an engine that hangs would cost two time-outs."""
     cache = Cache(engine=engine)
     f = cache.cached(counting(colour))
     assert had(f()) == 1
@@ -539,7 +539,7 @@ def test_a_change_asks_once(colour: str, change: tuple[Any, ...], engine: Switch
 
     engine.plug.pull()
     for _ in range(2):
-        clock.advance(1.01)  # the next one may ask
+        clock.advance(1.01)  # the next call may ask the engine
         engine.plug.asked.clear()
         with pytest.raises(EngineError):
             made()
@@ -549,7 +549,7 @@ def test_a_change_asks_once(colour: str, change: tuple[Any, ...], engine: Switch
 
 
 def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None:
-    """`on_engine_error="raise"`: nothing in place of a value would be taken for its absence."""
+    """With `on_engine_error="raise"`, reads raise. Otherwise an unknown value would be taken for an absent one."""
     cache = Cache(engine=engine, on_engine_error="raise")
     engine.plug.pull()
     for verb, *args in ("get", "k"), ("get_many", ["k"]), ("peek", "k"):
@@ -559,7 +559,7 @@ def test_reads_raise_where_that_is_wanted(colour: str, engine: Switched) -> None
 
 
 def test_a_read_that_a_part_of_the_engine_refuses_says_why(colour: str, engine: Switched) -> None:
-    """`on_engine_error="raise"` where one of several servers is away: "can't be asked" alone helps nobody."""
+    """With `on_engine_error="raise"`, a read that one of several servers refuses raises that server's error."""
     cache = Cache(engine=engine, on_engine_error="raise")
     _asked(cache, colour, "set", "k", 1)
     engine.plug.pull("get", partly=True)
@@ -568,7 +568,7 @@ def test_a_read_that_a_part_of_the_engine_refuses_says_why(colour: str, engine: 
 
 
 def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: FakeClock) -> None:
-    """A process that only reads would never find its engine again."""
+    """A read notices that the engine works again. Otherwise a process that only reads would not use it any more."""
     cache = Cache(engine=engine)
     _asked(cache, colour, "set", "k", 1)
     engine.plug.pull()
@@ -580,7 +580,7 @@ def test_a_read_notices_that_it_is_over(colour: str, engine: Switched, clock: Fa
 
 
 def test_who_probes_asks_which_generation_stands(colour: str, clock: FakeClock) -> None:
-    """The first answer of an engine that is back would be of a generation that others have ended meanwhile."""
+    """The call that probes an engine reads the generation first, because another process may have cleared the cache."""
     engine = Switched()
     cache, other = Cache(engine=engine), Cache(engine=engine.inner)
     _asked(cache, colour, "set", "k", "old")
@@ -596,7 +596,7 @@ def test_who_probes_asks_which_generation_stands(colour: str, clock: FakeClock) 
 
 
 def test_a_read_that_fails_is_no_error(colour: str, engine: Switched) -> None:
-    """Where the generation is known, the read itself is the first to meet the trouble."""
+    """If the generation is known and the read itself fails, the read returns its default, and the outage is noticed."""
     cache = Cache(engine=engine)
     _asked(cache, colour, "set", "k", 1)
     engine.plug.pull("get")
@@ -606,7 +606,7 @@ def test_a_read_that_fails_is_no_error(colour: str, engine: Switched) -> None:
 
 
 def test_many_goes_on(colour: str, engine: Switched) -> None:
-    """Batches too."""
+    """Batches are computed during an outage, too."""
     cache = Cache(engine=engine)
     f = cache.cached(counting(colour))
     engine.plug.pull()
@@ -616,7 +616,7 @@ def test_many_goes_on(colour: str, engine: Switched) -> None:
 
 @both
 def test_background_refreshes_go_on(colour: str, engine: Switched) -> None:
-    """An engine that goes down between claim and fill, beside the caller: nobody hears of it, nothing breaks."""
+    """If the engine goes down between claim and fill of a background refresh, callers get values and no error."""
     f = Cache(engine=engine, stale=60, background=True).cached(counting(colour))
 
     async def main() -> None:
@@ -639,7 +639,7 @@ def test_background_refreshes_go_on(colour: str, engine: Switched) -> None:
 
 
 def test_locks_are_never_open(engine: Switched) -> None:
-    """A lock that can't be asked for is nobody's: both raise, in both colours, and the block doesn't run."""
+    """If the engine is down, a lock raises, in blocking and in async code, and its block does not run."""
     engine.plug.pull()
     for make in (Lock, try_lock):
         with pytest.raises(EngineError), make("a", on=engine):
@@ -654,17 +654,17 @@ def test_locks_are_never_open(engine: Switched) -> None:
 
 
 def test_a_lost_reply_locks_nobody_out(engine: Switched) -> None:
-    """A lock that was granted, unknown to its caller, is given back; else it would be held by nobody."""
+    """If the reply to a granted lock is lost, the lock is given back. Otherwise it would stay held without a holder."""
     engine.plug.pull("reply of acquire")
     with pytest.raises(EngineError):
         Lock("a", on=engine).acquire()
     engine.plug.put_back()
-    with Lock("a", on=engine, wait=5):  # a thread gives it back; its lease is of 30 seconds
+    with Lock("a", on=engine, wait=5):  # a thread gives the lock back, long before its lease of 30 seconds ends
         pass
 
 
 def test_a_claim_whose_reply_is_lost_locks_nobody_out(colour: str, engine: Switched, clock: FakeClock) -> None:
-    """The claimant chose the token, and abandons what it may have been granted."""
+    """If the reply to a claim is lost, its lease is given back. The caller chose the token, so it can do this."""
     f = Cache(engine=engine, lease=60).cached(counting(colour))
     engine.plug.pull("reply of claim")
     assert had(f(1)) == 1
@@ -676,7 +676,7 @@ def test_a_claim_whose_reply_is_lost_locks_nobody_out(colour: str, engine: Switc
 
 
 def test_a_directory_that_disappears(tmp_path: Path) -> None:
-    """The same with a real engine: `rm -rf` under a running process, and the directory made unusable."""
+    """Calls still work if the directory of a disk cache is removed, or replaced by a file, while it is in use."""
     import shutil
 
     directory = tmp_path / "cache"
@@ -694,7 +694,7 @@ def test_a_directory_that_disappears(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_used_at_the_start(tmp_path: Path) -> None:
-    """Every worker that begins while the disk is full would answer each call with an error, and those before not."""
+    """If a directory cannot be used at the start, calls still work, and the directory is used as soon as possible."""
     directory = tmp_path / "cache"
     directory.write_text("no directory")
     with Cache(f"disk://{directory}") as cache:
@@ -713,7 +713,7 @@ def _works(f: Any) -> bool:
 
 
 def test_cached_functions_without_settings_know_nothing_of_it() -> None:
-    """Memory can't be down: no breaker, no refuge, no cost."""
+    """A memory engine cannot be down, so its cache has no breaker and no refuge."""
     f = cached(counting())
     f(1)
     assert f.cache._core.outage is None
@@ -726,7 +726,7 @@ class Part(EngineError):
 
 
 def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock: FakeClock) -> None:
-    """One dead server of three would send every key into the refuge; or each call would wait for it once more."""
+    """If one server of several is down, only its keys are kept here. Calls for other keys do not ask it."""
     engine = Switched()
     tries: list[str] = []
 
@@ -748,15 +748,15 @@ def test_a_part_that_is_down_is_no_matter_of_the_other_parts(colour: str, clock:
     clock.advance(2)
     for n in range(20):
         had(f(n))
-    assert set(tries) <= {"abandon"}  # what may be ours there is to be given back, beside all callers
+    assert set(tries) <= {"abandon"}  # leases that it may have granted are given back in the background
     other = Cache(engine=engine).cached(counting(colour))
-    assert had(other(7)) == had(f(7)) == 10  # the engine has it, for everybody
+    assert had(other(7)) == had(f(7)) == 10  # both caches get it from the engine
     assert other.stats().computations == 0
 
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock, reads: bool) -> None:
-    """Where everybody asks for a key of that part, the others' keys would stay in the refuge."""
+    """If one server remains down, an error from it still ends the outage for the keys of the other servers."""
     engine = Switched()
 
     class Ring(Port):
@@ -788,7 +788,7 @@ def test_a_part_that_is_still_down_ends_the_outage_of_the_rest(clock: FakeClock,
 
 
 def test_a_part_that_was_back_meanwhile(engine: Switched) -> None:
-    """What was computed without it may have been invalidated there since: the next time it is down it is too old."""
+    """A value computed in one outage is not served in the next. It may have been invalidated between them."""
 
     class Ring(Port):
         async def claim(self, *args: Any) -> Any:
@@ -809,13 +809,13 @@ def test_a_part_that_was_back_meanwhile(engine: Switched) -> None:
 
 
 class Full(EngineError):
-    """Of one that answers, and takes nothing new."""
+    """The error of an engine that answers, but takes nothing new."""
 
     partial = refused = True
 
 
 def test_what_a_full_engine_refuses_is_kept_for_a_moment_only(engine: Switched) -> None:
-    """Others may invalidate it there all the time, and nobody would tell us."""
+    """A value that a full engine refuses is kept for one second at most, because an invalidation does not reach it."""
 
     class Refusing(Port):
         def __getattr__(self, verb: str) -> Any:
@@ -830,11 +830,11 @@ def test_what_a_full_engine_refuses_is_kept_for_a_moment_only(engine: Switched) 
     assert [f(1), f(1)] == [1, 1]
     (resident,) = f.cache._core.outage.refuge.tier._residents.values()
     assert 0 < resident.keep - time.monotonic() <= 1
-    assert "abandon" not in engine.plug.asked  # a lease that was refused needn't be given back
+    assert "abandon" not in engine.plug.asked  # a lease that was refused need not be given back
 
 
 def test_one_key_that_is_never_readable_is_no_outage(engine: Switched) -> None:
-    """Whoever can write there could have everybody do without the engine: one key would do."""
+    """One key that is never readable is no outage. Otherwise one bad key could switch off the engine for all."""
 
     class Restless(Port):
         async def claim(self, key: str, *args: Any) -> Any:
@@ -851,7 +851,7 @@ def test_one_key_that_is_never_readable_is_no_outage(engine: Switched) -> None:
 
 
 def test_an_answer_from_before_the_trouble_ends_no_outage(engine: Switched) -> None:
-    """The refuge would be emptied, and its keys computed once more, by every slow answer."""
+    """A slow answer to a question from before the outage does not end it. Otherwise the refuge would be emptied."""
     sent, answered = asyncio.Event(), asyncio.Event()
 
     class Slow(Port):

@@ -1,4 +1,4 @@
-"""Benchmarks are no tests, and still have to run: nobody starts them for weeks."""
+"""Benchmarks are not tests, but they have to run. These tests find a broken benchmark before its figures are needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def locks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_what_they_use_of_ours_is_there() -> None:
-    """Without it a benchmark is found broken on the day when its figure is wanted."""
+    """Each name that a benchmark imports from stampede exists."""
     gone = []
     for path in sorted(BENCHMARKS.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -43,7 +43,7 @@ def _has(module: ModuleType, name: str) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it pins itself to a core")
 def test_locks_are_measured(locks: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without it the figures of locks end with a traceback, after a minute."""
+    """The benchmark of locks runs to its end, and prints figures for each engine."""
     urls = {"memory": "memory://", "file": f"file://{tmp_path}"}
     locks.uncontended(urls, rounds=1, pairs=2)
     locks.handed_over(urls, samples=2, seed=7)

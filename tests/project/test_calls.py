@@ -1,4 +1,4 @@
-"""The way of a call: how many of our functions, in how many files, a hit, a miss and a lock go through."""
+"""The path of a call: how many functions of stampede, in how many files, a hit, a miss and a lock go through."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST = {
     "postgres, miss": (109, 28),
     "postgres, lock": (61, 13),
 }
-"""Calls and files at most. Lower these numbers when a way gets shorter; `benchmarks/calls.py` prints them."""
+"""The most calls and files. Lower these numbers when a path gets shorter. `benchmarks/calls.py` prints them."""
 
 
 PROGRAM = """
@@ -33,13 +33,13 @@ import json, sys
 from calls import measured
 print(json.dumps([*measured(*sys.argv[1:])]))
 """
-"""In a process of its own: where another test has loaded greenlet, each wait asks it for the greenlet that runs."""
+"""The program runs in its own process. In a process that has loaded greenlet, each wait makes more calls."""
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions of Python count other calls")
 @pytest.mark.parametrize("engine", ["memory", "redis", "postgres"])
 def test_no_way_gets_longer(engine: str) -> None:
-    """Each call and each file is one more that a reader has to follow, and that each caller waits for."""
+    """No path gets longer. Each call costs time, and each file is one more to read."""
     if engine == "redis":
         pytest.importorskip("redis")
     if engine == "postgres":

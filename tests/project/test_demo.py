@@ -1,4 +1,4 @@
-"""The demo of examples/demo: run as `make demo` runs it, and the figures that it draws."""
+"""The demo of examples/demo: it runs as `make demo` runs it, and the figures that it draws are right."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def played(home: Path, *arguments: str) -> str:
-    """What the demo prints, once each of its processes has ended."""
+    """Run the demo until each of its processes has ended. Return what it prints."""
     words = [sys.executable, str(DEMO), *arguments]
     done = subprocess.run(words, cwd=home, env=environment(home), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
@@ -53,7 +53,7 @@ def played(home: Path, *arguments: str) -> str:
     ],
 )
 def test_wrong_arguments_are_named(home: Path, arguments: list[str], message: str) -> None:
-    """The demo would fail only after it has run."""
+    """Wrong arguments are refused before the demo runs, and the message names them."""
     done = python(DEMO / "__main__.py", *arguments, cwd=home, env=environment(home))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr and message in done.stderr
@@ -63,7 +63,7 @@ SMALL = ["--processes", "2", "--callers", "3", "--seconds", "0.05"]
 
 
 def rows_of(panel: ET.Element) -> list[str]:
-    """The story of each caller of one panel."""
+    """Return the text about each caller in one panel."""
     titles = [group.findtext(f"{SVG}title") or "" for group in panel.iter(f"{SVG}g")]
     return [title for title in titles if title.startswith("caller ")]
 
@@ -73,8 +73,8 @@ def panels_of(picture: ET.Element) -> list[ET.Element]:
 
 
 def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
-    """A page that no browser draws; callers that are missing in it; processes or directories that stay."""
-    said = played(home, *SMALL)  # returns once every process that has its output has ended
+    """The demo writes a valid page that shows every caller, and leaves no processes or directories behind."""
+    said = played(home, *SMALL)  # returns when each process that writes to its output has ended
     first, *_, last = said.splitlines()
     assert first.startswith("2 processes × 3 callers want one value at once")
     assert last == "every caller's timeline: demo.html"
@@ -97,7 +97,7 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
 
 
 def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
-    """The picture of the README could not be made anew."""
+    """The demo can write the picture alone. The README's picture is made in this way."""
     played(home, *SMALL, "--out", "demo.svg")
     assert len(panels_of(ET.parse(home / "demo.svg").getroot())) == 4
 
@@ -105,7 +105,7 @@ def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
 @pytest.mark.parametrize("moment", ["2 processes", "starting"])
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_demo_leaves_nothing(home: Path, number: signal.Signals, code: int, moment: str) -> None:
-    """Ctrl-C would leave tracebacks, processes that compute for nobody, and a directory for ever."""
+    """An interrupted demo prints no traceback, and leaves no processes, directories or page behind."""
     with subprocess.Popen(
         [sys.executable, str(DEMO), *SMALL, "--seconds", "1"],
         cwd=home,
@@ -122,7 +122,7 @@ def test_an_interrupted_demo_leaves_nothing(home: Path, number: signal.Signals, 
                 os.killpg(demo.pid, number)  # as a terminal does
             else:
                 demo.send_signal(number)
-            _, trouble = demo.communicate(timeout=30)  # once every process that has its output has ended
+            _, trouble = demo.communicate(timeout=30)  # returns when each process that writes to its output has ended
         finally:
             demo.kill()
     assert demo.returncode == code
@@ -143,7 +143,7 @@ def whats(made: Timeline, caller: int) -> list[tuple[str, float, float]]:
 
 
 def test_figures_of_a_herd() -> None:
-    """The table would tell what did not happen."""
+    """The figures of a herd, and the row of each caller, follow from what happened."""
     made = timeline(
         Mark("asked", 0, 1), Mark("asked", 1, 1), Mark("began", 0, 2), Mark("admitted", 0, 3), Mark("ended", 0, 5),
         Mark("served", 0, 6), Mark("served", 1, 7), Mark("asked", 2, 2),
@@ -158,7 +158,7 @@ def test_figures_of_a_herd() -> None:
 
 
 def test_figures_of_a_murder() -> None:
-    """The same: a computation that was killed is counted, and its callers are neither waiting nor served."""
+    """A computation that was killed is counted, and its callers are neither waiting nor served."""
     made = timeline(Mark("asked", 0, 1), Mark("began", 0, 1), Mark("admitted", 0, 1), Mark("asked", 2, 1))
     made.kill(range(2), 3.0)
     made.add(Mark("began", 2, 4))
@@ -170,7 +170,7 @@ def test_figures_of_a_murder() -> None:
 
 
 def test_figures_of_readers_under_load() -> None:
-    """The same: who waits for a computation is blocked, who waits a millisecond for the engine is not."""
+    """A reader that waits for a computation is blocked. A reader that waits a millisecond for the engine is not."""
     made = timeline(
         Mark("began", 0, 2), Mark("admitted", 0, 2), Mark("ended", 0, 3),
         Reads(0, 9, 0.1, [(0, 9)], []), Reads(1, 9, 0.1, [(0, 9)], [(1, 1.001)]), Reads(2, 9, 2, [(0, 9)], [(4, 6)]),

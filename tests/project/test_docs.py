@@ -1,4 +1,4 @@
-"""The README and the pages of docs/, tried: their code is run as it stands, and their links lead somewhere."""
+"""The README and the pages of docs/: their code runs without a change, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from stampede.errors import MissingExtra
 from stampede.settings import load
 
 HOME = "https://stampede-guard.readthedocs.io/en/latest/"
-"""Where the pages of docs/ are read."""
+"""The address under which the pages of docs/ are published."""
 SOURCE = "https://github.com/stampede-guard/stampede/"
-"""Where all files are."""
+"""The address of the repository."""
 ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
-"""Its alerts have names that look like those of errors."""
+"""Its alerts have names that look like names of errors."""
 
 EXTRAS = {"redis", "pymemcache", "dogpile", "cachetools", "prometheus_client", "starlette", "pandas", "numpy"}
 EXTRAS |= {"django", "fastapi", "httpx", "sqlalchemy"}
-"""What a page may import besides the standard library and us, and what a machine may lack that makes the rest run."""
+"""The modules, besides the standard library and stampede, that a page may import. Tests skip a page without them."""
 
 
 def each_with(language: str) -> pytest.MarkDecorator:
-    """The pages that have blocks of it."""
+    """Run a test for each page that has blocks in this language."""
     pages = [pytest.param(page, id=name) for name, page in PAGES.items() if page.blocks(language)]
     return pytest.mark.parametrize("page", pages)
 
 
 def environment(home: Path) -> dict[str, str]:
-    """One in which nothing is found, and nothing left behind, outside of `home`."""
+    """Return an environment in which programs read and write their files in `home` only."""
     return os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home), "COLUMNS": "120"}
 
 
@@ -56,7 +56,7 @@ def run(home: Path, *command: str, code: int = 0) -> str:
 
 
 def test_every_block_is_of_a_language_that_is_tested_here() -> None:
-    """A block in another language would be shown to everybody and tried by nobody."""
+    """Each block has a language that is tested here. Otherwise its code would not be tested."""
     for page in PAGES.values():
         fences = [line for line in page.text.splitlines() if line.lstrip().startswith("```")]
         assert len(fences) == 2 * len(page.blocks("python", "sh", "sql", "toml", "text", "promql")), page.name
@@ -80,7 +80,7 @@ def test_the_tutorial_can_be_pasted_into_a_prompt() -> None:
 
 
 def test_pictures_of_the_readme_come_from_the_site() -> None:
-    """The home page would show a broken picture wherever the other site can't be reached."""
+    """The home page takes the README's pictures from its own site. The other site may be unreachable."""
     hook = runpy.run_path(str(DOCS / "site.py"))["on_page_content"]
     pictures = re.findall(r"!\[[^]]*\]\((\S+)\)", README.text)
     assert pictures
@@ -91,7 +91,7 @@ def test_pictures_of_the_readme_come_from_the_site() -> None:
 
 # -- Python ---------------------------------------------------------------------------------------------------------
 
-# What the comments beside the code say, where the code itself doesn't assert it.
+# Checks of what the comments in a page's code say, if the code itself does not check it.
 CLAIMS = {
     "README.md": """
 assert report(42) == {"customer": 42, "year": 2026}
@@ -151,7 +151,7 @@ assert user.get(42) is NO_VALUE
 
 
 def program(page: Page, blocks: list[Block], claims: str = "") -> str:
-    """Blocks as one program. Its tracebacks tell the page's own lines. What is asked of servers finds ours."""
+    """Join blocks to one program that keeps the page's line numbers, and uses the servers of the tests."""
     lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.first - 1 - len(lines))
@@ -167,7 +167,7 @@ def program(page: Page, blocks: list[Block], claims: str = "") -> str:
 
 @each_with("python")
 def test_the_python_runs(page: Page, tmp_path: Path) -> None:
-    """Who copies a page's code, from top to bottom, would meet an error."""
+    """A page's code runs without an error if it is copied from top to bottom."""
     blocks = page.blocks("python")
     for name in re.findall(r"^(?:import|from) (\w+)", "".join(block.text for block in blocks), re.MULTILINE):
         if name in EXTRAS:
@@ -187,7 +187,7 @@ def test_the_python_runs(page: Page, tmp_path: Path) -> None:
 
 
 def test_claims_are_of_pages() -> None:
-    """The claims of a page that was renamed would be tried no more."""
+    """Each claim belongs to a page. Otherwise the claims of a renamed page would not be tested any more."""
     assert CLAIMS.keys() <= PAGES.keys()
 
 
@@ -196,7 +196,7 @@ def test_claims_are_of_pages() -> None:
 
 @each_with("toml")
 def test_the_settings_can_be_read(page: Page, tmp_path: Path) -> None:
-    """Who copies a page's settings would meet an error."""
+    """The settings that a page shows can be loaded."""
     for block in page.blocks("toml"):
         file = tmp_path / "stampede.toml"
         file.write_text(block.text)
@@ -205,12 +205,12 @@ def test_the_settings_can_be_read(page: Page, tmp_path: Path) -> None:
         for each in settings.caches.values():
             if "redis" in stampede.engines.kit.url.scheme_of(each.url):
                 pytest.importorskip("redis")
-                open_engine(each.url).close()  # which connects to nobody, but knows the options
+                open_engine(each.url).close()  # does not connect, but checks the options
 
 
 @each_with("sh")
 def test_the_shell_lines_can_be_typed(page: Page, tmp_path: Path) -> None:
-    """Who types what a page says would hear of a missing target, extra or command."""
+    """Each target, extra and command in a page's shell lines exists."""
     (tmp_path / "stampede.toml").write_text(f'[caches.default]\nurl = "disk://{tmp_path}/cache"\n')
     with Cache(f"disk://{tmp_path}/cache") as cache:
         cache.set_many({"KEY": "value", "PREFIX:1": "value"})
@@ -228,7 +228,7 @@ def _type(words: list[str], home: Path) -> None:
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case ["stampede", "locks" | "postgres" as command, *_]:
-            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py does
+            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py runs it
         case ["stampede", *arguments]:
             assert run(home, "-m", "stampede", *arguments)
         case ["git", "clone", address] if SOURCE.startswith(address):
@@ -236,13 +236,13 @@ def _type(words: list[str], home: Path) -> None:
         case ["cd", "stampede"] | []:
             pass
         case ["redis-cli", "ACL", "SETUSER", *_]:
-            pass  # test_docs_servers.py does
+            pass  # test_docs_servers.py runs it
         case _:
             pytest.fail(f"nobody tries {words}")
 
 
 def _is_known(requirement: str) -> None:
-    """Ours, with extras that pyproject.toml has; or what one of them, or `make test`, installs."""
+    """Check that pip installs stampede, with extras of pyproject.toml, or a package that one of the extras needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name, _, extras = requirement.rstrip("]").partition("[")
     if name == project["name"]:
@@ -252,14 +252,14 @@ def _is_known(requirement: str) -> None:
 
 
 def test_pip_lines_in_the_text() -> None:
-    """The pip line of an extra that isn't there installs nothing, with a warning nobody reads."""
+    """Each extra in the text exists. For an extra that does not exist, pip only prints a warning."""
     for page in PAGES.values():
         for each in re.findall(r"pip\s+install\s+'([^']+)'", page.prose()):
             _is_known(each)
 
 
 def test_the_command_s_verbs(tmp_path: Path) -> None:
-    """The pages would name verbs of the command that are not there."""
+    """Each verb of the command that the page names exists."""
     (block,) = [block.text for block in PAGES["guides/observing.md"].blocks("sh") if "stampede get" in block.text]
     for verb in ("check", "get", "keys", "invalidate", "stats"):
         assert verb in block
@@ -270,7 +270,7 @@ def test_the_command_s_verbs(tmp_path: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """A reader would be sent to a page, a heading or a file that is not there."""
+    """Each link leads to a page, a heading or a file that exists."""
     assert [(page.name, link) for page in PAGES.values() for link in page.links() if _broken(page, link)] == []
 
 
@@ -283,7 +283,7 @@ def _broken(page: Page, link: str) -> bool:
 
 
 def _file(page: Page, address: str) -> Path | None:
-    """What an address leads to, where that is ours."""
+    """Return the file that an address leads to, or None if the address is of another site."""
     if address.startswith(HOME):
         name = address.removeprefix(HOME).rstrip("/")
         return next((file for file in (DOCS / f"{name}.md", DOCS / name / "index.md") if file.exists()), DOCS / "?")
@@ -295,7 +295,7 @@ def _file(page: Page, address: str) -> Path | None:
 
 
 def test_the_readme_survives_elsewhere() -> None:
-    """On PyPI a link or a picture that is relative leads nowhere."""
+    """All links and pictures of the README are absolute, because relative ones do not work on PyPI."""
     assert README.links()
     assert all(link.startswith("https://") for link in README.links())
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.text):
@@ -304,12 +304,12 @@ def test_the_readme_survives_elsewhere() -> None:
 
 
 def test_a_readme_is_read_in_ten_minutes() -> None:
-    """It would be the manual again, and nobody would find the first ten lines of code."""
+    """The README stays short. Otherwise it would become a second manual, and hide its first example."""
     assert len(README.text.splitlines()) <= 200
 
 
 def test_pages_stay_within_the_docs() -> None:
-    """A page that links to a file outside of docs/ is a page that can't be built."""
+    """A relative link leads to a file in docs/. With other relative links the pages cannot be built."""
     for page in PAGES.values():
         for link in page.links():
             if not link.startswith("https://"):
@@ -317,7 +317,7 @@ def test_pages_stay_within_the_docs() -> None:
 
 
 def test_what_the_text_names_of_the_package_is_there() -> None:
-    """A name in the text that can't be imported, or an event or error that is called otherwise."""
+    """Each module, class, event and error that the text names exists under that name."""
     for page in PAGES.values():
         _names_what_is_there(page)
 
@@ -354,7 +354,7 @@ LOCKS_AT = {
 
 
 def test_the_table_of_locks_is_what_engines_declare(tmp_path: Path) -> None:
-    """Who plans by it would find out in production what an engine refuses."""
+    """The table of locks says what each engine declares."""
     rows = re.findall(r"^\| (`\w+://`[^|]*) \|[^|]+\| (\w+) \| (\w+) \| (\w+) \|$", _guide("locks"), re.MULTILINE)
     told = {url: words for urls, *words in rows for url in re.findall(r"`(\w+://)`", urls)}
     assert told.keys() == LOCKS_AT.keys()

@@ -1,4 +1,4 @@
-"""What the pages say of options, engines, figures and names is what the code has."""
+"""The pages agree with the code about options, engines, figures and names."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ENGINES = PAGES["guides/which-engine.md"]
 
 
 def options_table() -> dict[str, str]:
-    """Each option and its default, as the page has them."""
+    """Return each option and its default, as the page shows them."""
     return {name: cells[1] for table in (1, 2) for cells in OPTIONS.rows(table) for name in named(cells[0])}
 
 
 def test_all_options_are_in_the_table() -> None:
-    """An option that nobody can find, or one that is none."""
+    """The tables have every option, and nothing else."""
     assert set(options_table()) == {*Options.__annotations__, *PolicyOptions.__annotations__, "cache"}
 
 
 @pytest.mark.parametrize("name", list(PolicyOptions.__annotations__))
 def test_defaults_are_as_the_table_says(name: str) -> None:
-    """The page would promise another default than the code has."""
+    """The page shows the same default as the code."""
     said, default = options_table()[name].strip("`"), getattr(DEFAULT, name)
     if name == "max_hold":
         assert said == "60, or 10 x cost"
@@ -45,7 +45,7 @@ def test_defaults_are_as_the_table_says(name: str) -> None:
 
 
 def test_options_are_taken_by_whom_the_table_names() -> None:
-    """An option would be refused where the page says that it works."""
+    """`cached` and `get_or_compute` take every option, and `Cache` takes all except `cache_if` and `raises`."""
     taken: dict[str, Any] = {name: getattr(DEFAULT, name) for name in PolicyOptions.__annotations__}
     cached(**taken)(lambda: 1)
     with Cache(**{name: value for name, value in taken.items() if name not in ("cache_if", "raises")}) as cache:
@@ -53,7 +53,7 @@ def test_options_are_taken_by_whom_the_table_names() -> None:
 
 
 def test_engines_of_this_release_are_in_the_table() -> None:
-    """An engine that nobody can find, or one that this release does not have."""
+    """The table has every engine of this release, and no other."""
     schemes = {scheme for cells in ENGINES.rows(2) for scheme in re.findall(r"`([\w+]+)://", cells[0])}
     modules = {module for module, _ in stampede.engines._KNOWN.values() if _is_here(module)}
     assert {stampede.engines._KNOWN[stampede.engines._scheme(f"{scheme}://")][0] for scheme in schemes} == modules
@@ -67,12 +67,12 @@ OWN = {
     "zookeeper": ("zookeeper://h", "stampede.engines.zookeeper", "OPTIONS"),
     "dynamodb": ("dynamodb://r/t", "stampede.engines.dynamodb", "OPTIONS"),
 }
-"""Each engine's page, a URL of its, and where its options are."""
+"""For each engine's page: a URL, and the module and the name of its options."""
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_an_engines_options_are_on_its_page(name: str) -> None:
-    """An option of the URL would be refused where the page says that it works, or be one that nobody can find."""
+    """The page names every option of the engine's URL, and a table of options has no others."""
     url, module, known = OWN[name]
     options = getattr(pytest.importorskip(module), known)
     page = PAGES[f"engines/{name}.md"]
@@ -86,13 +86,13 @@ def test_an_engines_options_are_on_its_page(name: str) -> None:
 
 
 def _defaults(cells: list[str]) -> list[tuple[str, str]]:
-    """The options of a row, each with its default."""
+    """Return the options of a row, each with its default."""
     names = named(cells[0])
     return list(zip(names, cells[1].split(", ") if cells[1] else [""] * len(names), strict=True))
 
 
 def test_what_the_pages_give_to_caches_is_taken() -> None:
-    """Who copies a line from a page would have an error."""
+    """`Cache` takes each option that a page of an engine gives to it."""
     given = {
         name
         for path, page in PAGES.items()
@@ -109,7 +109,7 @@ IN_A_FILE = pytest.param(lambda **table: from_mapping({"caches": {"default": tab
 
 @pytest.mark.parametrize("given_to", [Cache, stampede.configure, IN_A_FILE])
 def test_an_engines_option_that_is_none_of_the_caches_says_where_it_belongs(given_to: Any) -> None:
-    """Who gives it beside the URL would look for it in a list of all settings."""
+    """If an option of an engine is given to a cache, the error says that it belongs in the URL."""
     with pytest.raises(SettingsError, match=r"listen: .*options of the engine go into its URL"):
         given_to(url="postgres://a@h/d", listen="postgres://a@i/d")
 
@@ -119,7 +119,7 @@ def _is_here(module: str) -> bool:
 
 
 def test_figures() -> None:
-    """The page tells sizes and seconds that are the code's."""
+    """The sizes and seconds on the pages are those of the code."""
     from stampede.engines.disk import DiskEngine
     from stampede.engines.memory import MemoryEngine
     from stampede.model.breaker import Breaker
@@ -136,13 +136,13 @@ def test_figures() -> None:
 
 
 INSIDE = {"down", "of", "scope", "shared", "stats_of"}
-"""What a cache has for the library's other parts."""
+"""The names of a cache that are for other parts of the library."""
 
 STATS = {"stats", "stats_by_function"}
 
 
 def test_twins() -> None:
-    """The pages say that each verb of a cache that does I/O has one, and name it."""
+    """Each verb of a cache that does I/O has an async twin, and the pages name it."""
     public = {name for name in vars(Cache) if not name.startswith("_")}
     without = {name for name in public if f"a{name}" not in public and not (name[0] == "a" and name[1:] in public)}
     assert without == {"bulkhead", "cached", "limiter", "lock", "refreshing", "bypassed", *STATS, *INSIDE}
@@ -159,7 +159,7 @@ def test_twins() -> None:
     ],
 )  # fmt: skip
 def test_the_reference_has_all(module: str) -> None:
-    """A public name would be in no reference."""
+    """The reference shows every public name."""
     pages = [page.text for name, page in PAGES.items() if name.startswith("reference/")]
     shown = {name.rpartition(".")[2] for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
     assert set(pytest.importorskip(module).__all__) - set(stampede.errors.__all__) <= shown
@@ -178,12 +178,12 @@ def _pictures() -> Any:
 
 @pytest.mark.parametrize("name", ["rooms.svg", "way.svg"])
 def test_the_pictures_are_of_today(name: str) -> None:
-    """They would show a house that has been rebuilt since."""
+    """The pictures in docs/ are those that docs/pictures.py draws from the present code."""
     assert (DOCS / name).read_text() == _pictures().PICTURES[name](), "run: python docs/pictures.py"
 
 
 def test_the_servers_of_the_front_page_are_those_of_the_table() -> None:
-    """It would name one that nobody has tried."""
+    """The front page names the same servers as the table of tested servers."""
     ran = re.findall(r"^\| (Redis|Valkey) (\d+\.\d+)", PAGES["engines/redis.md"].text, re.MULTILINE)
     said = re.search(r"\[Redis (\S+) and (\S+) and Valkey (\S+)\]\[servers\]", PAGES["README.md"].flat())
     assert said is not None

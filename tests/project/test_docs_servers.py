@@ -1,4 +1,4 @@
-"""What the chapters on Redis, memcached and Postgres say of the servers themselves, tried on them."""
+"""What the chapters on Redis, memcached and Postgres say about the servers is tested on real servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POSTGRES = PAGES["engines/postgres.md"]
 
 
 def rights() -> list[str]:
-    """The line that makes a user of Redis, as redis-cli is given it."""
+    """Return the arguments of the page's redis-cli line, which makes a user."""
     (block,) = REDIS.blocks("sh")
     program, *command = shlex.split(block.text.replace("\\\n", ""))
     assert program == "redis-cli"
@@ -38,10 +38,10 @@ def rights() -> list[str]:
 
 
 def all_verbs(url: str) -> None:
-    """Whatever an application may do, by two processes' caches; a right that is missing is an error."""
+    """Use all verbs of an application, on two caches. A missing right raises an error."""
     options: dict[str, Any] = {"local": True, "early": 0, "on_engine_error": "raise"}
     with Cache(url, **options) as near, Cache(url, **options) as far:
-        keys = [f"k{number}" for number in range(9)]  # of each shard, some
+        keys = [f"k{number}" for number in range(9)]  # some on each shard
         assert near.get_or_compute_many(keys, lambda missing: dict.fromkeys(missing, 1)) == dict.fromkeys(keys, 1)
         for key in keys:
 
@@ -70,7 +70,7 @@ def never() -> Any:
 
 @pytest.mark.parametrize("kind", ["one server", "cluster", "sentinels"])
 def test_the_rights_are_enough(kind: str) -> None:
-    """Who gives a user the rights of the page would miss one, in production."""
+    """The rights on the page are enough. Otherwise a user would find out in production that one is missing."""
     pytest.importorskip("redis")
     made: Any = {"one server": RedisServer, "cluster": RedisCluster, "sentinels": lambda: Sentinels(1, 1)}[kind]()
     servers = {"cluster": "nodes", "sentinels": "replicas"}
@@ -86,7 +86,7 @@ def test_the_rights_are_enough(kind: str) -> None:
 
 
 def test_keys_are_called_so() -> None:
-    """Who looks with redis-cli would look for keys that are called otherwise."""
+    """The keys in Redis have the names that the page shows."""
     pytest.importorskip("redis")
     from stampede.engines.redis.locks import _names as lock_names
     from stampede.engines.redis.verbs import _ALL, _RUN, _note, _scope_key
@@ -105,7 +105,7 @@ def test_keys_are_called_so() -> None:
 
 @pytest.mark.parametrize("policy", ["volatile-lru", "volatile-ttl"])
 def test_what_is_evicted_first(policy: str) -> None:
-    """The page would recommend the policy that throws out what is being computed."""
+    """`volatile-lru` keeps the lease of a computation under way, and `volatile-ttl` evicts it first."""
     pytest.importorskip("redis")
     server = RedisServer("--maxmemory-policy", policy, "--maxmemory-samples", "64")
 
@@ -129,7 +129,7 @@ def test_what_is_evicted_first(policy: str) -> None:
         caller.start()
         assert begun.wait(PATIENCE)
         (lease,) = keys("{*}l")
-        wait_until(lambda: min(map(idle, keys("{*}:*|old *"))) > idle(lease))  # it has been renewed
+        wait_until(lambda: min(map(idle, keys("{*}:*|old *"))) > idle(lease))  # the lease has been renewed
         used = int(server.cli("INFO", "memory").split("used_memory:")[1].split()[0])
         server.cli("CONFIG", "SET", "maxmemory", str(used - 50_000))
         wait_until(lambda: len(keys("{*}:*|old *")) < 20)
@@ -142,7 +142,7 @@ def test_what_is_evicted_first(policy: str) -> None:
 
 
 def test_what_a_foreign_reader_gets() -> None:
-    """The page would name other flags, or call a value what is a lease."""
+    """Another client of memcached gets the flags of the page, for a lease and for a value."""
     pytest.importorskip("pymemcache")
     server = MemcachedServer()
     with Cache(server.url) as cache:
@@ -151,7 +151,7 @@ def test_what_a_foreign_reader_gets() -> None:
         name = f"s:{run_blocking(cache.engine.blocking.store.generation(''))}|k"  # type: ignore[union-attr]
 
         def seen() -> list[bytes]:
-            """Flags and size of the item."""
+            """Return the item's flags and size."""
             return server.say(f"get {name}\r\n".encode(), b"END\r\n").split(b"\r\n")[0].split()[2:]
 
         def compute() -> int:
@@ -165,7 +165,7 @@ def test_what_a_foreign_reader_gets() -> None:
 
 @pytest.mark.alone
 def test_a_tier_before_memcached_follows_within_a_second() -> None:
-    """Nobody tells it of changes: it would believe in what it has for longer, or not at all."""
+    """A local tier in front of memcached gets no news of changes, but follows them within about a second."""
     pytest.importorskip("pymemcache")
     server = MemcachedServer()
     with Cache(server.url) as far, Cache(server.url, local=True) as near:
@@ -198,7 +198,7 @@ with Cache(sys.argv[1], early=0) as cache:
 
 
 def test_memcached_counts_the_time_left(tmp_path: Path) -> None:
-    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    """Promise 14: values expire correctly even if a machine's clock is years off."""
     pytest.importorskip("pymemcache")
     server = MemcachedServer()
     for off in ("1e8", "-1e8"):
@@ -208,7 +208,7 @@ def test_memcached_counts_the_time_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signing_key, ours", [(None, 118), ("k" * 32, 154)])
 def test_the_bytes_of_an_entry(signing_key: str | None, ours: int) -> None:
-    """Who plans a server's memory by the page would plan too little."""
+    """The pages say how many bytes are added to each value. Users plan a server's memory by this."""
     assert all("118 bytes of ours, or 154 with a" in page.flat() for page in (REDIS, MEMCACHED))
     value = "x" * 100
     redis, memcached = RedisServer(), MemcachedServer()
@@ -230,7 +230,7 @@ def test_the_bytes_of_an_entry(signing_key: str | None, ours: int) -> None:
 
 
 def test_options_of_postgres() -> None:
-    """An option that nobody can find, one that is none, or another default than the page says."""
+    """The page has every option of a Postgres URL and no other, with the defaults of the code."""
     pytest.importorskip("psycopg")
     from stampede.engines.postgres.address import OURS
     from stampede.engines.postgres.connect import PostgresConnector
@@ -255,7 +255,7 @@ def test_options_of_postgres() -> None:
 
 @pytest.mark.postgres
 def test_what_is_asked_by_sql() -> None:
-    """Who asks the database what goes on in it would get an error, or be told of something else."""
+    """The page's SQL queries run, and show what the page says."""
     pytest.importorskip("psycopg")
     from postgres_server import prepared_postgres
 

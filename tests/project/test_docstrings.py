@@ -1,4 +1,4 @@
-"""Every public name has a docstring with an example, and every example is run: on memory, in a cache of its own."""
+"""Every public name has a docstring with an example, and every example runs, in a memory cache of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stampede.metrics import Stats
 from stampede.testing import isolated
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NOT_SHOWN = {"of", "scope", "stats_of"}  # of a cache: for the house
+NOT_SHOWN = {"of", "scope", "stats_of"}  # internal names of a cache
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -50,7 +50,7 @@ def dogpile() -> Iterator[tuple[str, Any]]:
 
 
 def is_twin(name: str) -> bool:
-    """Of a verb that has the example."""
+    """Return whether this is the async twin of a verb. The docstring of the verb has the example."""
     kind, _, verb = name.rpartition(".")
     return kind in ("Cache", "Lock", "try_lock") and verb.startswith("a") and verb[1:] in dir(Cache) + dir(Lock)
 
@@ -75,20 +75,20 @@ def examples_run(name: str, what: Any, **around: Any) -> None:
 
 @pytest.mark.parametrize("of", sorted({name.rpartition(".")[0] for name in PUBLIC}))
 def test_every_public_name_has_an_example_that_runs(of: str) -> None:
-    """Who asks help() for it would have to look for an example elsewhere, or find one that does not work."""
+    """Every public name has an example that runs, so that help() shows how to use it."""
     for name, what in PUBLIC.items():
         if name.rpartition(".")[0] == of:
             examples_run(name, what)
 
 
 def test_so_have_those_of_dogpile() -> None:
-    """The same for who comes from there."""
+    """Every public name of `stampede.contrib.dogpile` has an example that runs."""
     for name, what in dogpile():
         examples_run(name, what)
 
 
 def test_so_have_those_of_sqlalchemy() -> None:
-    """The same for who returns objects of a session."""
+    """Every public name of `stampede.contrib.sqlalchemy` has an example that runs."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     orm: Any = pytest.importorskip("sqlalchemy.orm")
     from stampede.contrib import sqlalchemy as ours

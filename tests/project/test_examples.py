@@ -1,4 +1,4 @@
-"""The examples, run as their readers run them; a copy of each, so that they leave nothing behind."""
+"""The examples are run as their readers run them. Each runs in a copy, so that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stampede import Cache
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
-# What each must say for its idea to have been shown.
+# What each example must print to show its idea.
 SAID = {
     "hello": ["reports computed: 1, hits: 1", "1000 tasks got {1.07}, computed 1 time"],
     "herd": ["without stampede:  50 computations", "with stampede:      1 computations"],
@@ -49,7 +49,7 @@ SAID = {
 
 
 def run(home: Path, name: str) -> str:
-    """What an example prints, from a directory in which there are no settings."""
+    """Run an example in a directory without settings. Return what it prints."""
     there, empty = home / "examples", home / "empty"
     shutil.copytree(EXAMPLES, there, ignore=shutil.ignore_patterns("__pycache__"))
     settings = there / "settings" / "stampede.toml"
@@ -64,21 +64,21 @@ def run(home: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", SAID)
 def test_an_example_shows_its_idea(tmp_path: Path, name: str) -> None:
-    """Who runs an example would meet an error, or see something else than it is there to show."""
+    """An example runs without an error, and shows its idea."""
     said = run(tmp_path, name)
     for each in SAID[name]:
         assert each in said, said
 
 
 def test_every_example_is_run() -> None:
-    """An example that nobody runs is soon wrong."""
+    """Every example is in the table above, so that it is run. An example that is not run is soon wrong."""
     there = {str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.py")}
     servers = {"web/app", "postgres/nightly", "postgres/names"}  # test_examples_web.py, test_examples_postgres.py
     assert {each for each in there if not each.startswith("demo/")} - {*servers, *ENGINE} == SAID.keys()
 
 
 def test_examples_are_one_screen() -> None:
-    """One idea per file; an application has a few."""
+    """An example shows one idea and fits on one screen. Only a few larger ones may be longer."""
     roomy = {"web", "engine", "demo", "rate_limited_api.py"}
     paths = [path for path in EXAMPLES.rglob("*.py") if not {path.parent.name, path.name} & roomy]
     assert all(path.read_text().count("\n") < 60 for path in paths)
@@ -91,7 +91,7 @@ ENGINE = ["engine/folder", "engine/test_folder"]
 
 @pytest.mark.parametrize("name", ENGINE)
 def test_the_engine_is_the_one_of_the_page(name: str) -> None:
-    """The page would have another engine than the one that is there to be copied, and nobody would try that."""
+    """The engine on the page is the one in the examples, and stays short."""
     file = EXAMPLES / f"{name}.py"
     (shown,) = [block.text for block in PAGES["engines.md"].blocks("python") if block.title == file.name]
     assert file.read_text() == shown
@@ -101,7 +101,7 @@ def test_the_engine_is_the_one_of_the_page(name: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_keeps_the_engine_from_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was forked in the middle of a write would hold the folder's lock for as long as it lives."""
+    """A child that was forked in the middle of a write does not keep the folder's lock."""
     monkeypatch.syspath_prepend(str(EXAMPLES / "engine"))
     cell: Any = import_module("folder").FolderCell(str(tmp_path))
     ours, theirs = os.pipe()
@@ -121,7 +121,7 @@ def test_a_child_keeps_the_engine_from_nobody(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_engine_has_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who installs the example could not say `folder://`; or it would leave for ever what nobody needs."""
+    """The installed example opens `folder://`, and removes what has expired."""
     project = tomllib.loads((EXAMPLES / "engine" / "pyproject.toml").read_text())["project"]
     about = tmp_path / "stampede_folder-1.0.dist-info"
     about.mkdir()

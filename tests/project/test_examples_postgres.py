@@ -27,12 +27,12 @@ EXAMPLES = ROOT / "examples" / "postgres"
 
 @pytest.fixture
 def server() -> PostgresServer:
-    """The session's, with the tables."""
+    """The shared server, with the tables."""
     return prepared_postgres()
 
 
 def test_a_night_that_failed_is_in_the_record(server: PostgresServer, tmp_path: Path) -> None:
-    """Who runs the example would not see what it is there to show: which job has failed, and how."""
+    """The example shows what it promises: which job has failed, and how."""
     there = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "SHOP_POSTGRES": server.postgres_url}
 
     def run(*command: str | Path) -> str:
@@ -52,7 +52,7 @@ def test_a_night_that_failed_is_in_the_record(server: PostgresServer, tmp_path: 
 
 @pytest.fixture
 def names(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The example's module, as a worker would import it, in a database without users."""
+    """The example's module, imported as a worker imports it. The database has no users yet."""
     pytest.importorskip("starlette")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("SHOP_POSTGRES", server.postgres_url)
@@ -67,7 +67,7 @@ def names(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
 
 def test_a_name_is_taken_once(names: ModuleType, server: PostgresServer) -> None:
-    """Of those who come at once two would find the name free, and both would have it."""
+    """If several callers ask for one name at once, only one of them gets it."""
     httpx = pytest.importorskip("httpx")
 
     async def ask() -> list[Any]:
@@ -80,7 +80,7 @@ def test_a_name_is_taken_once(names: ModuleType, server: PostgresServer) -> None
 
 
 def test_the_lock_ends_with_the_commit(names: ModuleType, server: PostgresServer) -> None:
-    """Between the end of the block and the commit somebody would be let in, who doesn't see the row yet."""
+    """The lock is held until the commit. Otherwise another caller would enter, and not see the row yet."""
     from sqlalchemy import event
 
     free = []
@@ -89,7 +89,7 @@ def test_the_lock_ends_with_the_commit(names: ModuleType, server: PostgresServer
         with try_lock("name:bob", on=server.postgres_url) as lock:
             free.append(bool(lock))
 
-    event.listen(names.engine, "commit", lambda connection: is_free())  # in front of it
+    event.listen(names.engine, "commit", lambda connection: is_free())  # called before the commit
     assert names.take("Bob")
     is_free()
     assert free == [False, True]

@@ -1,4 +1,4 @@
-"""The example of a web application, on a real Redis server, asked as its clients ask it."""
+"""The example of a web application, on a real Redis server. The tests send requests as its clients do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def app(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The example's module, as a worker would import it."""
+    """The example's module, imported as a worker imports it."""
     monkeypatch.setenv("SHOP_REDIS", server.url)
     spec = importlib.util.spec_from_file_location("web_app", APP)
     assert spec is not None and spec.loader is not None
@@ -44,7 +44,7 @@ def app(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
 
 
 def asked(app: ModuleType, *requests: tuple[str, str], **options: Any) -> list[Any]:
-    """The answers to requests that come all at once."""
+    """Send requests at the same time. Return the answers."""
 
     async def ask() -> list[Any]:
         transport = httpx.ASGITransport(app.app)
@@ -55,7 +55,7 @@ def asked(app: ModuleType, *requests: tuple[str, str], **options: Any) -> list[A
 
 
 def test_a_herd_of_requests_has_one_report(app: ModuleType) -> None:
-    """The reason for the library, in the place where most will use it: fifty requests would be fifty reports."""
+    """Fifty requests at once compute one report. This is what the library is for."""
     answers = asked(app, *[("GET", "/reports/north")] * 50)
     assert all(answer.status_code == 200 for answer in answers)
     assert len({answer.text for answer in answers}) == 1
@@ -64,7 +64,7 @@ def test_a_herd_of_requests_has_one_report(app: ModuleType) -> None:
 
 
 def test_an_invalidated_report_is_computed_anew(app: ModuleType) -> None:
-    """Who deletes a report would get the old one."""
+    """After a report is deleted, the next request gets a new one."""
     (first,) = asked(app, ("GET", "/reports/north"))
     (again,) = asked(app, ("GET", "/reports/north"))
     (gone,) = asked(app, ("DELETE", "/reports/north"))
@@ -75,7 +75,7 @@ def test_an_invalidated_report_is_computed_anew(app: ModuleType) -> None:
 
 
 def test_a_price_that_is_set_is_the_price(app: ModuleType) -> None:
-    """A price would stay the old one in the worker's local tier."""
+    """After a price is set, requests get the new price. The worker's local tier does not keep the old one."""
     (before,) = asked(app, ("GET", "/prices/tea"))
     (written,) = asked(app, ("POST", "/prices/tea"), content="14.5")
     (after,) = asked(app, ("GET", "/prices/tea"))
@@ -83,14 +83,14 @@ def test_a_price_that_is_set_is_the_price(app: ModuleType) -> None:
 
 
 def test_what_there_is_not_is_not_found_twice(app: ModuleType) -> None:
-    """An exception that is an answer would be an error of the server, or not be kept."""
+    """An exception that is an answer is stored, and is not an error of the server."""
     answers = [asked(app, ("GET", "/prices/gold"))[0] for _ in range(2)]
     assert [answer.status_code for answer in answers] == [404, 404]
     assert stampede.get_cache().stats().computations == 1
 
 
 def test_without_redis_the_shop_is_open(app: ModuleType, server: RedisServer) -> None:
-    """An outage of the cache would be an outage of the application."""
+    """If Redis is down, the application still answers, and computes a report once."""
     server.stop()
     answers = asked(app, *[("GET", "/reports/south")] * 20)
     assert all(answer.status_code == 200 for answer in answers)

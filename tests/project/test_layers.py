@@ -1,8 +1,8 @@
 """Rooms: the folders of the package, from top to bottom. A module imports only from its own room and the rooms below.
 
-Imports are read, not run, and every import counts: at the top, inside a function, and under TYPE_CHECKING, since a
-reader of a module has to read the types that it names. Not seen: `import_module(name)`, by which engines and codecs
-are loaded by their names.
+The test reads the imports and does not run them. Every import counts: at the top, inside a function, and under
+TYPE_CHECKING, because a reader of a module has to read the types that it names. `import_module(name)`, which loads
+engines and codecs by their names, is not seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "stampede"
 
-# Top to bottom. Rooms of one line do not know each other. A module that is in no folder has a line of its own.
+# Top to bottom. Rooms on one line do not import each other. A module that is in no folder has a line of its own.
 ROOMS = """
     __init__
     __main__
@@ -45,7 +45,7 @@ ROOMS = """
 LINES = [line.split() for line in ROOMS.strip().splitlines()]
 DEPTH = {name: depth for depth, line in enumerate(LINES) for name in line}
 
-# What the order alone does not say.
+# Rules that do not follow from the order.
 _WORLD = {"codecs", "engines", "asyncio", "threading"}
 NEVER = {
     "codecs": {"engines"},
@@ -54,11 +54,11 @@ NEVER = {
     "algorithm/finish.py": _WORLD,
 }
 
-# Packages that are not the standard library's are imported when they are needed, by functions. At the top only:
+# Functions import packages outside of the standard library when they need them. Only these are imported at the top:
 AT_THE_TOP = {
     "runtime/definitions.py": {"annotationlib"},  # of the standard library, since Python 3.14
-    "codecs/lossless.py": {"msgspec"},  # imported by those who have made sure that it is there
-    "codecs/numpy.py": {"numpy"},  # and these by who has met a value of theirs
+    "codecs/lossless.py": {"msgspec"},  # imported after a check that it is installed
+    "codecs/numpy.py": {"numpy"},  # imported when a value of this package is found
     "codecs/pandas.py": {"numpy", "pandas"},
     "codecs/sqlalchemy.py": {"sqlalchemy"},
     "codecs/django.py": {"django"},
@@ -67,13 +67,13 @@ AT_THE_TOP = {
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
     "engines/postgres/*.py": {"psycopg"},
     "cli/serve.py": {"zmq"},
-    "cli/postgres.py": {"psycopg"},  # imported by its command
+    "cli/postgres.py": {"psycopg"},  # imported by its command only
     "engines/zmq/*.py": {"zmq"},
     "engines/dynamodb.py": {"boto3", "botocore"},
     "engines/etcd/*.py": {"urllib3"},
     "engines/zookeeper/*.py": {"kazoo"},
     "contrib/dogpile/*.py": {"dogpile"},
-    "testing/conformance/machine.py": {"hypothesis"},  # imported by the suite that has need of it
+    "testing/conformance/machine.py": {"hypothesis"},  # imported by the suite that needs it
     "testing/*.py": {"pytest"},  # but not by testing/__init__.py, which users' code may import outside of tests
 }
 
@@ -85,7 +85,7 @@ class Import(NamedTuple):
 
 
 def imports(source: str) -> list[Import]:
-    """Every import of a module, wherever it stands."""
+    """Return every import of a module, at any depth."""
     return list(_imports(ast.parse(source), at_the_top=True))
 
 
@@ -144,7 +144,7 @@ def wrong_imports(file: str, found: list[Import]) -> list[str]:
 
 
 def foreign_at_the_top(path: Path, found: list[Import]) -> list[str]:
-    """The optional packages that importing this file would need."""
+    """Return the optional packages that are needed to import this file."""
     inside = path.relative_to(PACKAGE)
     allowed = {
         package
@@ -165,7 +165,7 @@ def imports_of(path: Path) -> list[Import]:
 
 
 def test_a_module_imports_only_from_below() -> None:
-    """Without the order, `algorithm/fill.py` could not be read without knowing what a socket is."""
+    """A module imports only from below. So `algorithm/fill.py` can be read without knowledge of sockets."""
     for name in map(room_of, FILES):
         assert name in DEPTH, f"{name} has no line in ROOMS: give it one"
     files = {path.relative_to(PACKAGE).as_posix(): path for path in FILES}
@@ -174,17 +174,17 @@ def test_a_module_imports_only_from_below() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Modules of one room may import each other; a circle of them can only be read, and changed, as a whole."""
+    """Modules of one room may import each other, but not in a circle, which can only be read as a whole."""
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
     graph = {
         name: {target for each in imports_of(path) for target in (each.name, f"{each.name}.__init__")} & modules.keys()
         for name, path in modules.items()
     }
-    TopologicalSorter(graph).prepare()  # CycleError names them
+    TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
 def test_rooms_are_few_and_say_what_belongs_there() -> None:
-    """A stranger finds the way by the names of the rooms and by what each says of itself."""
+    """There are few rooms, and the docstring of each says which module to read first."""
     flat = [path.name for path in PACKAGE.glob("*.py")]
     rooms = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
     assert len(flat) <= 5 and len(rooms) <= 20
@@ -194,13 +194,13 @@ def test_rooms_are_few_and_say_what_belongs_there() -> None:
 
 
 def test_optional_packages_stay_optional() -> None:
-    """One import at the top of one module would make a package mandatory for everybody."""
+    """One import at the top of one module would make a package mandatory for all users."""
     found = {str(path.relative_to(PACKAGE)): foreign_at_the_top(path, imports_of(path)) for path in FILES}
     assert {name: packages for name, packages in found.items() if packages} == {}
 
 
 def test_nothing_is_mandatory() -> None:
-    """The same, by doing it: every module but the excepted is imported where only the standard library is."""
+    """All modules, with few exceptions, can be imported if only the standard library is installed."""
     excepted = {path for pattern in AT_THE_TOP for path in PACKAGE.rglob(pattern)}
     excepted -= {PACKAGE / name / "__init__.py" for name in ("testing", "contrib/dogpile")}
     names = [
@@ -218,7 +218,7 @@ def test_nothing_is_mandatory() -> None:
 
 
 def test_init_holds_names_only() -> None:
-    """Code in `__init__` is run by everybody and looked for by nobody."""
+    """`__init__` has imports and names only. Every program would run other code there, and few readers look for it."""
     path = PACKAGE / "__init__.py"
     docstring, *statements = ast.parse(path.read_text("utf-8")).body
     assert isinstance(docstring, ast.Expr)
@@ -253,7 +253,7 @@ def test_init_holds_names_only() -> None:
     ],
 )
 def test_the_order_is_enforced(file: str, source: str, message: str) -> None:
-    """A layer test that overlooks a kind of import is green for ever."""
+    """Imports of every kind are checked. If one kind were overlooked, the test would always pass."""
     (wrong,) = wrong_imports(file, imports(source))
     assert wrong.startswith(message)
 
@@ -274,5 +274,5 @@ def test_the_order_is_enforced(file: str, source: str, message: str) -> None:
     ],
 )
 def test_optional_packages_are_seen(path: str, source: str, packages: list[str]) -> None:
-    """The same for optional packages."""
+    """An optional package at the top of a module is found, unless this module may import it."""
     assert foreign_at_the_top(PACKAGE / path, imports(source)) == packages

@@ -1,4 +1,4 @@
-"""What people are told: whose, what happens now, and what to do about it."""
+"""Messages say what they are about, what happens now, and what to do about it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NotFound(Exception):
 
 
 def test_an_unknown_cache_offers_each_name_once() -> None:
-    """ "There are default, default" is no help."""
+    """The error for an unknown cache lists each existing name once."""
     for caches in ({"default": {}}, {"default": {}, "reports": {}}, {}):
         with isolated(caches=caches), pytest.raises(SettingsError) as told:
             get_cache("xyz")
@@ -58,7 +58,7 @@ def test_an_unknown_cache_offers_each_name_once() -> None:
 
 
 def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServer, caplog: Any) -> None:
-    """Three warnings of one entry look like three damaged ones, in the log and in the count."""
+    """An entry that is refused is reported once, in the log and in the count. Otherwise it would look like several."""
     one, other = Cache(server.url, signing_key="a"), Cache(server.url, signing_key="b")
     one.set("k", 1)
     with caplog.at_level(logging.WARNING, "stampede"):
@@ -78,17 +78,17 @@ def test_a_miss_that_is_not_believed_is_told_once(colour: str, server: RedisServ
 
 
 def test_who_is_told_of_anothers_failure_is_led_to_raises() -> None:
-    """One missing row would go on giving some callers a 404 and others a 500."""
+    """A caller that gets the failure of another process is told to name the exception in `raises`."""
     told = str(ComputationFailed("row(5)", "shop.models.DoesNotExist", "no row 5"))
     assert "shop.models.DoesNotExist: no row 5" in told and "raises=shop.models.DoesNotExist" in told
     assert "raises=KeyError" in str(ComputationFailed("row(5)", "builtins.KeyError", "5"))
-    for kind in ("", "stampede.errors.CodecError"):  # nothing to be named, or nothing that could be kept
+    for kind in ("", "stampede.errors.CodecError"):  # no class is known, or its exceptions cannot be kept
         assert "raises" not in str(ComputationFailed("row(5)", kind, "bytes"))
 
 
 @engines
 def test_an_exception_of_raises_is_no_warning(url: str, caplog: Any) -> None:
-    """An answer would otherwise wake somebody at night."""
+    """An exception named in `raises` is an answer, so it is not logged."""
     cache = Cache(url, raises=NotFound)
 
     def missing() -> int:
@@ -102,7 +102,7 @@ def test_an_exception_of_raises_is_no_warning(url: str, caplog: Any) -> None:
 
 
 def test_a_function_tells_of_its_engines_outages(before: Callable[[Any], Proxy], server: RedisServer) -> None:
-    """Its stats would say for ever that there was none."""
+    """The stats of a function count the outages of its engine."""
     proxy = before(server)
     cache = Cache(f"redis://127.0.0.1:{proxy.port}")
 
@@ -116,7 +116,7 @@ def test_a_function_tells_of_its_engines_outages(before: Callable[[Any], Proxy],
 
 
 def test_the_end_of_an_outage_is_told_as_loudly_as_its_beginning(caplog: Any) -> None:
-    """Who reads warnings only would never learn that it is over."""
+    """The end of an outage is logged at the same level as its start. Otherwise readers of warnings would miss it."""
     with caplog.at_level(logging.WARNING, "stampede"):
         log_events(events.EngineDown("", "", "redis://x", EngineError("refused")))
         log_events(events.EngineUp("", "", "redis://x", 3.0))
@@ -129,8 +129,7 @@ def test_the_end_of_an_outage_is_told_as_loudly_as_its_beginning(caplog: Any) ->
     indirect=["url"],
 )
 def test_a_value_that_was_invalidated_meanwhile_is_told_as_that(url: str, here: bool, caplog: Any) -> None:
-    """Nobody would look for a frozen process where somebody has only changed the row; which is no warning where it is
-    known."""
+    """If a key is invalidated during its computation, the log says so at debug level, and not as a warning."""
     cache = Cache(url)
     begun, changed = threading.Event(), threading.Event()
 
@@ -152,7 +151,7 @@ def test_a_value_that_was_invalidated_meanwhile_is_told_as_that(url: str, here: 
 
 
 def test_what_is_down_and_what_becomes_of_calls(caplog: Any) -> None:
-    """Nobody would look at maxmemory where "redis is down"; and with on_engine_error="raise" no call goes on."""
+    """The log says whether an engine is full, down in part or down, and whether calls go on or raise."""
     full, part, down = EngineError("OOM"), EngineError("slot 5"), EngineError("refused")
     full.partial = full.refused = part.partial = True
     with caplog.at_level(logging.WARNING, "stampede"):
@@ -168,7 +167,7 @@ def test_what_is_down_and_what_becomes_of_calls(caplog: Any) -> None:
 
 
 def test_a_lock_that_is_not_had_tells_whose_it_is() -> None:
-    """ "has held it for 0 s" is said of one that was held for an hour."""
+    """The error for a lock that is already held names the lock, and the wait that ran out."""
     with isolated():
         lock, other = get_cache().lock("nightly"), get_cache().lock("nightly", wait=0.01)
         with lock:
@@ -188,7 +187,7 @@ def test_a_lock_that_is_not_had_tells_whose_it_is() -> None:
 
 
 def test_an_engine_that_is_down_tells_of_which_lock() -> None:
-    """Broken if the error is only the engine's, and nobody knows which of a program's locks failed."""
+    """If the engine of a lock is down, the error names the lock."""
     with Cache("memory://", locks="redis://127.0.0.1:1") as cache:
         for held in (cache.lock("nightly"), cache.bulkhead("nightly"), cache.lock("nightly", wait=0)):
             with pytest.raises(EngineError, match=r"^the lock 'nightly' can't be taken: redis://127.0.0.1:1.*refused"):
@@ -196,7 +195,7 @@ def test_an_engine_that_is_down_tells_of_which_lock() -> None:
 
 
 def test_who_asks_for_its_own_key_is_told_what_to_do() -> None:
-    """A function that calls itself is found by who reads the log, not by who wrote it."""
+    """The error for a function that calls itself says what to do."""
 
     @stampede.cached
     def f(n: int) -> int:
@@ -207,7 +206,7 @@ def test_who_asks_for_its_own_key_is_told_what_to_do() -> None:
 
 
 def test_an_exception_that_cannot_be_kept_tells_how_it_could_be(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "Would not come back" names no remedy."""
+    """The warning about an exception that cannot be kept says how to change its class."""
     monkeypatch.setattr("stampede.metrics.log._due", {})
 
     class Gone(Exception):
@@ -228,7 +227,7 @@ def test_an_exception_that_cannot_be_kept_tells_how_it_could_be(caplog: Any, mon
 
 
 def test_who_has_no_settings_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """ "nothing: there is no [caches.reports]" is a riddle."""
+    """If there are no settings, the error says so, and how to make some."""
     monkeypatch.chdir(tmp_path)
     with isolated():
         stampede.configure(Settings())
@@ -241,7 +240,7 @@ def test_who_has_no_settings_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [("invalidate_all", "cache.invalidate_many(user.cache.keys('user:'))"), ("expire_all", "cache.expire_many(")],
 )
 def test_who_names_his_keys_is_told_how_to_invalidate_them(verb: str, remedy: str) -> None:
-    """ "nobody knows which they are", where he has just said which."""
+    """If a function names its own keys, the error of `invalidate_all` and `expire_all` says what to use instead."""
     with isolated():
 
         @stampede.cached(key="user:{id}")
@@ -256,13 +255,13 @@ def test_who_names_his_keys_is_told_how_to_invalidate_them(verb: str, remedy: st
 
 
 def test_a_key_of_a_dict_is_named_as_one() -> None:
-    """ "its 's key is a int"."""
+    """The error for a key of a dict calls it a key, and names its type."""
     with isolated(codec="json"), pytest.raises(stampede.CodecError, match=r"^its key, of type int, would .* as str:"):
         get_cache().set("k", {1: 2})
 
 
 def test_what_a_client_leads_to_is_named(server: RedisServer) -> None:
-    """ "redis is down" is said of each of five."""
+    """A cache that was made with a client is named after the client's server."""
     redis = pytest.importorskip("redis")
     cache = Cache(redis.Redis(port=server.port, password="secret"))
     assert cache.name == f"redis://localhost:{server.port}/0"

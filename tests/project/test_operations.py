@@ -1,4 +1,4 @@
-"""What docs/operations.md says of log lines, metrics and alerts is what the code has."""
+"""The log lines, metrics and alerts of docs/operations.md are those of the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = PAGES["operations.md"]
 ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
 LOGGED = {(logger, level) for logger in ("log", "_log") for level in ("debug", "info", "warning", "error", "exception")}
 OTHERS = {"%s", "%s: %s", "%s %s, %s: %s"}
-"""Lines whose words are in their arguments."""
+"""Lines whose text comes from their arguments."""
 
 
 def log_lines() -> Iterator[str]:
@@ -47,25 +47,25 @@ def is_there(text: str) -> bool:
 
 @pytest.mark.parametrize("text", sorted(set(log_lines())))
 def test_each_log_line_is_explained(text: str) -> None:
-    """An operator would search the documentation for a line of the log, in vain."""
+    """The page explains each log line. Otherwise an operator would search for it in vain."""
     assert is_there(" ".join(text.split())), "give it a row in the table of log lines"
 
 
 def test_the_metrics_exist() -> None:
-    """The page, or an alert, would name a metric that no process has."""
+    """Each metric that the page or an alert names exists."""
     known = {f"stampede_{metric.name}" for metric in METRICS}
     named = set(re.findall(r"\bstampede_\w+", PAGE.text + ALERTS.read_text()))
     assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in named} <= known
 
 
 def test_each_alert_is_explained() -> None:
-    """An alert would wake a person, and nothing would say what to do."""
+    """The page explains each alert, and so says what to do."""
     assert set(re.findall(r"alert: (\w+)", ALERTS.read_text())) == {row[0].strip("`") for row in PAGE.rows(1)}
 
 
 @pytest.mark.prometheus
 def test_prometheus_takes_the_alerts() -> None:
-    """A rule with an error keeps Prometheus from loading any."""
+    """Prometheus accepts the rules. One rule with an error would keep it from loading all of them."""
     subprocess.run([need("promtool"), "check", "rules", str(ALERTS)], check=True, capture_output=True, timeout=60)
 
 

@@ -1,4 +1,4 @@
-"""PROMISES.md names tests and functions: each must be there, and have that name."""
+"""PROMISES.md names tests and functions. Each of them must exist under that name."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ ROWS = rows()
 
 @cache
 def defined(file: str) -> frozenset[str]:
-    """The tests in a file."""
+    """Return the names of the tests in a file."""
     path = ROOT / where_is(file)
     return frozenset(re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), flags=re.MULTILINE))
 
 
 def test_there_are_sixteen_and_each_has_its_lines() -> None:
-    """A promise would stand there with nothing that keeps it."""
+    """There are sixteen promises, and each has at least one row."""
     promises = list(dict.fromkeys(row.promise for row in ROWS))
     assert [int(promise.partition(".")[0]) for promise in promises] == list(range(1, 17))
 
 
 def test_tests_that_are_named_exist() -> None:
-    """A promise would be kept by a test that was renamed, and then forgotten."""
+    """Each test that a promise names exists. Otherwise a renamed test would be lost."""
     named = {tuple(name.split("::")) for row in ROWS for name in row.tests}
     assert sorted(each for each in named if each[1] not in defined(each[0])) == []
 
 
 @pytest.mark.parametrize("promise", sorted({row.promise for row in ROWS}))
 def test_lines_that_are_named_exist(promise: str) -> None:
-    """A reader would be sent to a function that is not there."""
+    """Each row names a test, and each file and function that it names exists."""
     for row in ROWS:
         if row.promise == promise:
             assert row.tests, row.line
@@ -51,7 +51,7 @@ def _found(row: Row) -> None:
 
 @pytest.mark.parametrize("promise", sorted({row.promise for row in ROWS}))
 def test_what_is_taken_out_is_there(promise: str) -> None:
-    """Nobody could find out any more whether the line keeps its promise."""
+    """The lines that a row takes out exist. Otherwise nothing would show that they keep the promise."""
     wrong = []
     for row in ROWS:
         if row.promise == promise and not row.by_hand:

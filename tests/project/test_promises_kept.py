@@ -1,4 +1,4 @@
-"""Promises of which no other test says that the line which keeps them is there; see PROMISES.md."""
+"""Tests of promises whose lines in the code no other test covers. See PROMISES.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stampede.testing import FakeClock
 
 
 class Breakable:
-    """A port of a real engine that can be cut off: its verbs raise then, as those of a server that is gone."""
+    """A port of a real engine that can be cut off. Then its verbs raise, like those of a server that is gone."""
 
     def __init__(self, port: Any, world: World) -> None:
         self._port = port
@@ -46,7 +46,7 @@ class Breakable:
 
 
 class World(Engine):
-    """An engine that holds bytes, as a server would, and a cable that can be cut."""
+    """An engine that stores bytes, like a server, behind a cable that can be cut."""
 
     scheme, shared, pushes, coherent = "breakable", True, True, False
 
@@ -86,7 +86,7 @@ def cache(world: World) -> Iterator[Cache]:
 
 @pytest.mark.parametrize("verb", ["invalidate", "set", "expire", "clear"])
 def test_a_change_that_can_not_be_made_raises(world: World, cache: Cache, verb: str) -> None:
-    """Swallowed, the old value would come back after the outage."""
+    """A change that cannot be made raises. Otherwise the old value would come back after the outage."""
     cache.set("k", "old")
     world.cut = True
     with pytest.raises(EngineError):
@@ -94,7 +94,7 @@ def test_a_change_that_can_not_be_made_raises(world: World, cache: Cache, verb: 
 
 
 def test_who_reads_during_an_invalidation_keeps_nothing(world: World) -> None:
-    """What was read just before the engine forgot it would be served by the local tier, after the invalidation."""
+    """The local tier does not keep a value that was read while its key was invalidated."""
     with Cache(engine=world, local={"ttl": 600}, ttl=600, early=0) as cache:  # type: ignore[arg-type]
         cache.set("k", "old")
         world.before = {"invalidate": lambda: cache.get_or_compute("k", lambda: "not yet")}
@@ -104,7 +104,7 @@ def test_who_reads_during_an_invalidation_keeps_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("kept", ["found", "stale", "busy", "news"])
 def test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older(world: World, kept: str) -> None:
-    """Who joins a flight whose reply is under way would be given what was invalidated before the call."""
+    """A call that begins after an invalidation elsewhere gets nothing older from the flight that it joins."""
     later: list[Herd] = []
 
     def meanwhile() -> None:
@@ -156,7 +156,7 @@ class _Overtaken:
 
 @pytest.mark.parametrize("asked", ["claim", "renew"])
 def test_nor_an_error_of_what_was_computed_before(world: World, asked: str) -> None:
-    """Who joins a flight while word of a failure is under way would fail with what was invalidated before its call."""
+    """A call that begins after an invalidation does not get the failure of a computation that began before it."""
     later: list[Herd] = []
 
     def meanwhile() -> None:
@@ -177,7 +177,7 @@ def test_nor_an_error_of_what_was_computed_before(world: World, asked: str) -> N
             first = Herd(lambda: holder.get_or_compute("k", fails))
             origin.has_begun()
             second = Herd(lambda: cache.get_or_compute("k", lambda: "computed from before"))
-            if asked == "renew":  # who is followed asks, as it fails, whether its lease has stood
+            if asked == "renew":  # as the leader fails, it asks whether its lease was valid
                 until(lambda: any(flight.callers == 2 for flight in cache._core.flights._flights.values()))
                 origin.let_on()
             kinds = [type(end) for end in (*first.join(), *second.join())]
@@ -186,7 +186,7 @@ def test_nor_an_error_of_what_was_computed_before(world: World, asked: str) -> N
 
 
 class _Failing(_Overtaken):
-    """A computation has failed, and something happens while that is told."""
+    """A computation has failed, and something happens while its failure is reported."""
 
     def __init__(self, world: World, meanwhile: Callable[[], object], let_on: Callable[[], object], at: str) -> None:
         super().__init__(world, meanwhile, let_on)
@@ -211,7 +211,7 @@ class _Failing(_Overtaken):
 
 
 class _Told(_Overtaken):
-    """The news bring the value along, and something happens before they are read."""
+    """A wake-up brings the value along, and something happens before the waiter reads it."""
 
     async def claim(self, *args: Any) -> Any:
         return await self._port.claim(*args)
@@ -225,7 +225,7 @@ class _Told(_Overtaken):
 
 
 def test_a_refresh_joins_no_older_computation(cache: Cache) -> None:
-    """Who refreshes after a change would be given, and all others with it, what was computed from before."""
+    """A refresh joins no older computation, which may be based on data from before a change."""
     origin = Origin()
     report = cache.cached(lambda: origin())
     older = Herd(report)
@@ -242,7 +242,7 @@ def test_a_refresh_joins_no_older_computation(cache: Cache) -> None:
 
 @pytest.mark.parametrize("verb", ["generation", "claim"])
 def test_an_engine_that_is_down_is_no_outage(world: World, cache: Cache, verb: str) -> None:
-    """Calls would fail with the engine; or each of them would ask the origin, and the dead engine, again."""
+    """If the engine is down, calls still return values. They compute once, and rarely ask the dead engine."""
     world.before = {verb: world.die}
     origin = Origin()
     herd = Herd(*[lambda: cache.get_or_compute("k", origin)] * 8)
@@ -251,12 +251,12 @@ def test_an_engine_that_is_down_is_no_outage(world: World, cache: Cache, verb: s
     assert herd.join() == [1] * 8
     asked = len(world.asked)
     assert [cache.get_or_compute("k", origin) for _ in range(20)] == [1] * 20
-    assert len(world.asked) - asked <= 4  # a probe now and then
+    assert len(world.asked) - asked <= 4  # an occasional probe
     assert origin.calls == 1
 
 
 def test_a_fill_that_can_not_be_made_is_no_error(world: World, cache: Cache) -> None:
-    """The engine dies in the middle of a computation: its caller would get an error instead of the value."""
+    """If the engine dies in the middle of a computation, the caller gets the value and no error."""
 
     def compute() -> str:
         world.cut = True
@@ -268,7 +268,7 @@ def test_a_fill_that_can_not_be_made_is_no_error(world: World, cache: Cache) -> 
 
 
 def test_recovery_is_noticed(world: World) -> None:
-    """The cache would go on without its engine for ever."""
+    """When the engine works again, the cache uses it again."""
     heard: list[events.Event] = []
     with Cache(engine=world, ttl=600, observers=[heard.append]) as cache:  # type: ignore[arg-type]
         world.cut = True
@@ -280,8 +280,7 @@ def test_recovery_is_noticed(world: World) -> None:
 
 
 def test_recovery_is_noticed_by_who_asks_once_more(world: World) -> None:
-    """Who has waited for somebody claims again, and asks for no generation: he would go on without an engine that has
-    just answered him."""
+    """A waiter that claims again asks for no generation. Its successful claim ends the outage, too."""
     with Cache(engine=world, ttl=600) as cache:  # type: ignore[arg-type]
         world.cut = True
         cache.get_or_compute("k", lambda: 1)
@@ -291,7 +290,7 @@ def test_recovery_is_noticed_by_who_asks_once_more(world: World) -> None:
 
 
 def test_who_knows_no_generation_asks_for_nothing_by_an_older_one(world: World) -> None:
-    """Whose turn to ask comes just behind his generation would find what others have cleared meanwhile."""
+    """A claim by a generation from before the outage finds no value, because other processes may have cleared it."""
     with Cache(engine=world, ttl=600) as cache:  # type: ignore[arg-type]
         cache.set("k", "old")
         physical = cache._root.prefix + "k"
@@ -306,7 +305,7 @@ def test_who_knows_no_generation_asks_for_nothing_by_an_older_one(world: World) 
 
 
 def test_what_was_set_after_an_outage_is_there(world: World) -> None:
-    """A `set` that has returned would not be seen by its own process until somebody asked whether the engine is up."""
+    """After an outage, a `set` that has returned is seen by its own process, even if no probe is due yet."""
     with Cache(engine=world, ttl=600) as cache:  # type: ignore[arg-type]
         for change in (lambda: cache.set("k", 3), lambda: cache.clear() or cache.set("k", 3)):
             world.cut = True
@@ -319,7 +318,7 @@ def test_what_was_set_after_an_outage_is_there(world: World) -> None:
 
 
 def test_who_wants_the_error_gets_it(world: World) -> None:
-    """`on_engine_error="raise"` would be one of two names for the same."""
+    """With `on_engine_error="raise"`, a call raises the error of the engine."""
     with Cache(engine=world, on_engine_error="raise") as cache:  # type: ignore[arg-type]
         world.cut = True
         with pytest.raises(EngineError):
@@ -327,7 +326,7 @@ def test_who_wants_the_error_gets_it(world: World) -> None:
 
 
 def test_locks_are_never_open(world: World) -> None:
-    """Two would be inside, because nobody could be asked."""
+    """If the engine is down, locks raise. Otherwise two callers could be inside."""
     world.cut = True
     with pytest.raises(EngineError), Lock("l", on=world):  # type: ignore[arg-type]
         pytest.fail("let in")
@@ -339,7 +338,7 @@ def test_locks_are_never_open(world: World) -> None:
 
 
 def test_bytes_that_are_not_believed_are_a_miss_and_an_event(tmp_path: Path) -> None:
-    """An error would meet every caller of a key, until somebody deletes its bytes."""
+    """Bytes that are refused are a miss and send an event. An error would reach every caller of the key."""
     heard: list[events.Event] = []
     with Cache(f"disk://{tmp_path}", signing_key="another") as other:
         other.set("k", "theirs")
@@ -350,7 +349,7 @@ def test_bytes_that_are_not_believed_are_a_miss_and_an_event(tmp_path: Path) -> 
 
 
 def test_a_value_the_codec_can_not_hold_is_served_and_told(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
-    """A cache would fail a request that the function has answered, or swallow the answer for a stale one."""
+    """A value that the codec cannot encode is returned, with a warning in the log. Only `set` raises."""
     cache.set("k", "kept", stale=600)
     cache.expire("k")
     assert cache.get_or_compute("k", lambda: sys.implementation, stale=600) is sys.implementation
@@ -364,7 +363,7 @@ def test_a_value_the_codec_can_not_hold_is_served_and_told(cache: Cache, caplog:
 
 @pytest.mark.parametrize("value", [None, False, 0, ""])
 def test_nothing_is_something(cache: Cache, value: object) -> None:
-    """It would be computed at every call, from an engine as well as here."""
+    """None, False, 0 and "" are values: they are stored, and not computed at every call."""
     assert cache.get_or_compute("k", lambda: value) is value
     assert cache.get_or_compute("k", lambda: "computed twice") is value
     assert cache.get("k", "default") is value
@@ -376,11 +375,11 @@ def test_nothing_is_something(cache: Cache, value: object) -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("background", [False, True])  # which claim, and look, in two places
+@pytest.mark.parametrize("background", [False, True])  # these claim and look in different parts of the code
 def test_time_left_counts_from_before_the_request(
     monkeypatch: pytest.MonkeyPatch, background: bool, looks: bool
 ) -> None:
-    """A slow reply would lengthen a value's life by as long as it was under way."""
+    """The time left counts from before the request. Otherwise a slow reply would lengthen the life of a value."""
     clock = FakeClock()
     for module in (scope, generations, tier):
         monkeypatch.setattr(module, "_clock", clock)
@@ -393,10 +392,10 @@ def test_time_left_counts_from_before_the_request(
     with Cache(engine=world, local={"ttl": 600}, **terms) as cache:  # type: ignore[arg-type]
         inner_cache = Cache(engine=world, ttl=10, early=0)  # type: ignore[arg-type]
         inner_cache.set("hit", "old")
-        assert cache.get_or_compute("hit", lambda: "new") == "old"  # from now on it looks before it claims
+        assert cache.get_or_compute("hit", lambda: "new") == "old"  # from now on the cache looks before it claims
         inner_cache.set("k", "old")
         clock.advance(3.0)
-        assert cache.get_or_compute("k", lambda: "new") == "old"  # 4 s under way, and 7 s to live when it was asked
+        assert cache.get_or_compute("k", lambda: "new") == "old"  # the reply takes 4 s, and 7 s were left before it
         clock.advance(2.9)
         assert cache.get_or_compute("k", lambda: "new") == "old"  # a hit
         clock.advance(0.2)
@@ -405,12 +404,12 @@ def test_time_left_counts_from_before_the_request(
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs Linux's clock")
 def test_the_clock_on_disk_is_none_that_people_set() -> None:
-    """Who sets the time of day would end all leases, or let old values live for years."""
+    """`disk://` does not use the time of day. Setting that clock would end leases or keep values for years."""
     assert abs(rows.clock() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60 < abs(rows.clock() - time.time())
 
 
 class _Slow:
-    """Replies are formed at once, and under way for four seconds."""
+    """A claim or a look acts at once, and its reply takes four seconds."""
 
     def __init__(self, port: Any, clock: FakeClock, store: Any) -> None:
         self._port = port
@@ -436,7 +435,7 @@ class _Slow:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_every_exit_gives_the_lease_back(cache: Cache, world: World, error: type[BaseException]) -> None:
-    """The next caller would wait for the lease of one who has long left."""
+    """Every exception gives the lease back. Otherwise the next caller would wait until the lease ends."""
 
     def leave() -> None:
         raise error
@@ -450,7 +449,7 @@ def test_every_exit_gives_the_lease_back(cache: Cache, world: World, error: type
 
 
 def test_a_cancellation_does_not_cut_a_fill_in_two(world: World, cache: Cache) -> None:
-    """The value would be lost, or the lease stand on, where the client's own request can be cancelled."""
+    """If a caller is cancelled during its fill, the value is stored all the same, and no lease stays behind."""
 
     async def main() -> None:
         filling, go = asyncio.Event(), asyncio.Event()

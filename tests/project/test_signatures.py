@@ -1,4 +1,4 @@
-"""What `help()`, an editor and a notebook's Shift-Tab show of the public face."""
+"""The signatures of the public API, as `help()`, an editor or a notebook shows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BULKHEAD = {"concurrency", "lease", "wait", "max_hold"}
 
 
 def test_what_checkers_see_is_what_there_is() -> None:
-    """An option that works would be an error in every user's checker, or one that doesn't would be none."""
+    """Type checkers know exactly the options that work."""
     assert set(PolicyOptions.__annotations__) == POLICY
     assert set(MoreOptions.__annotations__) == POLICY - {"ttl"}
     assert set(Options.__annotations__) == {*POLICY, *KEY_OPTIONS, *CODEC_OPTIONS}
@@ -55,7 +55,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
     ids=lambda each: getattr(each, "__qualname__", None),
 )  # fmt: skip
 def test_options_are_shown(face: Callable[..., Any], options: set[str]) -> None:
-    """`**options` tells nobody that there is a `stale`."""
+    """Every option is shown by name. A signature with `**options` would hide them."""
     shown = inspect.signature(face).parameters
     assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD]
     assert options <= set(shown)
@@ -64,7 +64,7 @@ def test_options_are_shown(face: Callable[..., Any], options: set[str]) -> None:
 
 
 def test_help_tells_of_cached(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of an object, help() would tell its address."""
+    """help() describes `cached` as a function with options, although it is an object."""
     help(cached)
     told = capsys.readouterr().out
     assert "function cached" in told and re.search("stale: '?Seconds'?", told)  # quoted before Python 3.14

@@ -1,4 +1,4 @@
-"""Types: the decorator promises checkers what it does, and both checkers agree."""
+"""Type checkers know what the decorator does, and mypy and pyright agree."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FACES = [typing.CachedFunction, typing.CachedAsync, typing.LooselyCached, typing
 
 @pytest.mark.parametrize("command", [["mypy"], ["pyright", "--pythonpath", sys.executable]], ids=["mypy", "pyright"])
 def test_checkers_agree(command: list[str]) -> None:
-    """A user's editor would otherwise forget the parameters, or the colour, of a cached function, or miss a typo."""
+    """Both checkers accept the right programs, and find exactly the marked errors in the wrong ones."""
     run = subprocess.run(
         [sys.executable, "-m", *command, RIGHT, WRONG], cwd=ROOT, capture_output=True, text=True, timeout=110
     )
-    assert run.returncode == 1, run.stdout + run.stderr  # beyond that the checker itself has failed
+    assert run.returncode == 1, run.stdout + run.stderr  # with another code the checker itself has failed
     found = {
         f"{Path(at).name}:{line}": f"{at}:{line}: {what}"
         for at, line, what in re.findall(r"(\S+\.py):(\d+)(?::\d+)?(?: -|:) error: (.*)", run.stdout)
@@ -41,18 +41,18 @@ def test_checkers_agree(command: list[str]) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 def test_the_faces_have_every_verb(face: type) -> None:
-    """A verb that works and is not declared is an error in every user's checker."""
+    """The types declare every verb. A verb that works and is not declared is an error in every user's checker."""
     assert {verb for verb in VERBS if not hasattr(face, verb)} == set()
     assert {name for name in dir(face) if not name.startswith("_")} == {*VERBS, "cache"}
 
 
 @pytest.mark.parametrize("face", [typing_many.OneFunction, typing_many.OneAsync])
 def test_the_faces_of_one_id_have_every_verb(face: type) -> None:
-    """The same of `users.one`."""
+    """The types of `users.one` declare every verb."""
     assert {name for name in dir(face) if not name.startswith("_")} == {*EACH, "cache"}
 
 
 @pytest.mark.parametrize("face", [typing_many.ManyFunction, typing_many.ManyAsync])
 def test_the_faces_of_many_ids_have_every_verb(face: type) -> None:
-    """And of the function of many ids itself."""
+    """The types of a batch function declare every verb."""
     assert {name for name in dir(face) if not name.startswith("_")} == {*EACH, *PLURAL, "cache", "one"}

@@ -1,4 +1,4 @@
-"""The verbs of functions and caches beyond the call: what each does, in both colours."""
+"""The verbs of functions and caches besides the call: what each does, in blocking and in async code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(answer: Any) -> Any:
 
 
 def test_set_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
-    """One value that is good for a shorter time could only be stored under the cache's own keys."""
+    """`set` of a function takes a ttl for one value."""
 
     def double(number: int) -> int:
         return 2 * number
@@ -70,7 +70,7 @@ def test_set_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
 
 
 def test_set_of_a_method_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None:
-    """The same, bound."""
+    """`set` of a method takes a ttl for one value, called on an object or on the class."""
 
     def double(self: Any, number: int) -> int:
         return 2 * number
@@ -84,7 +84,7 @@ def test_set_of_a_method_has_a_ttl_of_its_own(cache: Cache, colour: str) -> None
 
 
 def test_a_parameter_of_that_name_is_the_functions(cache: Cache, colour: str) -> None:
-    """A value would be stored under another call's key, and for as long as an argument happens to say."""
+    """If a function has a parameter `ttl`, the `ttl` of `set` is an argument of the function, and no option."""
 
     def of(ttl: int, stale: int = 0) -> int:
         return ttl
@@ -103,7 +103,7 @@ def test_a_parameter_of_that_name_is_the_functions(cache: Cache, colour: str) ->
 
 
 class Missing(Exception):
-    """An answer, and not one to be kept."""
+    """An answer that must not be stored."""
 
 
 def ttl_of(result: Any) -> float:
@@ -114,7 +114,7 @@ def ttl_of(result: Any) -> float:
 def test_an_exception_that_is_not_to_be_kept_leaves_what_is(
     cache: Cache, colour: str, due: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One 404 that nobody was to keep would take the last good value away from everybody."""
+    """An exception whose ttl is 0 is not stored, and the stored value remains."""
     results: list[Any] = [1]
 
     def origin() -> int:
@@ -133,12 +133,12 @@ def test_an_exception_that_is_not_to_be_kept_leaves_what_is(
     entry = run(f.peek())
     assert (entry.value, entry.raised, entry.id, entry.fresh > 0) == (1, False, id, due)
     results.append(2)
-    assert run(f()) == (1 if due else 2)  # and its lease is free
-    assert caplog.records == []  # it is as the user wants it
+    assert run(f()) == (1 if due else 2)  # the lease is free
+    assert caplog.records == []  # no warning: the user wants it so
 
 
 def test_an_exception_that_is_not_to_be_kept_is_not_kept_as_stale(cache: Cache, colour: str) -> None:
-    """Nothing was there, and for as long as `stale` says callers would get an error that was not to be kept."""
+    """If nothing is stored, an exception whose ttl is 0 is not stored as a stale one."""
     results: list[Any] = [Missing("gone")]
 
     def origin() -> int:
@@ -153,7 +153,7 @@ def test_an_exception_that_is_not_to_be_kept_is_not_kept_as_stale(cache: Cache, 
 
 
 def test_a_value_whose_ttl_is_0_replaces_what_is_kept(cache: Cache, colour: str) -> None:
-    """Somebody who was deleted would be served as stale for as long as the origin says that there is nobody."""
+    """A value whose ttl is 0 replaces the stored one. Otherwise a deleted user would still be served as stale."""
     results: list[Any] = [1]
     f = cache.cached(ttl=ttl_of, stale=600)(coloured(lambda: results[-1], colour))
     assert run(f()) == 1
@@ -166,7 +166,7 @@ def test_a_value_whose_ttl_is_0_replaces_what_is_kept(cache: Cache, colour: str)
 
 
 def test_a_value_that_cache_if_refuses_leaves_what_is_kept(cache: Cache, colour: str) -> None:
-    """The other wish would have no way to say it: this answer is none, what was there is."""
+    """A value that `cache_if` refuses is not stored, and the stored value remains. A ttl of 0 would replace it."""
     results: list[Any] = [1]
     f = cache.cached(ttl=600, stale=600, cache_if=lambda value: value is not None)(
         coloured(lambda: results[-1], colour)
@@ -191,7 +191,7 @@ def keys(cache: Cache, colour: str, prefix: str = "") -> list[str]:
 @pytest.mark.parametrize("namespace", ["", "shop"])
 @pytest.mark.parametrize("engine", ["memory", "disk", "redis"])
 def test_keys_by_prefix(engine: str, namespace: str, tmp_path: Path, colour: str) -> None:
-    """Whoever forgets all of a user would forget another's, or miss some; and be told of what was cleared long ago."""
+    """`keys` lists exactly the keys with the prefix, in its own namespace, and none that were cleared."""
     url = URLS[engine](tmp_path)
     with Cache(url, namespace=namespace) as cache, Cache(url, namespace="other") as other:
         assert keys(cache, colour) == []
@@ -211,7 +211,7 @@ def test_keys_by_prefix(engine: str, namespace: str, tmp_path: Path, colour: str
 
 
 def test_keys_of_more_than_a_page(tmp_path: Path, colour: str) -> None:
-    """Of a large cache one page would be all; or a new generation in the middle would leave its own out."""
+    """`keys` lists all keys of a large cache. If `clear` is called in the middle, it lists the new keys, too."""
     with Cache(f"disk://{tmp_path}") as cache:
         names = [f"k{number:04}" for number in range(1_200)]
         cache.set_many(dict.fromkeys(names, 1))
@@ -227,7 +227,7 @@ def test_keys_of_more_than_a_page(tmp_path: Path, colour: str) -> None:
 
 
 def test_an_engine_that_can_not_list_says_so(colour: str) -> None:
-    """An empty list would be believed."""
+    """An engine that cannot list its keys raises. An empty list would be taken for the truth."""
     with Cache(shared_memcached().url) as cache, pytest.raises(OptionError, match="cannot list its keys"):
         cache.keys() if colour == "sync" else cache.akeys()
 
@@ -236,7 +236,7 @@ def test_an_engine_that_can_not_list_says_so(colour: str) -> None:
 
 
 def test_many_are_made_stale(cache: Cache, colour: str) -> None:
-    """One of many would stay fresh, or be gone; or a local tier would go on with it."""
+    """`expire_many` makes its keys stale and keeps their values, also in a local tier. Other keys stay fresh."""
     cache.set_many({"a": 1, "b": 2, "c": 3}, stale=60)
     cache.get_many(["a", "b", "c"])
     cache.expire("b")
@@ -250,7 +250,7 @@ def test_many_are_made_stale(cache: Cache, colour: str) -> None:
 
 
 def test_many_ids_are_made_stale(cache: Cache, colour: str) -> None:
-    """The same of a function of many ids."""
+    """`expire_many` of a batch function makes the given ids stale, and no others."""
 
     def load(ids: list[int]) -> dict[int, int]:
         return dict.fromkeys(ids, 1)

@@ -1,4 +1,4 @@
-"""A run that stands still ends, and says where it stood; one that is slow goes on."""
+"""A test run that hangs is ended, and says where it hung. A run that is slow goes on."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ IN, AFTER, COLLECTS, ENDED = (
 @pytest.mark.parametrize(
     "signs, silent, stuck",
     [
-        ({"gw0": IN, "gw1": IN}, {"gw0": ROUNDS}, ["gw0"]),  # the others' tests go on
+        ({"gw0": IN, "gw1": IN}, {"gw0": ROUNDS}, ["gw0"]),  # the tests of the other workers go on
         (
             {"gw0": IN, "gw1": AFTER},
             {"gw0": ROUNDS, "gw1": ROUNDS, CONTROLLER: ROUNDS},
             ["gw0"],
         ),
-        ({"gw0": AFTER, "gw1": IN}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, []),  # it waits for more to do
+        ({"gw0": AFTER, "gw1": IN}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, []),  # gw0 waits for its next test
         ({"gw0": AFTER, "gw1": ENDED}, dict.fromkeys(["gw0", "gw1", CONTROLLER], ROUNDS), ["gw0"]),
-        ({"gw0": AFTER, "gw1": ENDED}, {"gw0": ROUNDS, "gw1": ROUNDS}, []),  # the controller hears of it
+        ({"gw0": AFTER, "gw1": ENDED}, {"gw0": ROUNDS, "gw1": ROUNDS}, []),  # the controller still works
         ({"gw0": ENDED}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, [CONTROLLER]),
         ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 2 * ROUNDS, CONTROLLER: 2 * ROUNDS}, []),
         ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 3 * ROUNDS, CONTROLLER: 3 * ROUNDS}, ["gw0"]),
     ],
 )
 def test_who_is_ended(signs: dict[str, str], silent: dict[str, int], stuck: list[str]) -> None:
-    """Who is killed though he works has his tests fail; where nobody is, the run never ends."""
+    """Only a process that hangs is ended. If a working one were killed, its tests would fail."""
     signs = {CONTROLLER: AFTER, **signs}
     assert watchdog._stuck(signs, {name: silent.get(name, 0) for name in signs}) == stuck
 
@@ -64,7 +64,7 @@ freezes(CONTROLLER)
 
 
 def test_whoever_is_frozen_shows_its_stacks_and_ends() -> None:
-    """A run of CI stood still for an hour and a half, and left not a word."""
+    """A frozen process shows its stacks and ends. Otherwise a CI run would hang, without a word in its log."""
     ran = subprocess.run([sys.executable, "-c", FROZEN], cwd=SUPPORT, capture_output=True, text=True, timeout=60)
     assert ran.returncode == int(ran.stdout) == -signal.SIGABRT
     assert "no sign of gw0 for" in ran.stderr and "no sign of controller for" in ran.stderr

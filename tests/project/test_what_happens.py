@@ -1,4 +1,4 @@
-"""What happens when: each row of the page names where it was tried, and that is there."""
+"""What happens when: each row of the page names the files of its tests, and these tests exist."""
 
 from __future__ import annotations
 
@@ -325,14 +325,14 @@ TRIED: dict[str, str] = {
         greenlets::test_eventlet_is_refused
     """,
 }
-"""For each row of that page, the tests that try it, on every engine that can come into it."""
+"""For each row of the page, the tests that try it, on every engine that the row concerns."""
 
 
 PAGE = PAGES["what-happens-when.md"]
 
 
 def _rows() -> list[list[str]]:
-    """The cells of each case; a row that begins with "..." continues the case above it."""
+    """Return the cells of each case. A row that begins with "..." continues the case above it."""
     rows, case = [], ""
     for number in range(PAGE.text.count("| when | then | tried by |")):
         for when, *cells in PAGE.rows(number):
@@ -342,12 +342,12 @@ def _rows() -> list[list[str]]:
 
 
 def test_what_happens_when_was_tried() -> None:
-    """The page would promise what was tried nowhere, or elsewhere than it says."""
+    """Each row of the page has tests, and names their files."""
     assert [(when, files) for when, _, files in _rows()] == [(when, _files(tests)) for when, tests in TRIED.items()]
 
 
 def test_a_case_is_read_at_a_glance() -> None:
-    """A cell that holds several cases, which nobody finds in it."""
+    """No cell of the page is long. A long cell would hide several cases."""
     cells = [cell for line in PAGE.text.splitlines() if line.startswith("| ") for cell in line.split("|")]
     assert [cell for cell in cells if len(cell.split()) > 40] == []
 
@@ -357,7 +357,7 @@ def _files(tests: str) -> str:
 
 
 def test_tests_of_what_happens_are_there() -> None:
-    """The page would send its reader to a test that was renamed, or removed."""
+    """Each test of the table exists. Otherwise the page would refer to tests that were renamed or removed."""
     tests = {test for row in TRIED.values() for test in row.split()}
     assert sorted(test for test in tests if test.partition("::")[2] not in _defined(test.partition("::")[0])) == []
 

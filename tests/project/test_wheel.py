@@ -1,4 +1,4 @@
-"""What is uploaded: a wheel, built from the sdist, works where nothing else is; and its page can be read."""
+"""The uploaded files: the wheel, built from the sdist, works without other packages, and PyPI can show its page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("hatchling")
 
 
 def call(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; without our tree, and without the network."""
+    """Run a command without environment variables that lead to this source tree. Return what it prints."""
     quiet = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "STAMPEDE"))}
     done = subprocess.run(command, cwd=cwd, env=quiet | {"HOME": str(cwd)}, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,25 +36,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def litter() -> list[Path]:
-    """What a build may leave: an egg-info is taken by pip for an installation."""
+    """Return what a build may leave behind. (pip takes an egg-info for an installation.)"""
     return sorted([*ROOT.glob("dist"), *ROOT.glob("build"), *ROOT.glob("*.egg-info")])
 
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The Python of an environment that has the wheel and nothing else, run in an empty directory."""
+    """Return a function that runs the Python of an environment with only the wheel, in an empty directory."""
     home, empty = tmp_path_factory.mktemp("venv"), tmp_path_factory.mktemp("empty")
     (wheel,) = built.glob("*.whl")
     call(sys.executable, "-m", "venv", "--without-pip", home, cwd=empty)
     python = home / "bin" / "python"
-    install = ["install", "--no-index", "--quiet", "--no-compile"]  # most of it is imported by nobody here
+    install = ["install", "--no-index", "--quiet", "--no-compile"]  # most modules are not imported here
     call(sys.executable, "-m", "pip", "--python", python, *install, wheel, cwd=empty)
     assert (home / "bin" / "stampede").exists()
     return lambda *arguments: call(python, "-W", "error", *arguments, cwd=empty)
 
 
 def test_the_first_ten_lines_run_where_only_the_wheel_is(installed: Callable[..., str]) -> None:
-    """What everybody tries first after pip install would fail: a module left out, or a package asked for."""
+    """The README's first example runs if only the wheel is installed. No module is left out of the wheel."""
     first = README.blocks("python")[0].text
     where = "import stampede\nprint(stampede.__file__)\n"
     printed = installed("-c", first + "\nassert report(42) == {'customer': 42, 'year': 2026}\n" + where)
@@ -64,7 +64,7 @@ def test_the_first_ten_lines_run_where_only_the_wheel_is(installed: Callable[...
 
 @pytest.mark.parametrize("engine", ["memory", "disk"])
 def test_all_of_it_is_there(installed: Callable[..., str], engine: str, tmp_path: Path) -> None:
-    """A file that is no Python (a schema, a script) would be in the tree and not in the wheel."""
+    """The wheel has everything that a call needs, also files that are not Python (a schema, a script)."""
     url = {"memory": "memory://", "disk": f"disk://{tmp_path}"}[engine]
     program = (
         f"from stampede import Cache\nwith Cache({url!r}) as c: assert c.get_or_compute('k', lambda: 1) == c.get('k')"
@@ -73,19 +73,19 @@ def test_all_of_it_is_there(installed: Callable[..., str], engine: str, tmp_path
 
 
 def test_the_command_is_there(installed: Callable[..., str]) -> None:
-    """`stampede` would ask for a package that the README doesn't tell to install."""
+    """The command `stampede` runs without another package."""
     printed = installed("-m", "stampede", "--help")
     assert all(verb in printed for verb in ("check", "get", "invalidate", "stats"))
 
 
 def test_the_page_on_pypi_can_be_shown(built: Path) -> None:
-    """PyPI would refuse the upload, or show the README as plain text."""
+    """PyPI accepts the upload, and shows the README as a page."""
     pytest.importorskip("twine")
     call(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
 
 
 def test_what_is_in_them(built: Path) -> None:
-    """The wheel would lack a file of the package, the sdist what it takes to test and document it, or have too much."""
+    """The wheel has each file of the package. The sdist also has what tests and docs need, and nothing more."""
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "stampede").rglob("*") if path.is_file()}
     package = {name for name in package if "__pycache__" not in name}

@@ -1,4 +1,4 @@
-"""A loop that is closed under a computation, or a task that has gone: nobody waits for what will never land."""
+"""If a loop is closed under a computation, or its task is destroyed, other callers do not wait for it for ever."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from stampede import Cache, Limiter
 from stampede.algorithm.admission import run_in_place
 from stampede.model.ports import Engine
 
-LEASE = 3  # seconds; a third of it later, its keeper finds that the loop is closed
+LEASE = 3  # seconds; after a third of them its keeper finds that the loop is closed
 SOON = 5
 NEVER = 60
 
 
 @pytest.fixture(autouse=True)
 def _nobody_collects() -> Iterator[None]:
-    """What a closed loop leaves refers to itself: it may take long until the collector comes."""
+    """A closed loop leaves objects that refer to each other. The tests must not depend on when they are collected."""
     gc.collect()
     gc.disable()
     yield
@@ -43,7 +43,7 @@ def _nobody_collects() -> Iterator[None]:
 
 @pytest.fixture(params=["memory", "disk", "paired", "redis", "memcached", "postgres"])
 def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
-    """Two that share an engine's values and leases, and nothing in this process."""
+    """Two caches that share an engine's values and leases, and nothing in this process."""
     urls = {
         "memory": lambda: "memory://?codec=sealed",
         "disk": lambda: f"disk://{tmp_path}/d",
@@ -60,7 +60,7 @@ def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cac
 
 
 def left_behind(cache: Cache, key: str, turns: int | None) -> asyncio.Task[int]:
-    """A computation whose loop is closed, when it computes or after so many turns."""
+    """Start a computation. Close its loop when it computes, or after this number of turns."""
     computes = Event()
 
     async def compute() -> int:
@@ -82,7 +82,7 @@ def left_behind(cache: Cache, key: str, turns: int | None) -> asyncio.Task[int]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
 def test_a_loop_that_is_closed_under_a_computation(caches: tuple[Cache, Cache]) -> None:
-    """Its lease would be renewed to the end of max_hold, and the next caller, in another process, wait for that."""
+    """If a loop is closed under a computation, the lease is not renewed any more, and the next caller computes soon."""
     one, two = caches
     task, began = left_behind(one, "k", None), monotonic()
     assert two.get_or_compute("k", lambda: 2) == 2
@@ -93,7 +93,7 @@ def test_a_loop_that_is_closed_under_a_computation(caches: tuple[Cache, Cache]) 
 @pytest.mark.parametrize("caches", ["memory", "disk", "paired"], indirect=True)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
 def test_a_loop_that_is_closed_on_the_way_to_a_computation(caches: tuple[Cache, Cache]) -> None:
-    """The lease that a thread was still to take stands to its end, and no longer."""
+    """If a loop is closed while a thread takes the lease for it, the lease is not renewed, and ends."""
     one, two = caches
     tasks = [left_behind(one, f"k{turns}", turns) for turns in range(1, 12)]
     began = monotonic()
@@ -105,7 +105,7 @@ def test_a_loop_that_is_closed_on_the_way_to_a_computation(caches: tuple[Cache, 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
 def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache]) -> None:
-    """The lock would be renewed until somebody collects the task, which may be never."""
+    """If a loop is closed inside a lock's block, the lock is not renewed, and another caller gets it."""
     one, two = caches
     lock = one.lock("l", lease=LEASE)
 
@@ -130,7 +130,7 @@ def test_a_loop_that_is_closed_in_a_lock_s_block(caches: tuple[Cache, Cache]) ->
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
 def test_a_limit_keeps_no_loop_that_is_closed_under_those_who_wait() -> None:
-    """One in a module would keep the loop of each test, or of each call of asgiref's, and all that its tasks had."""
+    """A limit does not keep closed loops whose tasks waited for it. A limit in a module would keep many of them."""
     limiter = Limiter("l", max=1, per=60, on=Cache())
     assert limiter.try_acquire()
 
@@ -153,7 +153,7 @@ CAPPED = pytest.mark.parametrize("capped", ["memory", "disk", "redis"], indirect
 
 @pytest.fixture
 def capped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Cache]]:
-    """Caches on one engine whose origin has these caps."""
+    """Return a function that makes caches on one engine, with the given caps for their origin."""
     urls = {"memory": lambda: "memory://", "disk": lambda: f"disk://{tmp_path}/d", "redis": lambda: shared_redis().url}
     engine: Engine | None = None
     with ExitStack() as stack:
@@ -169,7 +169,7 @@ def capped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 
 
 def left_at_origin(cache: Cache, origin: str, calls: int) -> list[asyncio.Task[Any]]:
-    """So many calls, whose loop is closed when one of them computes and the others wait for their places."""
+    """Begin so many calls. Close their loop when one of them computes and the others wait for their places."""
     computes = Event()
 
     async def compute() -> None:
@@ -191,7 +191,7 @@ def left_at_origin(cache: Cache, origin: str, calls: int) -> list[asyncio.Task[A
 @CAPPED
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:.*was never awaited")
 def test_a_loop_that_is_closed_under_a_computation_at_an_origin(capped: Callable[..., Cache], tmp_path: Path) -> None:
-    """Its place in the cap would be kept for max_hold. One that waited for a place may get it, until its lease ends."""
+    """If a loop is closed under a computation at an origin, the computation's place is not kept until `max_hold`."""
     one, two, origin = capped(concurrency=1), capped(concurrency=1), str(tmp_path)
     tasks = left_at_origin(one, origin, 2)
     assert two.get_or_compute("k", lambda: 2, origin=origin, wait=3 * LEASE) == 2
@@ -200,17 +200,17 @@ def test_a_loop_that_is_closed_under_a_computation_at_an_origin(capped: Callable
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a holding may be collected first
 def test_computations_at_an_origin_that_are_destroyed(tmp_path: Path) -> None:
-    """One has its place and computes, one waits for its moment: neither can await that the place is given back."""
+    """Computations that are destroyed give their places back, although they cannot await anything any more."""
     one = Cache(f"disk://{tmp_path}/d", lease=0.3, origins={"db": {"concurrency": 2, "rate": "1/60s"}})
     tasks = WeakSet(left_at_origin(one, "db", 2))
     with closing(Cache(engine=one.engine, origins={"db": {"concurrency": 1}})) as two:
-        del one  # whose limit has a bell
-        until(lambda: gc.collect() >= 0 and not tasks)  # their keeper lets go of them when it looks at their leases
+        del one  # and its limit, on whose bell a task waits
+        until(lambda: gc.collect() >= 0 and not tasks)  # the keeper drops the tasks when it checks their leases
         assert two.get_or_compute("k", lambda: 2, origin="db", wait=SOON) == 2
 
 
 def test_a_computation_that_is_destroyed_by_another_task() -> None:
-    """Its context isn't the one that it began in: an error of ours would be taken for its own, and it would go on."""
+    """A computation that another task destroys ends in another context than it began in. It ends without an error."""
 
     class Sleep:
         def __await__(self) -> Iterator[None]:
@@ -227,7 +227,7 @@ def test_a_computation_that_is_destroyed_by_another_task() -> None:
 
 
 def test_a_task_factory_that_fails(caches: tuple[Cache, Cache]) -> None:
-    """Its flight and lease would lock the key, for ever and for a lease, as nobody has begun to compute."""
+    """If a task factory fails, the key is not locked by a flight or a lease of a computation that never begins."""
     cache, _ = caches
     fails: list[bool] = []
 
@@ -254,7 +254,7 @@ def test_a_task_factory_that_fails(caches: tuple[Cache, Cache]) -> None:
 
 
 def test_where_no_asyncio_loop_runs(caches: tuple[Cache, Cache]) -> None:
-    """A call under trio would claim, find that it can't suspend, and leave the key locked."""
+    """A call under trio is refused before it claims. Otherwise it would leave the key locked."""
     cache, _ = caches
     with pytest.raises(RuntimeError, match="need a running asyncio loop"):
         trio.run(cache.aget_or_compute, "k", lambda: "value")

@@ -1,4 +1,4 @@
-"""Forks, as gunicorn's preload and multiprocessing make them: after use, inside a computation, under held locks."""
+"""Forks as by gunicorn's preload and by multiprocessing: after use, inside a computation, while locks are held."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stampede.algorithm.background import Workers
 from stampede.runtime import forks
 from stampede.testing import isolated
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12 warns of what is tested here
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12 warns of forks with threads
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +41,13 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 
 def check(condition: object) -> None:
-    """An assertion for children, where pytest doesn't rewrite the report."""
+    """Assert something in a child, in which pytest does not rewrite assertions."""
     if not condition:
         raise AssertionError
 
 
 def test_workers_of_a_parent_that_has_used_the_cache(cache: Cache) -> None:
-    """gunicorn with preload: the parent calls, forks, and all go on, sync and async, with what was there."""
+    """The parent uses the cache and forks, as under gunicorn's preload. Then all processes use what is stored."""
     calls: list[int] = []
 
     @cache.cached
@@ -65,7 +65,7 @@ def test_workers_of_a_parent_that_has_used_the_cache(cache: Cache) -> None:
 
     def work() -> None:
         check(f(1) == 1)
-        check(calls == [1])  # a hit: what the parent kept is there
+        check(calls == [1])  # a hit: the child has what the parent stored
         check(had(g(1)) == 1)
         mine = os.getpid() * 100
         check(Herd(*[lambda n=n: f(n) for n in range(mine, mine + 20)]).join() == list(range(mine, mine + 20)))
@@ -82,7 +82,7 @@ def test_workers_of_a_parent_that_has_used_the_cache(cache: Cache) -> None:
 
 
 def test_workers_share_a_computation_on_disk(tmp_path: Path) -> None:
-    """Children of one parent are processes like any others: one of them computes."""
+    """Children of one parent share a computation, like other processes: one of them computes."""
     cache = Cache(f"disk://{tmp_path}/c")
     log = tmp_path / "log"
     start = tmp_path / "start"
@@ -113,7 +113,7 @@ def test_workers_share_a_computation_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_fork_inside_a_computation(cache: Cache) -> None:
-    """The child neither stores nor releases what is its parent's; it can call, and the parent ends as if alone."""
+    """A child that is forked inside a computation can make calls, and does not end the parent's lease."""
     children: list[Child] = []
 
     @cache.cached(lease=60)
@@ -136,7 +136,7 @@ def test_a_fork_inside_a_computation(cache: Cache) -> None:
 
 
 def test_a_child_that_returns_from_the_computation_it_was_forked_in(tmp_path: Path) -> None:
-    """Its value goes to its own caller; it is not stored, and the parent's lease still stands."""
+    """If a child returns from the parent's computation, its value is not stored, and the parent's lease stays valid."""
     cache = Cache(f"disk://{tmp_path}/c")
     forked: list[int] = []
     reading, writing = os.pipe()
@@ -147,7 +147,7 @@ def test_a_child_that_returns_from_the_computation_it_was_forked_in(tmp_path: Pa
             forked.append(os.fork())
             if forked[0] == 0:
                 return "child"
-            os.read(reading, 1)  # until the child is through
+            os.read(reading, 1)  # until the child has returned
         return "parent"
 
     value = f()
@@ -164,7 +164,7 @@ def test_a_child_that_returns_from_the_computation_it_was_forked_in(tmp_path: Pa
 
 
 def test_a_fork_while_another_thread_computes(cache: Cache) -> None:
-    """The flight's leader isn't in the child: who calls there computes, or waits for the parent (on disk)."""
+    """The child does not have the parent's flight. A caller in it computes, or waits for the parent (on disk)."""
     origin = Origin()
 
     @cache.cached(lease=60)
@@ -176,7 +176,7 @@ def test_a_fork_while_another_thread_computes(cache: Cache) -> None:
     if cache.engine.scheme == "disk":
 
         def work() -> None:
-            check(f() == 1)  # the parent's value: its lease stands, and the child waits for it
+            check(f() == 1)  # the parent's value: its lease is valid, and the child waits for it
 
         child = Child(work)
         origin.let_on()
@@ -194,7 +194,7 @@ def test_a_fork_while_another_thread_computes(cache: Cache) -> None:
 
 
 def test_forks_under_load(cache: Cache) -> None:
-    """A fork while other threads hold any of our locks: the child must not find one that nobody will open."""
+    """If the process forks while its threads hold internal locks, the child does not find them locked for ever."""
     stop = threading.Event()
 
     @cache.cached(ttl=60)
@@ -235,7 +235,7 @@ def test_forks_under_load(cache: Cache) -> None:
 
 
 def test_functions_bound_in_the_parent_find_their_cache_in_the_child() -> None:
-    """`@cached` without a cache of its own, over the registry's locks."""
+    """A function with `@cached` that the parent has used works in the child, also with other settings."""
     f = cached(lambda x: x)
     f(1)
 
@@ -250,7 +250,7 @@ def test_functions_bound_in_the_parent_find_their_cache_in_the_child() -> None:
 
 @pytest.mark.parametrize("url", ["file://{}", "disk://{}", "memory://", "redis", "postgres"])
 def test_a_child_does_not_hold_its_parents_lock(url: str, tmp_path: Path) -> None:
-    """It would believe itself inside, and could not take the lock when its turn has come."""
+    """A child does not hold its parent's lock. It can take the lock when the parent has released it."""
     servers = {"redis": lambda: shared_redis().url, "postgres": lambda: prepared_postgres().postgres_url}
     lock = Lock("a", on=servers.get(url, lambda: url.format(tmp_path))(), lease=PATIENCE)
     told, tell = os.pipe()
@@ -275,7 +275,7 @@ def test_a_child_does_not_hold_its_parents_lock(url: str, tmp_path: Path) -> Non
 
 
 def test_a_lock_held_by_the_parent_excludes_its_child(tmp_path: Path) -> None:
-    """Also on files, where the child inherits what is open."""
+    """A lock of the parent keeps its child out, also on files, although the child inherits open files."""
     for url in (f"file://{tmp_path}/f", f"disk://{tmp_path}/d"):
 
         def work(url: str = url) -> None:
@@ -291,7 +291,7 @@ def test_a_lock_held_by_the_parent_excludes_its_child(tmp_path: Path) -> None:
 
 
 def test_background_refreshes_work_in_a_child(cache: Cache) -> None:
-    """The parent's pool of threads isn't there: the child has to start its own."""
+    """The parent's pool of threads does not exist in the child, so the child starts its own for its refreshes."""
     numbers: Any = iter(range(100))
     f = cache.cached(stale=60, background=True)(lambda: next(numbers))
     f()
@@ -309,7 +309,7 @@ def test_background_refreshes_work_in_a_child(cache: Cache) -> None:
 
 
 def test_the_failure_of_one_hook_is_nobody_elses() -> None:
-    """One socket that can't be closed, and the child would use its parent's connections, and wait for its threads."""
+    """If one hook fails in the child, the others still run. Otherwise the child would use its parent's connections."""
 
     class Part:
         again = 0
@@ -338,7 +338,7 @@ def test_the_failure_of_one_hook_is_nobody_elses() -> None:
 
 
 def test_a_question_that_is_the_parents_has_no_answer_for_the_child(before: Callable[[Any], Any]) -> None:
-    """The child's impatient callers would take the engine for hung: who asked is not there to hear."""
+    """The child does not wait for an answer to its parent's question, and so does not take the engine for hung."""
     proxy = before(shared_redis())
     with Cache(proxy.url, namespace=str(time.monotonic_ns())) as cache:
         cache.get_or_compute("warm", lambda: 1)
@@ -354,7 +354,7 @@ def test_a_question_that_is_the_parents_has_no_answer_for_the_child(before: Call
 
 
 def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
-    """Dropped in the child, its computation would end there: a warning, and the end of what is the parent's."""
+    """A refresh that waits to begin is left to the parent. The child must not drop it, because this would end it."""
     workers = Workers(1, "test")
     done = threading.Event()
     with workers._pool._lock:  # so that no thread begins it before the fork
@@ -378,14 +378,14 @@ def open_sockets() -> set[str]:
 
 
 def fork_in_a_loop(pipe: Connection, url: str, uvloop: bool) -> None:
-    """A server of asyncio's that forks while it serves; its child asks, and is to be told, in threads."""
+    """A server in asyncio that forks while it serves. Its child makes calls in threads, and waits for news."""
     caches = [Cache(f"{url}?client_name={number}", local=True, early=0) for number in range(3)]
     plain, ours = Cache(url, early=0), set[str]()
 
     def child() -> None:
         assert ours and not ours & open_sockets()
         assert [cache.get_or_compute("k", never) for cache in caches] == ["old"] * 3
-        for _ in range(3):  # local by now
+        for _ in range(3):  # from the local tier by now
             assert [cache.get("k") for cache in caches] == ["old"] * 3
         pipe.send("asked")
         until(lambda: [cache.get_or_compute("k", never) for cache in caches] == ["new"] * 3, 3.0)
@@ -407,7 +407,7 @@ def fork_in_a_loop(pipe: Connection, url: str, uvloop: bool) -> None:
         pipe.recv()
         await caches[0].aset("k", "new")
         code = os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
-        end = time.monotonic() + 3.0  # it may be told later than its child
+        end = time.monotonic() + 3.0  # the parent may hear the news later than its child
         while (seen := [await cache.aget("k") for cache in caches]) != ["new"] * 3 and time.monotonic() < end:
             await asyncio.sleep(0.001)
         pipe.send((code, seen, [cache.stats().engine_downs for cache in caches]))
@@ -418,7 +418,7 @@ def fork_in_a_loop(pipe: Connection, url: str, uvloop: bool) -> None:
 
 @pytest.mark.parametrize("uvloop", [False, True], ids=["asyncio", "uvloop"])
 def test_a_fork_in_a_running_loop(server: RedisServer, uvloop: bool) -> None:
-    """Promise 13: parent and child would read each other's replies, and the child would hear no news."""
+    """Promise 13: parent and child do not read each other's replies, and both hear of changes."""
     if uvloop:
         pytest.importorskip("uvloop")
     with other(fork_in_a_loop, server.url, uvloop) as parent:

@@ -1,4 +1,4 @@
-"""Several callers in one thread: greenlets, as SQLAlchemy's asyncio extension and gevent have them."""
+"""Several callers in one thread: greenlets, as SQLAlchemy's asyncio extension and gevent use them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PACKAGE = Path(stampede.__file__).parent
 
 
 def await_only(work: Coroutine[Any, Any, Any]) -> Any:
-    """In a greenlet of `spawned`: let its driver await this."""
+    """Called in a greenlet of `spawned`: let the greenlet's driver await the work."""
     driver = getcurrent().parent
     assert driver is not None
     return driver.switch(work)
 
 
 async def spawned(function: Callable[..., Any], *args: Any) -> Any:
-    """As SQLAlchemy's `greenlet_spawn`: a sync function whose waiting is awaited by the task that called it."""
+    """Like SQLAlchemy's `greenlet_spawn`: run a sync function, and let the calling task await what it waits for."""
     inner = greenlet(function, getcurrent())
     inner.gr_context = getcurrent().gr_context
     got = inner.switch(*args)
@@ -45,7 +45,7 @@ async def spawned(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def test_greenlets_of_one_event_loop() -> None:
-    """Whoever asks while another greenlet of the loop computes would be told that it asks for its own key."""
+    """A greenlet that asks for a key, while another greenlet of its loop computes it, is not refused as recursive."""
     computed = []
 
     async def main() -> list[int]:
@@ -61,11 +61,11 @@ def test_greenlets_of_one_event_loop() -> None:
 
         assert asyncio.run(main()) == [42] * 4
         assert report(21) == 42
-    assert len(computed) == 4  # only the first is stored: the others would block the thread on which it goes on
+    assert len(computed) == 4  # each computes: a greenlet that waited would block the thread on which the first goes on
 
 
 def test_a_greenlet_s_computation_is_shared_with_tasks_and_threads() -> None:
-    """Each of them would compute for itself."""
+    """Tasks and other threads get the result of a greenlet's computation, and do not compute again."""
     world, calls = World(), []
 
     def slow() -> str:
@@ -86,20 +86,20 @@ def test_a_greenlet_s_computation_is_shared_with_tasks_and_threads() -> None:
 
 
 def test_recursion_in_a_greenlet() -> None:
-    """It would compute its own key again and again, each time alone."""
+    """A computation that asks for its own key in a greenlet is refused. Otherwise it would compute again and again."""
     world = World()
 
     async def main() -> None:
         with pytest.raises(RecursiveComputation):
             await spawned(world.ask, lambda: world.ask(int))
-        with pytest.raises(RecursiveComputation):  # with no context to tell
+        with pytest.raises(RecursiveComputation):  # without the context that shows it
             await spawned(world.ask, lambda: Context().run(world.ask, int))
 
     asyncio.run(main())
 
 
 def test_plain_greenlets() -> None:
-    """The second would block the thread on which the first must go on, for ever."""
+    """A second greenlet computes alone. If it waited, it would block the thread on which the first must go on."""
     world, got = World(), []
 
     def first() -> None:
@@ -107,16 +107,16 @@ def test_plain_greenlets() -> None:
 
     main = getcurrent()
     one = greenlet(first)
-    one.switch()  # is in its computation now
+    one.switch()  # it is in its computation now
     greenlet(lambda: got.append(world.ask(lambda: "alone"))).switch()
-    assert world.ask(lambda: "alone, too") == "alone, too"  # the thread's own
+    assert world.ask(lambda: "alone, too") == "alone, too"  # the thread's main greenlet
     one.switch()
     assert got == ["alone", "the first's"]
     assert world.ask(lambda: "again") == "the first's"
 
 
 def test_a_greenlet_follows_another_thread() -> None:
-    """A computation of another thread goes on while this one waits: it would be done twice."""
+    """A greenlet waits for a computation of another thread, which goes on meanwhile, and does not compute again."""
     world, gate = World(), Gate()
     got: list[Any] = []
     with Room() as room:
@@ -150,7 +150,7 @@ print([job.value for job in jobs], len(computed))
     "before, computed", [("", 5), ("from gevent import monkey; monkey.patch_all()", 1)], ids=["plain", "patched"]
 )
 def test_gevent(before: str, computed: int) -> None:
-    """Greenlets would get RecursiveComputation, or a deadlock; those that can wait for each other would not share."""
+    """Greenlets get no RecursiveComputation and no deadlock. Under gevent's patch, they share a computation."""
     script = GEVENT.format(before=before)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout.splitlines()[-1:] == [f"[42, 42, 42, 42, 42] {computed}"], ran.stderr
@@ -197,7 +197,7 @@ assert all(job.ready() for job in jobs), "some hang"
     ids=["memcached", "etcd", "redis"],
 )
 def test_gevent_s_patch_after_the_first_use(server: Callable[[], Any], fork: str) -> None:
-    """gunicorn --preload -k gevent: a lock that is older than the patch keeps no greenlet out; some wait for ever."""
+    """If gevent's patch comes after the first use (gunicorn --preload -k gevent), no greenlet waits for ever."""
     url = server().url
     ran = python("-W", "ignore", "-c", PRELOADED, url, fork)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -228,13 +228,13 @@ shut(-1)
 
 
 def test_a_late_patch_leaves_a_watch_behind() -> None:
-    """Its thread would wait for a condition whose lock it does not hold, and end with a traceback in the log."""
+    """After a late patch, the thread of a watch ends without a traceback, and the watch starts another one."""
     ran = python("-W", "error", "-c", LEFT_BEHIND)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_eventlet_is_refused() -> None:
-    """Without `select.poll` some calls would be an AttributeError, and some engines down for ever."""
+    """Under eventlet's patch, each use raises. Otherwise some calls would fail later, without an explanation."""
     program = """
 import sys, threading, types
 patcher = types.ModuleType("eventlet.patcher")
@@ -252,7 +252,7 @@ for use in (cached(lambda: 1), cached(lambda: 2), lock):
 
 
 def test_eventlet_is_refused_to_async_functions_too() -> None:
-    """Patched after the import, our threads would say for ever that they cannot wait on an un-acquired lock."""
+    """Under eventlet's patch, an async function raises, too, even if the patch came after the import."""
     program = """
 import asyncio, sys, threading, types
 from stampede import StampedeError, cached
@@ -271,7 +271,7 @@ for number in (1, 2):
 
 
 def test_what_gevent_replaces_is_looked_up_when_it_is_used() -> None:
-    """`from threading import Thread` is for ever the class that was there before the patch: its `join` never ends."""
+    """Names that gevent replaces are not imported from their modules. They would remain the unpatched ones."""
     line = re.compile(
         r"^from (?:threading|queue|time|select|subprocess) import (?!get_ident$|Empty$|monotonic$).*", re.M
     )
@@ -281,7 +281,7 @@ def test_what_gevent_replaces_is_looked_up_when_it_is_used() -> None:
 
 
 def test_greenlets_of_one_thread_are_not_one_holder() -> None:
-    """A greenlet that was refused would be let in beside another that rests in its block."""
+    """Greenlets of one thread are different holders of a lock. While one is inside, another is refused."""
     lock = try_lock("a", on="memory://")
 
     def rests() -> bool:

@@ -1,4 +1,4 @@
-"""Event loops that come and go, one for each request or test: nothing of them stays, whatever the engine."""
+"""Event loops that come and go, one for each request or test. They leave nothing behind, with any engine."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ Make = Callable[[], Loop]
 
 
 def ran(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakref.ref[Loop]:
-    """As `asyncio.run` does it."""
+    """Run the work as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=make) as runner:
         runner.run(work())
         return weakref.ref(runner.get_loop())
 
 
 def shut_down(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakref.ref[Loop]:
-    """As some do it that run tests: tasks are left as they are."""
+    """Run the work as some test runners do: its tasks are left as they are."""
     loop = make()
     loop.run_until_complete(work())
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -67,7 +67,7 @@ def shut_down(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakr
 
 
 def closed(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakref.ref[Loop]:
-    """Closed, and nothing else."""
+    """Run the work and close the loop, and nothing else."""
     loop = make()
     loop.run_until_complete(work())
     loop.close()
@@ -94,11 +94,11 @@ def alive(loops: list[weakref.ref[Loop]]) -> int:
     [
         pytest.param(ran, marks=pytest.mark.filterwarnings("error")),
         pytest.param(shut_down, marks=pytest.mark.filterwarnings("error")),
-        pytest.param(closed, marks=pytest.mark.filterwarnings("ignore::ResourceWarning")),  # so says asyncio, too
+        pytest.param(closed, marks=pytest.mark.filterwarnings("ignore::ResourceWarning")),  # asyncio warns, too
     ],
 )
 def test_a_loop_leaves_nothing(cache: Cache, end: Callable[..., weakref.ref[Loop]], make: Make) -> None:
-    """Whoever has a loop per request (Django's async_to_sync) would run out of memory and files."""
+    """A program with one loop for each request (Django's async_to_sync) does not run out of memory or files."""
 
     async def ask() -> None:
         await cache.aget_or_compute("k", lambda: 1)
@@ -109,12 +109,12 @@ def test_a_loop_leaves_nothing(cache: Cache, end: Callable[..., weakref.ref[Loop
     gc.collect()
     before = files()
     loops += [end(make, ask) for _ in range(ROUNDS)]
-    until(lambda: alive(loops) == 0)  # a thread that answered one may be about to let go of it
+    until(lambda: alive(loops) == 0)  # a thread that answered one may refer to it a little longer
     assert files() < before + ROUNDS  # disk opens some for its own threads
 
 
 def test_a_loop_is_as_fast_as_before(cache: Cache) -> None:
-    """CPython is slower by a fifth in all that a loop does, once somebody has asked for the `__dict__` of it."""
+    """The library does not ask for a loop's `__dict__`. After that, CPython would run the loop slower by a fifth."""
 
     async def ask() -> list[object]:
         await cache.aget_or_compute("k", lambda: 1)
@@ -124,12 +124,12 @@ def test_a_loop_is_as_fast_as_before(cache: Cache) -> None:
 
 
 def test_no_task_of_ours_stays(cache: Cache) -> None:
-    """Who waits for all other tasks of a loop, as servers do before they end, would wait for ever."""
+    """No task of the library stays. Otherwise a server that waits for all other tasks before it ends would hang."""
 
     async def ask() -> None:
         await asyncio.gather(*[cache.aget_or_compute(f"k{number}", lambda: 1) for number in range(3)])
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        if tasks:  # one that looks after questions sees in a moment that there are none
+        if tasks:  # a task that watches questions ends soon after the last one
             await asyncio.wait(tasks, timeout=PATIENCE)
         assert [task for task in tasks if not task.done()] == []
 
@@ -139,7 +139,7 @@ def test_no_task_of_ours_stays(cache: Cache) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloops], ids=["asyncio", "uvloop"])
 def test_a_loop_that_is_closed_in_the_middle_leaves_nothing(cache: Cache, make: Make) -> None:
-    """A computation, its followers and a refresh beside it would keep their loop, and the key would hang."""
+    """A computation, its followers and a background refresh do not keep their closed loop alive."""
 
     async def begin(number: int) -> None:
         async def hanging() -> None:
@@ -159,4 +159,4 @@ def test_a_loop_that_is_closed_in_the_middle_leaves_nothing(cache: Cache, make: 
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     loops = [closed(make, partial(begin, number)) for number in range(ROUNDS)]
-    until(lambda: alive(loops) == 0)  # the keeper sees it when it would renew
+    until(lambda: alive(loops) == 0)  # the keeper notices when it would renew

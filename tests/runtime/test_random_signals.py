@@ -1,4 +1,4 @@
-"""A signal's handler raises at a random moment: no value is wrong, and nothing hangs beyond its lease."""
+"""A signal handler raises at a random moment. Then no value is wrong, and nothing hangs longer than its lease."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from servers import shared_redis
 from stampede import Cache, EngineError, LockLost
 
 pytestmark = [
-    # What is raised in a finalizer is only told.
+    # An exception that is raised in a finalizer is only reported.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
 
 TRIES, AT_LEAST = 300, 40
-SECONDS = 8.0  # for all tries with one engine, as what hangs until its lease ends may take long
+SECONDS = 8.0  # for all tries with one engine, because waiting for the end of a lease takes long
 LEASE = 1.0
-SLACK = 4.0  # seconds: memcached's leases end by whole seconds, and the pauses of those who poll come on top
+SLACK = 4.0  # seconds: memcached's leases end at whole seconds, and callers that poll pause between their looks
 KEYS = [f"k{number}" for number in range(10)]
 
 
 class Limit(Exception):
-    """As a worker's time limit that is an ordinary exception."""
+    """An ordinary exception, like the time limit of some workers."""
 
 
 class Exit(BaseException):
-    """As KeyboardInterrupt."""
+    """An exception like KeyboardInterrupt."""
 
 
 URLS: dict[str, Callable[[Path], str]] = {
@@ -60,12 +60,12 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
 
 
 class World:
-    """What a program does with a cache, and what it may be given."""
+    """What a program does with a cache, and which values it may get."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.current: Counter[str] = Counter()
-        self.oldest: Counter[str] = Counter()  # that may still be given: an invalidation of those before has returned
+        self.oldest: Counter[str] = Counter()  # the oldest version that may be served: older ones are invalidated
         self.inside = 0
         self.dice = random.Random()
 
@@ -85,14 +85,14 @@ class World:
             pass
 
     def go_on(self, seconds: float) -> None:
-        """Until an exception comes, which may be taken for an engine's own, or be swallowed by a client."""
+        """Use the cache until an exception comes. A client may swallow it, or report it as an engine's error."""
         end = monotonic() + seconds
         while monotonic() < end:
             act = self.dice.choice([self.call, self.call, self.call, self.invalidate, self.lock])
             act(self.dice.choice(KEYS))
 
     def works(self, act: Callable[[str], Any], key: str, within: float) -> None:
-        """At once, or when a lease that was left behind has ended."""
+        """Check that this works at once, or when a lease that was left behind has ended."""
         end = monotonic() + within
         while True:
             began = monotonic()
@@ -103,12 +103,12 @@ class World:
                 assert monotonic() < end
                 sleep(0.05)
             except LockLost:
-                assert LEASE < monotonic() - began < within  # the thread did not come to run while its lease stood
+                assert LEASE < monotonic() - began < within  # the thread did not run while its lease was valid
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this platform")
 def test_an_exception_at_a_random_moment(cache: Cache) -> None:
-    """A worker whose time limits come at a bad moment would give wrong values, or hang for ever."""
+    """If a worker's time limit comes at a bad moment, later calls get right values, and do not hang for ever."""
 
     def handler(signum: int, frame: object) -> None:
         raise (Limit, Exit)[raised.total() % 2]
@@ -135,10 +135,10 @@ def test_an_exception_at_a_random_moment(cache: Cache) -> None:
         with ThreadPoolExecutor(1) as other:
             while tries < TRIES and monotonic() < end:
                 tries += 1
-                with suppress(Limit, Exit):  # that came between the last lines of `interrupted`
+                with suppress(Limit, Exit):  # raised between the last lines of `interrupted`
                     interrupted(world.dice.uniform(1e-5, 3e-3))
                 if tries % 4:
-                    continue  # one may come on top of another
+                    continue  # several exceptions may come before a check
                 within = LEASE + SLACK
                 for act in (world.call, world.lock):
                     began = monotonic()
@@ -146,8 +146,8 @@ def test_an_exception_at_a_random_moment(cache: Cache) -> None:
                     for each in asked:
                         each.result(2 * within)
                     slowest = max(slowest, monotonic() - began)
-                    assert slowest < within  # not for each key, as all leases end at the same time
-                world.works(world.call, world.dice.choice(KEYS), within)  # here, too
+                    assert slowest < within  # for all keys together, as all leases end at the same time
+                world.works(world.call, world.dice.choice(KEYS), within)  # in this thread, too
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

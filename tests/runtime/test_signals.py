@@ -1,4 +1,4 @@
-"""Signals' handlers that use a cache, in the thread of a loop that sleeps."""
+"""Signal handlers that use a cache, in the thread of a loop that sleeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONG = 5  # seconds
 
 
 def test_a_handler_s_invalidation_wakes_who_waits() -> None:
-    """The loop would sleep on until something else wakes it: it doesn't look for what a handler has made ready."""
+    """If a signal handler invalidates a key, its waiters are woken, even if the loop sleeps at that moment."""
     computes = 0
 
     async def compute() -> int:

@@ -67,7 +67,7 @@ def ran(program: str, *args: str) -> str:
     ["disk", pytest.param("redis", marks=pytest.mark.redis), pytest.param("zookeeper", marks=pytest.mark.zookeeper)],
 )
 def test_no_thread_of_ours_receives_the_process_s_signals(kind: str, tmp_path: Path) -> None:
-    """Celery's hard time limit would wedge its pool: SIGTERM, blocked by the main thread, kills through another one."""
+    """If the main thread blocks SIGTERM, no thread of the library receives it and so kills the process."""
     urls = {
         "disk": lambda: f"disk://{tmp_path}/c",
         "redis": lambda: shared_redis().url,
@@ -99,7 +99,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def test_processes_that_a_function_starts_can_be_terminated() -> None:
-    """A child inherits the mask of its thread: `terminate()` would do nothing to one that a refresh has started."""
+    """A process that a cached function starts can be terminated, although it inherits its thread's signal mask."""
     computed_by = set()
 
     def child(n: int = 0) -> int:
@@ -121,7 +121,7 @@ def test_processes_that_a_function_starts_can_be_terminated() -> None:
 
 
 def test_threads_are_started_in_one_place() -> None:
-    """A thread that another module starts would receive signals."""
+    """All threads are started in one module. A thread that another module starts would receive signals."""
     files = [path for path in PACKAGE.rglob("*.py") if not {"testing", "threads.py"} & set(path.parts)]
     found = [
         path

@@ -1,4 +1,4 @@
-"""A worker's time limit that comes inside the user's function: it is the caller's own, and not the origin's failure."""
+"""A worker's time limit that comes inside the user's function is an error of its caller, not of the origin."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LONG = 5  # seconds
 
 
 def limit_of(module: str, name: str) -> type[Exception]:
-    """One that a framework's user gets: it is known by where its class, or a base of it, comes from."""
+    """Return a time limit as a framework defines it. The module of its class, or of a base class, identifies it."""
     declared = type(name, (Exception,), {"__module__": module})
     return type("Mine", (declared,), {})
 
 
 @pytest.fixture(params=sorted(TIME_LIMITS), ids=".".join)
 def limit(request: pytest.FixtureRequest) -> Iterator[type[Exception]]:
-    """What the handler of an alarm raises."""
+    """The exception that the handler of an alarm raises."""
     kind = limit_of(*request.param)
 
     def ends(signum: int, frame: object) -> None:
@@ -37,13 +37,13 @@ def limit(request: pytest.FixtureRequest) -> Iterator[type[Exception]]:
 
 
 def now() -> None:
-    """The time is over in this very moment: in the main thread."""
+    """End the time limit at this moment, if this is the main thread."""
     if current_thread() is main_thread():
         signal.raise_signal(signal.SIGALRM)
 
 
 def test_the_declared_names_are_those_of_the_frameworks() -> None:
-    """A limit that was renamed would count as the origin's failure, and be told to everybody."""
+    """The declared time limits exist in their frameworks. A renamed one would count as a failure of the origin."""
     rq = pytest.importorskip("rq.timeouts")
     assert (rq.JobTimeoutException.__mro__[1].__module__, rq.JobTimeoutException.__mro__[1].__qualname__) in TIME_LIMITS
     billiard = pytest.importorskip("billiard.exceptions")
@@ -52,8 +52,8 @@ def test_the_declared_names_are_those_of_the_frameworks() -> None:
 
 @pytest.mark.parametrize("at", ["once", "many"])
 def test_a_computation_that_runs_out_of_time(limit: type[Exception], at: str) -> None:
-    """A stale value would be served in place of the worker's own exception, or that be kept as the function's answer;
-    and the key would rest for the others, whose time is not over."""
+    """If a time limit ends a computation, its caller gets the limit's exception, and not a stale value. The exception
+    is not stored, and other callers can compute the key at once."""
     told: list[events.Event] = []
     ends: list[bool] = []
 
@@ -77,7 +77,7 @@ def test_a_computation_that_runs_out_of_time(limit: type[Exception], at: str) ->
 
 
 def test_a_follower_is_not_out_of_time(limit: type[Exception]) -> None:
-    """A thread that waits for the worker's computation would end with the worker's time limit."""
+    """A thread that waits for a worker's computation does not get the worker's time limit. It computes instead."""
     origin = Origin(open=True)
 
     def function() -> int:
@@ -96,7 +96,7 @@ def test_a_follower_is_not_out_of_time(limit: type[Exception]) -> None:
 
 @pytest.mark.parametrize("error", [TimeoutError, OSError, ValueError])
 def test_any_other_exception_is_the_function_s(error: type[Exception]) -> None:
-    """Whatever raised it, a handler or the function itself: it is a failure, and covered by what is kept."""
+    """Any other exception, of a handler or the function, is a failure: a stale value is served instead."""
 
     def ends(signum: int, frame: object) -> None:
         raise error
@@ -115,7 +115,7 @@ def test_any_other_exception_is_the_function_s(error: type[Exception]) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interruption_of_the_function_is_the_caller_s(error: type[BaseException]) -> None:
-    """Ctrl-C would be served over, or be told to others as the origin's failure."""
+    """Ctrl-C reaches its caller. No stale value is served instead, and other callers can compute at once."""
 
     def interrupted() -> Any:
         raise error

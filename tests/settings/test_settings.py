@@ -1,4 +1,4 @@
-"""Settings: what a file means, and what a wrong one gets."""
+"""Settings: what a file means, and which error a wrong file gets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def written(directory: Path, text: str | bytes, name: str = "stampede.toml") -> 
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
-    """A setting that is read into the wrong field, or not at all, changes how a fleet caches."""
+    """Each setting of a file is read into its own field. A mistake here changes how a fleet caches."""
     path = written(
         tmp_path,
         """
@@ -116,14 +116,14 @@ def test_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_the_example_is_one_that_works() -> None:
-    """The file that people copy must load, as it stands."""
+    """The example file, which readers copy, loads as it is."""
     settings = load(EXAMPLE, {"SHOP_SIGNING_KEY": "k"})
     assert settings.cache("default").url == "disk:///var/tmp/shop-cache"
     assert settings.cache("reports").signing_key == (b"k",)
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
-    """Nothing is mandatory; a cache that nobody described is memory."""
+    """No setting is mandatory, and a cache that is not described is in memory."""
     settings = load(written(tmp_path, ""), {})
     assert settings == Settings({}, {}, str(tmp_path / "stampede.toml"))
     assert settings.cache("default") == CacheSettings(url="memory://", policy=DEFAULT)
@@ -138,7 +138,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_durations(text: Any, meant: Any) -> None:
-    """`m` read as `ms`, or the other way round, would be off by 60,000."""
+    """Each unit is read correctly. If `m` were read as `ms`, a duration would be wrong by a factor of 60,000."""
     assert duration("ttl", text) == meant
 
 
@@ -146,13 +146,13 @@ def test_durations(text: Any, meant: Any) -> None:
     "text", ["", " ", "m", "10x", "-5s", "1m1h", "10m10m", "1,5s", "5 minutes", "1e3", "nan", "ten"]
 )
 def test_no_durations(text: str) -> None:
-    """A duration that is half understood is worse than one that is refused."""
+    """A text that is not clearly a duration is refused."""
     with pytest.raises(OptionError, match="ttl is"):
         duration("ttl", text)
 
 
 def test_forever() -> None:
-    """TOML has no null: what None says in Python must be sayable, and must not become a default by the way."""
+    """TOML has no null. So `forever` means what None means in Python, and neither means the default."""
     assert default(ttl="forever").policy.ttl == inf
     assert default(ttl=None).policy.ttl == inf
     assert default(wait="forever").policy.wait is None
@@ -165,7 +165,7 @@ def test_forever() -> None:
      ({"entries": 5}, LocalSettings(5)), ({"ttl": "2s"}, LocalSettings(ttl=2.0)), (LocalSettings(3), LocalSettings(3))],
 )  # fmt: skip
 def test_local(given: Any, meant: Any) -> None:
-    """`false` and "not said" differ: only the second leaves it to the engine."""
+    """`false` and a missing setting differ: only a missing one leaves the choice to the engine."""
     assert default(local=given).local == meant
 
 
@@ -173,7 +173,7 @@ def test_local(given: Any, meant: Any) -> None:
     "given, meant", [(True, 4096), (False, None), (None, None), (100, 100), ("64KiB", 65536), ("2kB", 2000)]
 )
 def test_compress(given: Any, meant: int | None) -> None:
-    """`compress = false` must not become a size of 0, nor `true` one of 1."""
+    """`compress = false` does not mean a size of 0, and `true` does not mean a size of 1."""
     assert default(compress=given).compress == meant
 
 
@@ -181,13 +181,13 @@ def test_compress(given: Any, meant: int | None) -> None:
     "text, rate", [("100/1s", RateSetting(100, 1)), ("5/s", RateSetting(5, 1)), ("1 / 10m", RateSetting(1, 600))]
 )
 def test_rates(text: str, rate: RateSetting) -> None:
-    """The form is reserved: what is accepted today must mean the same when it is obeyed."""
+    """A rate is a number of calls and a duration. The meaning of this form must not change."""
     settings = from_mapping({"origins": {"db": {"rate": text}}})
     assert settings.origins["db"].rate == rate
 
 
 def test_code_may_give_what_a_file_cannot() -> None:
-    """`configure` takes the same shape with Python's own values: classes, bytes, timedeltas."""
+    """`configure` takes the same settings with Python's own values: classes, bytes, timedeltas, functions."""
     settings = default(
         trust=[Decimal], signing_key=b"k", ttl=timedelta(minutes=1), cache_if=bool, raises=(KeyError, OSError)
     )
@@ -198,7 +198,7 @@ def test_code_may_give_what_a_file_cannot() -> None:
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
-    """Some editors write one, and nobody can see it."""
+    """A byte order mark is ignored. Some editors write one, and it is invisible."""
     assert (
         load(written(tmp_path, b'\xef\xbb\xbf[caches.default]\nurl = "null://"\n'), {}).cache("default").url
         == "null://"
@@ -206,7 +206,7 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
 
 
 def test_one_cache_from_code() -> None:
-    """`Cache(...)` takes the same names and gets the same refusals, with its own place before them."""
+    """`Cache(...)` takes the same names as a file. Its errors are the same, and name `Cache()` as the place."""
     assert cache_settings({"url": "null://", "ttl": 5}, "Cache():") == default(url="null://", ttl=5)
     with pytest.raises(SettingsError, match=r"^Cache\(\): ttll: there is no such setting: did you mean 'ttl'"):
         cache_settings({"ttll": 5}, "Cache():")
@@ -216,7 +216,7 @@ def test_one_cache_from_code() -> None:
 
 
 def test_variables_fill_in() -> None:
-    """In any string, nested ones too, and where a number is meant."""
+    """Variables are replaced in any string, also in nested ones, and where a number is expected."""
     environ = {"HOST": "db", "N": "7", "TTL": "90", "KEY": "s3cret", "BG": "true"}
     settings = default(
         environ,
@@ -234,19 +234,19 @@ def test_variables_fill_in() -> None:
 
 
 def test_variables_are_filled_in_once() -> None:
-    """A password that holds `${HOME}` is a password, and `$${` is for those who mean `${`."""
+    """A variable's value is not searched for variables, and `$${` gives a plain `${`."""
     assert default({"A": "${B}"}, namespace="${A}").namespace == "${B}"
     assert default({"B": "b"}, namespace="$${B}|$$|$B|${B}").namespace == "${B}|$$|$B|b"
 
 
 def test_a_missing_variable_is_named() -> None:
-    """An empty password in place of a missing one would be found in production, late."""
+    """A missing variable is an error that names it. An empty password would be noticed in production only."""
     text = refusal(url="redis://:${REDIS_PASSWORD}@h")
     assert text.startswith("stampede.toml: [caches.default] url: ")
     assert "'REDIS_PASSWORD'" in text
 
 
-# -- what a wrong one gets --------------------------------------------------------------------------------------
+# -- errors of wrong files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_missing_variable_is_named() -> None:
     ],
 )
 def test_wrong_settings(table: dict[str, Any], message: str) -> None:
-    """A wrong setting that is not refused is found when the cache is needed; the text must say file, table, key."""
+    """A wrong setting is refused at once, and the error names the file, the table and the key."""
     text = refusal(**table)
     assert text.startswith("stampede.toml: [caches.default] " + message), text
 
@@ -309,21 +309,21 @@ def test_wrong_settings(table: dict[str, Any], message: str) -> None:
     ],
 )
 def test_wrong_tables(mapping: dict[str, Any], message: str) -> None:
-    """A setting in the wrong table would be ignored by whoever reads only the right ones."""
+    """A setting in the wrong table is refused. Otherwise it would be ignored."""
     with pytest.raises(SettingsError) as caught:
         from_mapping(mapping, "stampede.toml", {})
     assert str(caught.value).startswith(message)
 
 
 def test_a_wrong_setting_is_a_value_error_with_its_reason() -> None:
-    """Users catch ValueError; the check's own error is the cause."""
+    """A wrong setting raises a ValueError. Its cause is the check's own error."""
     with pytest.raises(ValueError, match="ttl") as caught:
         default(ttl=-1)
     assert isinstance(caught.value.__cause__, OptionError)
 
 
 def test_a_cache_that_is_not_there() -> None:
-    """A misspelt name must not become an empty cache of that name."""
+    """A misspelt name is an error, and does not become an empty cache of that name."""
     settings = from_mapping({"caches": {"reports": {}}}, "stampede.toml", {})
     with pytest.raises(SettingsError, match=r"stampede.toml: there is no \[caches.report\]: did you mean 'reports'"):
         settings.cache("report")
@@ -343,7 +343,7 @@ def test_a_cache_that_is_not_there() -> None:
     ],
 )
 def test_broken_files(tmp_path: Path, content: bytes, message: str) -> None:
-    """Whatever is in the file: one kind of error, which names the file and keeps its cause."""
+    """A broken file of any kind raises a SettingsError, which names the file and keeps its cause."""
     path = written(tmp_path, content)
     with pytest.raises(SettingsError) as caught:
         load(path, {})
@@ -352,7 +352,7 @@ def test_broken_files(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_no_file_and_a_directory(tmp_path: Path) -> None:
-    """The same for a path that is no file."""
+    """A missing file and a directory raise a SettingsError, too, which keeps its cause."""
     with pytest.raises(SettingsError, match="there is no such file") as caught:
         load(tmp_path / "nowhere.toml", {})
     assert isinstance(caught.value.__cause__, FileNotFoundError)
@@ -362,17 +362,17 @@ def test_no_file_and_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """Only a missing file is "no settings": one that is there and can't be read is an error."""
+    """A file that exists and cannot be read is an error. Only a missing file means that there are no settings."""
     (tmp_path / "stampede.toml").symlink_to("stampede.toml")
     with pytest.raises(SettingsError, match="it can't be read: Too many levels of symbolic links"):
         discover({}, tmp_path)
 
 
-# -- where they are looked for ----------------------------------------------------------------------------------
+# -- where files are found --------------------------------------------------------------------------------------
 
 
 def test_the_variable_beats_the_file_beats_nothing(tmp_path: Path) -> None:
-    """The order is a promise: an operator's variable must win over what lies in the directory."""
+    """The file that the variable names wins over the file in the directory. Without both there are no settings."""
     assert discover({}, tmp_path) is None
     written(tmp_path, '[caches.default]\nnamespace = "here"\n')
     other = written(tmp_path, '[caches.default]\nnamespace = "named"\n', "other.toml")
@@ -389,7 +389,7 @@ def test_the_variable_beats_the_file_beats_nothing(tmp_path: Path) -> None:
 
 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
-    """An operator who named a file must hear that it is missing, not run with another one."""
+    """If the file that the variable names is missing, this is an error, and no other file is used."""
     written(tmp_path, "")
     with pytest.raises(SettingsError, match=r"^\$STAMPEDE_SETTINGS: .*gone.toml: there is no such file") as caught:
         discover({"STAMPEDE_SETTINGS": "gone.toml"}, tmp_path)
@@ -397,7 +397,7 @@ def test_a_named_file_must_be_there(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_an_error_also_when_it_was_only_found(tmp_path: Path) -> None:
-    """Only a missing ./stampede.toml is nothing; a broken one is not."""
+    """A broken ./stampede.toml is an error. Only a missing one means that there are no settings."""
     (tmp_path / "stampede.toml").mkdir()
     with pytest.raises(SettingsError, match="it is a directory"):
         discover({}, tmp_path)
@@ -423,12 +423,12 @@ def test_a_wrong_file_is_an_error_also_when_it_was_only_found(tmp_path: Path) ->
     ],
 )
 def test_urls_without_secrets(url: str, shown: str) -> None:
-    """What is printed ends in logs."""
+    """URLs are printed without their secrets, because the text may end up in logs."""
     assert safe_url(url) == shown
 
 
 def test_no_secret_in_a_repr() -> None:
-    """Settings end in tracebacks and crash reports."""
+    """The repr of settings has no secrets, because it may end up in tracebacks and crash reports."""
     settings = default(url="redis://u:s3cret@h", locks="redis://u:s3cret@h", signing_key=["s3cret", b"s3cret"])
     assert "s3cret" not in repr(from_mapping({}, "x")) + repr(settings) + str(settings) + f"{settings}"
     assert "redis://u:***@h" in repr(settings)
@@ -449,5 +449,5 @@ def test_no_secret_in_a_repr() -> None:
     ],
 )
 def test_no_secret_in_an_error(table: dict[str, Any]) -> None:
-    """Nor may an error quote what it complains about, if that is one."""
+    """An error does not quote a wrong setting that may be a secret."""
     assert "s3cret" not in refusal(**table)

@@ -1,4 +1,4 @@
-"""Every engine as a place to keep things: its address, with nothing in it. Files are below a path that is given."""
+"""The address of each engine, with nothing stored there. Files are below a given path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _postgres(path: Path) -> str:
     return shared_postgres().postgres_url
 
 
-def _zookeeper(path: Path) -> str:  # of sessions that are long enough for the leases of all tests
+def _zookeeper(path: Path) -> str:  # with sessions that are long enough for the leases of all tests
     return _emptied(shared_zookeeper(), f"{shared_zookeeper().url}?session=64")
 
 
@@ -65,7 +65,7 @@ EMPTY: dict[str, Callable[[Path], str]] = {
 
 
 def cache_at(url: str, **options: Any) -> Cache:
-    """A cache at one of these addresses. `cell` is an engine of this house's tests, of which no address tells."""
+    """Return a cache at one of these addresses. `cell` is an engine for tests only, which has no URL."""
     kind, _, place = url.partition("://")
     if kind != "cell":
         return Cache(url, **options)

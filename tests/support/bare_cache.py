@@ -1,4 +1,4 @@
-"""A cache in its barest form, and the means of tests with threads: calls, gates, rooms."""
+"""A minimal cache, and helpers for tests with threads: calls, gates, rooms."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from stampede.runtime.colour import BLOCKING, SUSPENDING, run_blocking, running_
 from stampede.settings.options import Policy
 
 PLAIN = Policy(early=0.0)
-LONG = 10.0  # seconds until a test is given up; nothing waits for so long
+LONG = 10.0  # seconds after which a test is given up; nothing waits so long
 
 
 class World:
-    """One cache, in its barest form: an engine, flights, and calls of both colours."""
+    """A minimal cache: an engine, flights, and calls from blocking and async code."""
 
     def __init__(self) -> None:
         self.engine = MemoryEngine(100)
@@ -70,7 +70,7 @@ class World:
 
     @property
     def leased(self) -> bool:
-        """Does a lease of "k" stand?"""
+        """Return whether there is a valid lease of the key "k"."""
         reply = run_blocking(self.engine.blocking.claims.claim("k", b"the test", Ask(1.0, force=False)))
         run_blocking(self.engine.blocking.claims.abandon("k", b"the test"))
         return not isinstance(reply, Granted)
@@ -98,7 +98,7 @@ def value(result: Result) -> Any:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Nothing tells when a thread has begun to wait: look, until it has."""
+    """Wait until this is true. Nothing reports that a thread has begun to wait, so look again and again."""
     end = time.monotonic() + LONG
     while not true():
         assert time.monotonic() < end, "it never came true"
@@ -106,7 +106,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 class Gate:
-    """An origin that says when it has begun, and returns when it is let; it counts its calls."""
+    """An origin that reports when it has begun, and returns when the gate is opened. It counts its calls."""
 
     def __init__(self, result: Any = "value") -> None:
         self.begun, self.open = threading.Event(), threading.Event()

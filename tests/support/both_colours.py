@@ -1,4 +1,4 @@
-"""A cache as its users see it, asked in either colour while its engine is in trouble; and what it is asked for."""
+"""A cache as its users see it, called from blocking or async code while its engine is in trouble; and its origins."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stampede.model.breaker import Breaker
 __all__ = ["BRIEF", "LONG", "Face", "Number", "Suspending", "blocking", "never"]
 
 BRIEF = 0.1
-"""Seconds that a reply may take here, and between two questions to a dead server: where that is not what is tested."""
+"""Seconds that a reply may take, and between questions to a dead server, in tests that are not about these."""
 
 LONG = 60.0
 
 
 class Face:
-    """One cache, asked in one colour: by threads, or by tasks of one event loop."""
+    """One cache, used in one colour: by threads, or by tasks of one event loop."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Face:
         return self.run("get_or_compute", key, origin, **terms)
 
     def run(self, verb: str, *args: Any, **terms: Any) -> Any:
-        """One of the cache's plain verbs, or its twin."""
+        """Call one of the cache's plain verbs, or its async twin."""
         if self._runner is None:
             return getattr(self.cache, verb)(*args, **terms)
         return self._runner.run(getattr(self.cache, "a" + verb)(*args, **terms))
 
     def herd(self, count: int, key: str, origin: Callable[[], Any], **terms: Any) -> list[Any]:
-        """What so many callers at once are given."""
+        """Return what this number of callers get if they call at the same time."""
         if self._runner is None:
             return Herd(*[lambda: self.cache.get_or_compute(key, origin, **terms)] * count).join()
 
@@ -76,11 +76,11 @@ class Face:
 
     def lock(self, name: str) -> bool:
         lock = self.cache.lock(name)
-        self._locks.append(lock)  # or it would be released with its object
+        self._locks.append(lock)  # a lock without a reference would be released
         return lock.acquire(0) if self._runner is None else self._runner.run(lock.aacquire(0))
 
     def release(self) -> None:
-        """All locks that it has."""
+        """Release all locks that this object holds."""
         while self._locks:
             lock = self._locks.pop()
             lock.release() if self._runner is None else self._runner.run(lock.arelease())
@@ -102,7 +102,7 @@ class Face:
 
 
 class Suspending:
-    """A cache whose plain verbs are their awaitable twins, each awaited in a loop of its own."""
+    """A cache whose plain verbs call their async twins, each in its own event loop."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -115,12 +115,12 @@ class Suspending:
 
 
 def blocking(cache: Cache) -> Cache:
-    """The cache itself."""
+    """Return the cache itself, without a wrapper."""
     return cache._cache if isinstance(cache, Suspending) else cache
 
 
 class Number:
-    """An origin that takes a moment, and answers with the number of its call."""
+    """An origin that takes a moment, and returns the number of its call."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.calls = 0

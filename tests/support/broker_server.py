@@ -1,4 +1,4 @@
-"""Brokers for the tests: as threads of this process, or as `stampede serve` does it."""
+"""Brokers for the tests: in threads of this process, or as processes of `stampede serve`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR = Capacity(longest=3600.0)
 
 
 class BrokerThread:
-    """One that is new, and has a port of its own."""
+    """A new broker, on its own port."""
 
     def __init__(self, *, quiet: float = 0.0, limits: Capacity = HOUR, port: int | None = None, **options: Any) -> None:
         self.port = port or free_port()
@@ -42,7 +42,7 @@ class BrokerThread:
 
 
 class BrokerProcess(ServerProcess):
-    """`stampede serve`, which is killed, frozen, and started again on its port."""
+    """A process of `stampede serve` that can be killed, frozen, and started again on its port."""
 
     kind = "zmq"
 

@@ -1,4 +1,4 @@
-"""Forked children of a test, each of which does one thing and says whether it came through."""
+"""Forked children of a test. Each runs one function and reports whether it succeeded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from herd import PATIENCE
 
 
 class Child:
-    """A forked child that does one thing; `join` says whether it came through."""
+    """A forked child that runs one function. `join` fails the test if the function failed."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._reading, writing = os.pipe()
@@ -23,9 +23,9 @@ class Child:
             os.close(writing)
             return
         code = 1
-        gc.freeze()  # looking through all that the suite has left would copy the parent's memory, page by page
+        gc.freeze()  # a collection of the suite's objects would copy the parent's memory, page by page
         try:
-            faulthandler.dump_traceback_later(PATIENCE / 2, exit=True, file=writing)  # a hang tells where
+            faulthandler.dump_traceback_later(PATIENCE / 2, exit=True, file=writing)  # if it hangs, print where
             work()
             code = 0
         except BaseException:

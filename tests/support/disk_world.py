@@ -1,4 +1,4 @@
-"""Other processes for the tests of engines that share a directory: real ones, told what to do through pipes."""
+"""Real processes for the tests of engines that share a directory. The tests control them through pipes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any
 from server_process import freeze
 
 AFRESH = multiprocessing.get_context("forkserver")
-"""Processes without anything of ours, forked off one that has imported what most of them need."""
+"""Starts processes without the state of the tests: it forks them off a server that has imported most modules."""
 
 AFRESH.set_forkserver_preload(
     ["asyncio", "moto", "pymemcache", "pymysql", "pytest", "redis.asyncio", "stampede.cli"]
     + ["disk_world", "exclusion", "both_colours", "forked", "herd", "interleaving"]
-    + ["addresses"] * (find_spec("zmq") is not None)  # without it, that skips the test that imports it
+    + ["addresses"] * (find_spec("zmq") is not None)  # without zmq, this module skips the test that imports it
     + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
     + [f"stampede.engines.{each}" for each in ("zmq", "zookeeper")]
 )
@@ -33,8 +33,8 @@ PATIENCE = 30.0
 
 @cache
 def ready() -> None:
-    """Start the one off which they are forked. multiprocessing doesn't tell it where our own modules are, and what it
-    doesn't find it leaves out: each process would import them again."""
+    """Start the fork server with the path of the test helpers. multiprocessing does not pass it, and the fork server
+    ignores modules that it does not find: each process would import them again."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))
     try:
@@ -47,7 +47,7 @@ def ready() -> None:
 
 
 class Other:
-    """A process that runs `body(pipe, *args)`. It is killed at the end of the test, whatever it does."""
+    """A process that runs `body(pipe, *args)`. It is killed at the end of the test."""
 
     def __init__(self, body: Callable[..., object], *args: Any) -> None:
         ready()
@@ -62,7 +62,7 @@ class Other:
         return self._process.pid
 
     def hear(self) -> Any:
-        """The next thing it says."""
+        """The next message of the process."""
         assert self.pipe.poll(PATIENCE), "the other process says nothing"
         return self.pipe.recv()
 
@@ -80,7 +80,7 @@ class Other:
         self.join()
 
     def join(self) -> None:
-        """Wait for its end. Without a timeout: with one, multiprocessing waits for its children too."""
+        """Wait for its end, without a timeout: with a timeout, multiprocessing also waits for its children."""
         self._process.join()
 
     def end(self) -> None:
@@ -93,7 +93,7 @@ class Other:
 
 @contextmanager
 def others(count: int, body: Callable[..., object], *args: Any) -> Iterator[list[Other]]:
-    """So many processes at once."""
+    """Run this many processes at the same time."""
     started = [Other(body, *args) for _ in range(count)]
     try:
         yield started
@@ -109,8 +109,8 @@ def other(body: Callable[..., object], *args: Any) -> Iterator[Other]:
 
 
 class Script:
-    """What `python -c` runs, with its words; but forked, as the others are, where that has to import all of it again.
-    Nothing of `atexit` is run at its end. It is killed at the end of the `with`."""
+    """Runs code with arguments like `python -c`, but in a forked process, which need not import everything again.
+    It does not run `atexit` functions. It is killed at the end of the `with`."""
 
     def __init__(self, code: str, *words: str) -> None:
         ready()
@@ -125,7 +125,7 @@ class Script:
             os.close(hears)
             os.close(says)
         assert self._process.pid is not None
-        self.pid: int = self._process.pid  # also when it has ended
+        self.pid: int = self._process.pid  # remains valid after the process has ended
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -144,7 +144,7 @@ class Script:
 
 
 class _End:
-    """Of a pipe, on its way to another process."""
+    """One end of a pipe that is sent to another process."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -1,4 +1,4 @@
-"""Servers that speak DynamoDB's protocol, for the tests: moto's, and dynalite. Each is ended by its pid."""
+"""Servers for the tests that speak DynamoDB's protocol: moto and dynalite. Each is ended by its pid."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from servers import missing, need, to_empty
 __all__ = ["Dynalite", "MotoServer", "shared_dynalite", "shared_moto"]
 
 TREE = Path(__file__).parents[2]
-DYNALITE = TREE / ".venv" / "node" / "node_modules" / "dynalite" / "cli.js"  # `make` puts it there
+DYNALITE = TREE / ".venv" / "node" / "node_modules" / "dynalite" / "cli.js"  # `make` installs it there
 
 
 class _Server(ServerProcess):
-    """On a free port, empty."""
+    """An empty server on a free port."""
 
     kind = "dynamodb"
 
@@ -53,7 +53,7 @@ class Dynalite(_Server):
 
 
 def shared_moto() -> MotoServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("dynamodb")
     server = _moto()
     to_empty["moto"] = server.empty
@@ -69,18 +69,18 @@ _moto, _dynalite = cache(MotoServer), cache(Dynalite)
 
 
 def _serve(port: int) -> None:
-    """moto, which looks and then writes without a lock of its own: DynamoDB itself does a conditional write in a step.
+    """Serve moto, one request at a time: moto's conditional write is not atomic without a lock, as DynamoDB's is.
 
-    (Its own program reads the machine's credentials and configuration, too.)
+    (moto's own program would also read the machine's credentials and configuration.)
     """
     from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, run_simple
 
-    # Its dispatcher lists the directory of all services that it plays, at each question, to find which is meant.
+    # moto's own dispatcher is slow: it lists the directory of all its services at each request.
     dynamodb, own, one = create_backend_app("dynamodb"), create_backend_app("moto_api"), threading.Lock()
 
     def one_by_one(environ: Any, start_response: Any) -> Any:
-        said = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # by a client that freezes, perhaps
+        said = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # a client may freeze: no lock yet
         environ["wsgi.input"] = io.BytesIO(said)
         with one:
             return (own if environ["PATH_INFO"].startswith("/moto-api/") else dynamodb)(environ, start_response)

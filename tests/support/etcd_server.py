@@ -1,4 +1,4 @@
-"""Real etcd servers for the tests, alone or three together: on free ports of the loopback, ended by their pids."""
+"""Real etcd servers for the tests, alone or in a cluster of three: on free loopback ports, ended by their pids."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["EtcdCluster", "EtcdServer", "shared_etcd"]
 
 
 class EtcdServer(ServerProcess):
-    """One member, alone unless it is told of others. Its shortest lease is one second. It keeps its data when it is
-    stopped, and loses them when it is closed."""
+    """One member. It runs alone unless other members are given. Its shortest lease is one second. `stop` keeps its
+    data, `close` removes it."""
 
     kind = "etcd"
-    beat = 10  # milliseconds between two signs of life of a leader
+    beat = 10  # milliseconds between two heartbeats of a leader
 
     def __init__(
         self, *, name: str = "alone", peer: int = 0, members: str = "", authority: Authority | None = None
@@ -61,7 +61,7 @@ class EtcdServer(ServerProcess):
             return b"true" in told.read()
 
     def ask(self, path: str, **question: Any) -> dict[str, Any]:
-        """By the tests themselves."""
+        """Send a request of the test itself."""
         body = json.dumps(question).encode()
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", body, timeout=PATIENCE) as told:
             return dict(json.loads(told.read()))
@@ -75,7 +75,7 @@ class EtcdServer(ServerProcess):
 
 
 class _Member(EtcdServer):
-    """Slow enough in its judgement for a machine that has much to do."""
+    """A member with a longer heartbeat, so that a busy machine does not cause elections."""
 
     beat = 50
 
@@ -85,12 +85,12 @@ class _Member(EtcdServer):
 
 
 class EtcdCluster:
-    """Three members."""
+    """A cluster of three members."""
 
     def __init__(self) -> None:
         names = {f"m{number}": free_port() for number in range(3)}
         members = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in names.items())
-        # A member serves clients when it has met another: the first is begun beside the second.
+        # A member serves clients only after it has reached another member: start all of them at the same time.
         from threading import Thread
 
         self.members: list[EtcdServer] = []
@@ -113,7 +113,7 @@ class EtcdCluster:
         return "etcd://" + ",".join(f"127.0.0.1:{each.port}" for each in self.members)
 
     def leader(self) -> EtcdServer:
-        """Of those that answer, the one whom they follow."""
+        """The member that the others follow."""
         status = {each: each.ask("/v3/maintenance/status") for each in self.members}
         return next(each for each, told in status.items() if told["header"]["member_id"] == told["leader"])
 
@@ -123,7 +123,7 @@ class EtcdCluster:
 
 
 def shared_etcd() -> EtcdServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("etcd")
     server = _etcd()
     to_empty["etcd"] = server.empty

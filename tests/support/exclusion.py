@@ -1,6 +1,6 @@
-"""Who was inside a lock when: what processes write down of it, some of them paused, and who finds the wrong in that.
+"""Processes take a lock, some of them are paused, and all record their events. A checker then finds violations.
 
-All times are of the machine's monotonic clock, which its processes share.
+All times are from the machine's monotonic clock, which its processes share.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["Event", "History", "Pause", "played", "wrongs"]
 
 
 class Event(NamedTuple):
-    """Of one who takes the lock: `granted`; `held` or `lost` by its own look; `leaving`, and then `left`, or by
-    LockLost `loud`, or by another error `unknown`. Of the resource: `written` or `refused`. Of who pauses it: `frozen`
-    and `thawed`."""
+    """Events of a process that takes the lock: `granted`; `held` or `lost` when it checks; `leaving`, and then `left`,
+    `loud` (LockLost) or `unknown` (another error). Events of the resource: `written` or `refused`. Events of the test
+    that pauses the process: `frozen` and `thawed`."""
 
     at: float
     who: str
     what: str
     fence: int = 0
-    ends: float = inf  # of its lease, as its process knows it
+    ends: float = inf  # end of the lease, as the process knows it
 
 
 class Pause(NamedTuple):
-    """Of a holder; `keeps`: it has the lock until it goes on, whatever its lease."""
+    """The pause of a holder. `keeps`: the holder keeps the lock during the pause, even after its lease ends."""
 
     who: str
     keeps: bool = False
@@ -45,7 +45,7 @@ class Pause(NamedTuple):
 
 @dataclass(slots=True)
 class Stay:
-    """From a grant to what came of it."""
+    """One stay inside the lock: from the grant to its end."""
 
     who: str
     fence: int
@@ -63,7 +63,7 @@ class Stay:
         return self.ends < self.thawed < inf
 
     def until(self, keeps: bool) -> float:
-        """It is inside: until it leaves, or its lease is over, or it has said that it is."""
+        """The end of the time inside: when it leaves, its lease ends, or it notices the loss, whichever is first."""
         until = min([self.leaving, self.ends, *(look.at for look in self.looks if look.what == "lost")])
         return max(until, self.thawed) if keeps and self.frozen < inf else until
 
@@ -72,7 +72,7 @@ class Stay:
 
 
 def stays(events: Iterable[Event]) -> list[Stay]:
-    """In the order of the grants. One that had ended before its process heard of it is none."""
+    """All stays, in the order of the grants. A grant does not count if it ended before its process heard of it."""
     found: list[Stay] = []
     last: dict[str, Stay] = {}
     for event in events:
@@ -94,7 +94,7 @@ def stays(events: Iterable[Event]) -> list[Stay]:
 
 
 def wrongs(events: list[Event], pause: Pause, *, visits: int, crowd: Iterable[str]) -> list[str]:
-    """What a lock must not do, in words. `visits`: of each of the crowd, by whom the lock was left as it should be."""
+    """The violations, in words. `visits`: how often each process of the crowd must enter and leave normally."""
     all_ = stays(sorted(events, key=lambda event: event.at))
     return [
         *_two(all_, pause),
@@ -163,20 +163,20 @@ def _stuck(all_: list[Stay], pause: Pause, visits: int, crowd: Iterable[str]) ->
                 yield f"no progress: nobody got in while {stay} was paused"
 
 
-# -- how it is played ---------------------------------------------------------------------------------------------
+# -- the players -------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class History:
-    """Of one lock: what came of it, and what is known of it while it goes on."""
+    """The events of one lock, and its current state."""
 
     pause: Pause
     crowd: dict[str, Other]
     lease: float
     events: list[Event] = field(default_factory=list)
-    seen: int = -1  # the highest fence, by the protected resource
+    seen: int = -1  # the highest fence that the protected resource has seen
     paused: bool = False
-    waits: bool = False  # the paused one, for its next word
+    waits: bool = False  # whether the paused process waits for its next word
     thaws: float = inf
     left: set[str] = field(default_factory=set)
 
@@ -199,7 +199,7 @@ class History:
                 self.events.append(event)
 
     def _freeze(self) -> None:
-        """It waits for a word; and the others have begun to wait for it, or will."""
+        """Freeze the holder, which waits for a word. The other processes wait for the lock, or soon will."""
         self.paused = self.waits = True
         for who, each in self.crowd.items():
             if who != self.pause.who:
@@ -210,7 +210,7 @@ class History:
             self.thaws = time.monotonic() + 1.5 * self.lease
 
     def _write(self, who: str, fence: int) -> None:
-        """The protected resource: it refuses who comes late."""
+        """The protected resource: it refuses a write with an older fence."""
         taken = fence >= self.seen
         self.seen = max(fence, self.seen)
         self.events.append(Event(time.monotonic(), who, "written" if taken else "refused", fence))
@@ -231,7 +231,7 @@ class History:
 
 
 def played(url: str, lease: float, visits: int, *, keeps: bool) -> list[History]:
-    """Of two locks at once: the paused holder of one blocks, and that of the other is in a loop."""
+    """Play two locks at once. The paused holder is blocking code for one lock, and async code for the other."""
     histories: list[History] = []
     whose: dict[Connection, tuple[History, str]] = {}
     with ExitStack() as stack:
@@ -263,7 +263,7 @@ def played(url: str, lease: float, visits: int, *, keeps: bool) -> list[History]
 
 
 class _Contender:
-    """What both colours do."""
+    """The part that blocking and async contenders share."""
 
     def __init__(self, pipe: Connection, who: str, lock: Lock) -> None:
         self.pipe, self.who, self.lock = pipe, who, lock
@@ -277,7 +277,7 @@ class _Contender:
         self.say("granted")
 
     def failed(self) -> None:
-        """Its engine has trouble, as on a busy machine: then it is outside, and comes again. But not for ever."""
+        """After an engine error, as on a busy machine, the contender tries again. The fifth error is raised."""
         self.tries += 1
         if self.tries == 5:
             raise
@@ -293,7 +293,7 @@ class _Contender:
 
 
 def contend(pipe: Connection, url: str, who: str, lease: float, visits: int, suspending: bool) -> None:
-    """Enter and leave, until it has gone well so often. Inside, it waits for a word, writes, and then looks."""
+    """Enter and leave until `visits` stays ended normally. Inside, wait for a word, write, and then check the lock."""
     engine = open_engine(url)
     contender = _Contender(pipe, who, Lock(who.split()[0], on=engine, lease=lease, wait=PATIENCE))
     pipe.recv()

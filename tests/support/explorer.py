@@ -1,12 +1,11 @@
-"""The explorer: runs the real algorithm through all interleavings of a small scenario, and breaks things meanwhile.
+"""The explorer runs the real algorithm through all interleavings of a small scenario, and injects faults.
 
     report = explore(Scenario([[ask()], [ask()], [invalidate(), ask()]]), faults=["crash", "cancel"])
     assert report.violation is None, report
 
-Several processes share the model of an engine (`stampede.testing.ports`). Every step of every caller is a choice; a
-schedule is a list of choices, run again from the start for each one that is tried. States that were seen are not
-entered again. Schedules are tried in the order of their faults and switches, so that the violation that is
-reported is the shortest to read.
+Several processes share the model of an engine (`trap_ports`). Every step of every caller is a choice, and a schedule is
+a list of choices. Each schedule runs from the start. The explorer does not continue from a state that it has seen
+before. It tries schedules with few faults and switches first, so that the violation that it reports is short to read.
 """
 
 from __future__ import annotations
@@ -50,31 +49,31 @@ FAULTS = {
     "forget": "the engine starts again, empty",
     "slow": "time passes, until something ends",
 }
-"""What can go wrong at any point: the name of the fault, and its words."""
+"""The faults that may happen at any point: their names, and their words in a trace."""
 
-PLAIN = Policy(early=0.0)  # no dice: a schedule that is run again must go the same way
+PLAIN = Policy(early=0.0)  # no random refresh: a schedule must take the same course each time
 
 STEPS = 400
-"""A schedule that is longer than this never ends."""
+"""A schedule that is longer than this counts as endless."""
 
 MOMENT = 0.01
-"""Seconds that a caller may be off: reading the clock takes time here."""
+"""The tolerance for waits, in seconds: each reading of the clock takes a little time here."""
 
-Choice: TypeAlias = tuple[int, str]  # a fibre and what happens to it; -1: something that is nobody's step
+Choice: TypeAlias = tuple[int, str]  # the number of a fibre, and what happens to it; -1: an event outside the fibres
 Script: TypeAlias = Callable[["Process"], Coroutine[Any, Any, Any]]
 Origin: TypeAlias = Callable[["Process"], Awaitable[object]]
 
 
 class Violation(AssertionError):
-    """A promise that was broken."""
+    """A broken promise."""
 
 
 class Boom(Exception):
-    """What a failing origin raises."""
+    """The error of a failing origin."""
 
 
 class _Loop:
-    """Stands for the event loop of one process."""
+    """A fake for the event loop of one process."""
 
     closed = False
 
@@ -82,11 +81,11 @@ class _Loop:
         return self.closed
 
 
-# -- what callers do ----------------------------------------------------------------------------------------------
+# -- actions of callers -------------------------------------------------------------------------------------------
 
 
 async def quick(process: Process) -> None:
-    """An origin that takes a step, and no time."""
+    """An origin that takes one step and no time."""
     await Trap("inside", "has its value from the origin")
 
 
@@ -102,7 +101,7 @@ async def hung(process: Process) -> None:
 
 
 def asking(key: str) -> Origin:
-    """An origin that itself asks for another key."""
+    """An origin that calls the cached function for another key."""
 
     async def origin(process: Process) -> None:
         await Trap("inside", f"asks for {key!r} inside its computation")
@@ -139,7 +138,7 @@ def expire(key: str = "k") -> Script:
 
 
 def then(*scripts: Script) -> Script:
-    """One after the other, whatever comes of each."""
+    """Run the scripts one after the other, even if one of them fails."""
 
     async def all_of_them(process: Process) -> None:
         for script in scripts:
@@ -153,22 +152,22 @@ def then(*scripts: Script) -> Script:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Processes, each with its callers, in front of one engine."""
+    """Processes with their callers, and the engine that they share."""
 
     processes: Sequence[Sequence[Script]]
     policy: Policy = PLAIN
-    kept: tuple[float, float] | None = None  # seconds that a first value of "k" is still fresh, and kept
-    local: bool = False  # that value is in every process's local tier too
-    news: bool = False  # wake-ups bring the value along
-    alone: bool = False  # callers may compute unstored: they are nested, or values are unkept
-    expires: bool = False  # values may end in mid-scenario: computations aren't counted
-    looks: bool = False  # a call looks before it claims
-    room: int = 0  # computations at once, in all processes; 0: as many as there are
+    kept: tuple[float, float] | None = None  # seconds for which a first value of "k" is still fresh, and is kept
+    local: bool = False  # the first value is also in the local tier of every process
+    news: bool = False  # wake-ups carry the value
+    alone: bool = False  # callers may compute without a lease: nested calls, or values that are not kept
+    expires: bool = False  # values may expire during the scenario: computations are not counted
+    looks: bool = False  # a call reads the engine before it claims a lease
+    room: int = 0  # most computations at once, in all processes; 0: no limit
     when_full: str = "wait"
 
 
 def any_world(seed: int) -> Scenario:
-    """A random one: options that allow callers to go, or to be served what is stale, in any mixture."""
+    """A random scenario: callers may leave early or get stale values, in any combination of options."""
     dice = random.Random(seed)
     moments = [0.0, 1.0, 9.0, 50.0]
 
@@ -208,7 +207,7 @@ def any_world(seed: int) -> Scenario:
     )
 
 
-# -- the ledger: what happened, in the order of the engine's effects ----------------------------------------------
+# -- the ledger: all events, in the order of the engine's effects ------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -218,7 +217,7 @@ class Computation:
     label: str
     key: str
     caller: Caller
-    epoch: int  # how many invalidations of the key had had their effect when its lease was granted
+    epoch: int  # the number of effective invalidations of the key when its lease was granted
     granted: bool
     end: str = "running"  # done, failed, cancelled
     fate: str = "open"  # stored, refused, unkept
@@ -229,15 +228,15 @@ class Computation:
 
 @dataclass(eq=False)
 class Caller:
-    """One call: what it must not be given, and what it got."""
+    """One call: the values that it must not get, and the outcome."""
 
     label: str
     process: Process
     key: str
-    floor: int  # values of an earlier epoch are stale to it: so many invalidations had returned
-    lag: int  # the same, of those that this process knew of
+    floor: int  # number of invalidations that had returned: older values are wrong for this call
+    lag: int  # number of invalidations that this process knew of
     force: bool
-    nested: bool  # a computation asks: it may pass the error on
+    nested: bool  # a computation makes this call: it may pass the error on
     call: Call | None = None
     seen: Entry[Any] | None = None
     cancelled: bool = False
@@ -247,7 +246,7 @@ class Caller:
 
 
 class Ledger:
-    """Follows every effect, knows who is entitled to what, and objects."""
+    """Follows every effect, knows which values each caller may get, and notes violations."""
 
     def __init__(self) -> None:
         self.epochs: Counter[str] = Counter()
@@ -255,18 +254,18 @@ class Ledger:
         self.holder: dict[str, bytes | None] = {}
         self.grants: dict[bytes, int] = {}
         self.computations: dict[str, Computation] = {}
-        self.values: dict[str, int] = {"kept": 0}  # the epoch of every value that nobody computed
+        self.values: dict[str, int] = {"kept": 0}  # the epoch of every value that was set, not computed
         self.callers: list[Caller] = []
         self.lapsed = 0
         self.objection: str | None = None
 
     def lapses(self, key: str) -> None:
-        """The lease of this key has ended by itself: somebody else may compute."""
+        """The lease of this key has expired: another caller may compute."""
         self.lapsed += 1
         self.holder[key] = None
 
     def objects(self, words: str) -> None:
-        """Only noted: raised here, it would go through the algorithm."""
+        """Note a violation. An exception raised here would pass through the algorithm."""
         self.objection = self.objection or words
 
     def watch(self, verb: str, key: str, token: bytes | None, reply: Any) -> None:
@@ -274,7 +273,7 @@ class Ledger:
             case "claim" if told(reply).startswith("granted"):
                 assert token is not None
                 if any(c.force and c.label.encode() == token for c in self.callers):
-                    self.lapses(key)  # it may have taken it away from another
+                    self.lapses(key)  # a refresh may have taken the lease from another caller
                 self.holder[key], self.grants[token] = token, self.epochs[key]
             case "fill":
                 mine = self.computed_under(token)
@@ -305,7 +304,7 @@ class Ledger:
         return mine
 
     def judge(self, caller: Caller) -> None:
-        """A call has ended: is it what was promised?"""
+        """Check the outcome of a call that has ended."""
         caller.ended = True
         if not caller.nested and caller.cancelled != isinstance(caller.error, CancelledError):
             self.objects(f"{caller.label} ended with {caller.error or caller.value!r}, cancelled: {caller.cancelled}")
@@ -323,7 +322,7 @@ class Ledger:
             self.objects(f"{caller.label} was given {caller.value}, which the engine never took")
 
     def count(self, scenario: Scenario, excuses: int) -> None:
-        """Everything has ended: one computation per key and generation?"""
+        """After the end of all calls, check that each key and generation had one computation."""
         done = [c for c in self.computations.values() if not c.caller.force]
         if not scenario.alone and any(not c.granted for c in done):
             raise Violation("a caller computed without a lease")
@@ -345,7 +344,7 @@ class Ledger:
 
 
 class Fibre:
-    """A coroutine that goes on when the scheduler says so."""
+    """A coroutine that continues only when the scheduler decides."""
 
     def __init__(self, trial: Trial, process: Process, label: str, work: Coroutine[Any, Any, Any]) -> None:
         self.trial = trial
@@ -354,14 +353,14 @@ class Fibre:
         self.work = work
         self.context: Context = copy_context()
         self.trap = Trap("start", "begins")
-        self.asked = False  # once: it needs another name for what it asks for next
+        self.asked = False  # it has made a call: the next one needs another label
         self.caller: Caller | None = None
-        self.owner: Caller | None = None  # for whom it works, whatever it asks for meanwhile
-        self.root = True  # somebody's call, not the library's own work beside it
+        self.owner: Caller | None = None  # the caller for which it works, also during nested calls
+        self.root = True  # a caller's own call, not a background task of the library
         self.shields = 0
         self.cancelling = False
         self.digest = 0
-        self.epoch = 0  # in which its last effect was
+        self.epoch = 0  # the epoch of its last effect
         self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -380,12 +379,12 @@ class Fibre:
         return trap.ready is None or trap.ready() or trap.until <= self.trial.now
 
     def note(self, *what: object) -> None:
-        """Something that this fibre came to know."""
+        """Add to what this fibre knows."""
         self.digest = hash((self.digest, what))
 
     @property
     def state(self) -> tuple[object, ...]:
-        """All that it knows, and where it stands."""
+        """A digest of everything that the fibre knows, and its current trap."""
         if self.done:
             return self.digest, True
         trap = self.trap
@@ -393,7 +392,7 @@ class Fibre:
         return self.digest, (trap.words, self.ready, self.cancelling, trap.until, unread)
 
     def step(self, error: BaseException | None = None) -> None:
-        """Go on to the next trap, or to the end."""
+        """Continue to the next trap, or to the end."""
         value: Any = None
         before, self.trial.running = self.trial.running, self
         try:
@@ -422,22 +421,22 @@ class Fibre:
             self.trial.running = before
 
     def close(self) -> None:
-        """The trial is over."""
+        """End the coroutine, because the trial is over."""
         if not self.done:
             self.done = True
             self.context.run(self.work.close)
 
 
 class _Flights(Flights):
-    """Notes who followed."""
+    """Flights that note which fibres lead and follow."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
         self.clock = lambda: trial.now
         self._trial = trial
         self.ever: list[tuple[str, Flight]] = []
-        self.changes: Counter[str] = Counter()  # of each key, by this process
-        self._born: dict[Flight, int] = {}  # after how many of them
+        self.changes: Counter[str] = Counter()  # number of changes of each key by this process
+        self._born: dict[Flight, int] = {}  # the number of changes when the flight began
 
     def join(
         self, key: str, loop: Any, *, anew: Callable[[], bool] | None = None, leader: Any | None = None
@@ -447,12 +446,12 @@ class _Flights(Flights):
         return flight, leading
 
     def watch(self, flight: Flight, moment: float) -> bool:
-        """By the trial: see `hung`."""
+        """Do nothing: the trial itself ends hung flights, see `ends`."""
         return True
 
     @property
     def ends(self) -> list[tuple[float, Flight]]:
-        """The flights that somebody waits for, and when each is to be taken for hung."""
+        """The flights with waiters, and the moment from which each counts as hung."""
         live = [f for _, f in self.ever if f.watched and f.span is not None and not (f.ended or f.detached)]
         return [(f.span[2], f) for f in live if f.span is not None]
 
@@ -467,7 +466,7 @@ class _Flights(Flights):
         fibre.note(next(name for name, each in self.ever if each is flight), leading)
 
     def summary(self) -> tuple[object, ...]:
-        """The flights that anybody may still be in."""
+        """The state of all flights."""
         return tuple([
             (
                 name, flight.callers, flight.cancel is None, flight.detached, flight.ended, flight.bell.rung,
@@ -483,14 +482,14 @@ def _value(result: Result) -> object:
 
 
 class _Hits(HitLikelihood):
-    """Of a function that mostly hits, whatever comes."""
+    """A constant hit likelihood."""
 
     def saw(self, hit: bool) -> None:
         pass
 
 
 class _Beside:
-    """Places beside the callers of a process: as many as they want."""
+    """Unlimited places for background work in a process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -508,7 +507,7 @@ async def _kept_nowhere(ends: list[tuple[Call, Result]]) -> None: ...
 
 
 class _Cap:
-    """An origin of which so many computations may be under way, in all processes."""
+    """A limit on the concurrent computations of an origin, in all processes."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -565,7 +564,7 @@ class Process:
         self.flights = _Flights(trial)
         self.loop: Any = _Loop()
         self.tier: dict[str, Entry[Any]] = {}
-        self.told: Counter[str] = Counter()  # invalidations that this process knows of
+        self.told: Counter[str] = Counter()  # number of invalidations that this process knows of
         self.dead = False
 
     async def ask(
@@ -651,13 +650,13 @@ class Process:
         return caller.call
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Fibre:
-        """Beside its caller."""
+        """Start a fibre beside the running one."""
         parent = self.trial.running
         assert parent is not None
         return self.trial.start(parent, Fibre(self.trial, self, f"{parent.label}'s refresh", work))
 
     async def invalidate(self, key: str) -> None:
-        """As a cache does it: the engine first, and this process's own flight last."""
+        """Invalidate in the order of a real cache: first in the engine, then in this process's own flights."""
         await self.trial.port.invalidate(key)
         self.learn(key)
 
@@ -672,7 +671,7 @@ class Process:
         self.flights.detach(key)
 
     def learn(self, key: str) -> None:
-        """What ends an invalidation: from now on, no call is given anything older."""
+        """Finish an invalidation: from now on, no call may get an older value."""
         assert self.trial.running is not None
         epoch = self.trial.running.epoch
         self.tier.pop(key, None)
@@ -686,7 +685,7 @@ class Process:
         return self.dead, self.flights.summary(), tuple(self.tier), tuple(self.told.items()), self._order()
 
     def _order(self) -> tuple[int, ...]:
-        """Which came first: calls that have begun, questions, and what anybody may still be given."""
+        """The order of the moments that still matter: starts of calls, requests, and results that they may get."""
         if self.solo:
             return ()
         calls = [c.call for c in self.trial.ledger.callers if c.call is not None and c.process is self and not c.ended]
@@ -740,7 +739,7 @@ class Trial:
                 process.tier["k"] = first if scenario.local else process.tier.get("k", first)
 
     def clock(self) -> float:
-        """As callers read it: what comes later is later, if only by a moment that lets nothing end."""
+        """The clock of callers. Each reading is slightly later than the last, but too little for anything to expire."""
         return self.now + next(self.reading) * 1e-7
 
     def _watch(self, verb: str, key: str, token: bytes | None, reply: Any) -> None:
@@ -754,7 +753,7 @@ class Trial:
                     self._push(process, key, self.ledger.epochs[key])
 
     def _push(self, process: Process, key: str, epoch: int) -> None:
-        """The engine pushes the news of an invalidation: it is under way for a while."""
+        """Let the engine push the news of an invalidation. A fibre delivers it later."""
 
         async def courier() -> None:
             process.tier.pop(key, None)
@@ -765,7 +764,7 @@ class Trial:
         self.fibres.append(fibre)
 
     def spawn(self, parent: Fibre, work: Coroutine[Any, Any, Any]) -> Fibre:
-        """A fibre beside its parent, in a copy of its context. It begins at once, as a loop's next task would."""
+        """Start a fibre beside its parent, in a copy of its context. It runs to its first trap at once."""
         return self.start(
             parent, parent.context.run(Fibre, self, parent.process, f"{parent.label}'s computation", work)
         )
@@ -780,7 +779,7 @@ class Trial:
         self.words.append(words)
 
     def admits(self, error: BaseException) -> None:
-        """Could anybody have been given this error?"""
+        """Note a violation if no caller may get this error."""
         match error:
             case CancelledError() | Boom() | ComputationFailed() | WaitTimeout():
                 return
@@ -791,7 +790,7 @@ class Trial:
         self.ledger.objects(f"a caller was given {error!r}")
 
     def time(self, caller: Caller) -> None:
-        """Has it waited as long as it has said, and, where nothing held it up, no longer?"""
+        """Check that the call used up its patience, and waited no longer than allowed if no fault delayed it."""
         call = caller.call
         if call is None or call.force or caller.cancelled or self.ledger.objection:
             return
@@ -811,11 +810,11 @@ class Trial:
     # -- choices
 
     def choices(self) -> list[Choice]:
-        """What may happen next, the most boring first. Nothing: the trial has ended."""
+        """The choices for the next step, the simplest first. An empty list means that the trial has ended."""
         live = [(n, f) for n, f in enumerate(self.fibres) if not f.done and not f.process.dead]
         for n, fibre in live:
             if fibre.process.solo and fibre.ready and fibre.trap.kind in ("reply", "inside", "join"):
-                # Nobody else can see this step, nor what may go wrong at it: it needn't be tried later as well.
+                # No other process can see this step or its faults, so the order with their steps does not matter.
                 mates = [(m, f) for m, f in live if f.process is fibre.process]
                 return [(n, "go"), *(c for m, f in mates for c in self._mishaps(m, f))]
         steps = [(n, "go") for n, f in live if f.ready]
@@ -861,14 +860,14 @@ class Trial:
         return found
 
     def _next_moment(self) -> float:
-        """When anything ends by itself."""
+        """The next moment at which anything expires."""
         ends = [f.trap.until for f in self.fibres if not f.done and not f.process.dead and f.trap.until > self.now]
         ends += [self.model.end(key) for key in self.model.places if self.model.stands(key)]
         ends += [end for process in self.processes if not process.dead for end, _ in process.flights.ends]
         return min(ends, default=inf)
 
     def take(self, choice: Choice) -> None:
-        """Let it happen."""
+        """Carry out a choice."""
         self.steps += 1
         if self.steps > STEPS:
             raise Violation("it never ends")
@@ -939,12 +938,12 @@ class Trial:
         for key, place in self.model.places.items():
             token = self.model.stands(key)
             if token in tokens and token is not None:
-                self.model.renew(key, token, place.lease)  # the last renewal there was
+                self.model.renew(key, token, place.lease)  # its last renewal
 
     # -- states and ends
 
     def state(self) -> tuple[object, ...]:
-        """Two trials in the same state have the same future."""
+        """The state of the trial. Trials in the same state continue in the same way."""
         return (
             self.now, self.budget, self.model.summary(), self.ledger.summary(),
             tuple([p.summary() for p in self.processes]), tuple([f.state for f in self.fibres]),
@@ -952,7 +951,7 @@ class Trial:
         )  # fmt: skip
 
     def verdict(self) -> None:
-        """Nothing can happen any more: has everybody ended, and is everything given back?"""
+        """At the end of a trial, check that all calls have ended and everything was given back."""
         for fibre in self.fibres:
             if not fibre.done and not fibre.process.dead and fibre.trap.kind != "hang" and not self._hangs(fibre):
                 raise Violation(f"{fibre.label} never ends: nothing is left that could let it go on")
@@ -973,9 +972,9 @@ class Trial:
         self.ledger.count(self.scenario, excuses)
 
     def _look_for_leaks(self) -> None:
-        """A lease stands that nobody will give back."""
+        """Raise a violation if a lease is still valid and no caller will give it back."""
         if self.spent["refuse"]:
-            return  # it couldn't be given back
+            return  # the lease could not be given back
         at_work = {caller for f in self.fibres if not f.done for caller in (f.caller, f.owner)}
         idle = {c.label.encode(): c for c in self.ledger.callers if c.ended and not c.process.dead and c not in at_work}
         for key in self.model.places:
@@ -990,7 +989,7 @@ class Trial:
         return any(f.trap.kind == "hang" and not f.done for f in self.fibres if f.process is process)
 
     def _hangs(self, fibre: Fibre) -> bool:
-        """It waits for a computation of its own that never ends: nobody promised it anything."""
+        """Whether the fibre waits for a hung computation of its own process, which the library does not prevent."""
         return fibre.trap.kind == "join" and self._hung_in(fibre.process)
 
     def close(self) -> None:
@@ -1004,11 +1003,11 @@ class Trial:
 
 @dataclass
 class Report:
-    """What came of it. In words: the steps of the first schedule that broke a promise, if there was one."""
+    """The result of a search. As text: the steps of the first schedule that broke a promise, if there is one."""
 
     schedules: int = 0
     states: int = 0
-    complete: bool = True  # everything was tried
+    complete: bool = True  # all schedules were tried
     violation: str | None = None
     trace: list[str] = field(default_factory=list)
 
@@ -1023,10 +1022,10 @@ class Report:
 def explore(
     scenario: Scenario, *, faults: Collection[str] = (), budget: int = 1, limit: int | None = None, **parts: Any
 ) -> Report:
-    """Try all schedules with at most `budget` faults, or the `limit` simplest. `parts`: algorithm, model.
+    """Try all schedules with at most `budget` faults, or only the `limit` simplest. `parts`: algorithm, model.
 
-    >>> from stampede.testing import explorer
-    >>> world = explorer.Scenario([[explorer.ask()], [explorer.ask()]])  # two processes, with a caller each
+    >>> import explorer
+    >>> world = explorer.Scenario([[explorer.ask()], [explorer.ask()]])  # two processes with one caller each
     >>> print(explorer.explore(world))
     all well in ... schedules, ... states
     """
@@ -1067,9 +1066,9 @@ def explore(
 def roam(
     scenario: Scenario, *, faults: Collection[str] = (), budget: int = 2, runs: int = 1000, seed: int = 0, **parts: Any
 ) -> Report:
-    """Try random schedules, where there are too many to try all.
+    """Try random schedules, for scenarios with too many schedules to try all.
 
-    >>> from stampede.testing import explorer
+    >>> import explorer
     >>> world = explorer.Scenario([[explorer.ask()] * 2] * 2)
     >>> print(explorer.roam(world, faults=["crash"], runs=20))
     all well in 20 schedules, ... states, not all there are

@@ -1,4 +1,4 @@
-"""An engine that is far away: what counts is how often it is asked."""
+"""A memory engine that acts as a distant one, for tests that count the round trips."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stampede.runtime.colour import run_blocking
 
 
 class Far(MemoryEngine):
-    """A memory engine at the end of a long way: it counts how often it was asked."""
+    """A memory engine that records the verbs of each round trip."""
 
     def __init__(self) -> None:
         super().__init__(sealed=True)

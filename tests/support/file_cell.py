@@ -1,4 +1,4 @@
-"""A cell of files: a directory that processes of one machine share, and that can tell them nothing of time."""
+"""A cell of files: a directory that the processes of one machine share. It has no clock and no expiry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FileCell"]
 
 
 class FileCell(Cell):
-    """Each name is a file. Its bytes are its version: none are written twice."""
+    """Each name is a file. The bytes of a file are also its version, because no bytes are written twice."""
 
     silence = 5.0
 
@@ -45,4 +45,4 @@ class FileCell(Cell):
             return None
 
     def _path(self, name: str) -> Path:
-        return self._directory / sha256(name.encode()).hexdigest()  # a name may be too long for a file's
+        return self._directory / sha256(name.encode()).hexdigest()  # a name may be too long for a file name

@@ -1,7 +1,7 @@
-"""Programs as `python` runs them, each in a process of its own, but for the time in which one starts and imports.
+"""Runs programs as `python` does, each in its own process, but without the time for start and imports.
 
-They are forked off one that has the imports and has done nothing else. A test of what an interpreter imports, and
-when, of its hash seed or its standard input, starts one.
+The processes are forked off a server that has the imports and has done nothing else. Tests of an interpreter's imports,
+hash seed or standard input must start a real interpreter.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["python"]
 
 TESTS = str(Path(__file__).parents[1])
 FIRST = process.current_process()
-"""In the process off which they are forked, which has imported this: who is nobody's child."""
+"""The main process, as multiprocessing sees it. The fork server imports this module, so it is not a child."""
 
 
 def python(
     *words: str | Path, cwd: Path | None = None, env: Mapping[str, str] = os.environ, timeout: float = 60
 ) -> CompletedProcess[str]:
-    """What a program says, and its exit code. The words: `-W error` perhaps, then `-c TEXT`, `-m NAME` or a path, and
-    what the program is given."""
+    """Run a program, and return its output and exit code. The words are `-W error` (optional), then `-c TEXT`,
+    `-m NAME` or a path, then the program's arguments."""
     arguments = [str(each) for each in words]
     with tempfile.TemporaryDirectory(prefix="forked-") as place:
         streams = [f"{place}/{name}" for name in ("stdout", "stderr")]
@@ -57,10 +57,10 @@ def python(
 
 
 def _run(arguments: list[str], cwd: str, env: dict[str, str], streams: list[str]) -> None:
-    """The whole life of the process."""
+    """The main function of the process."""
     code = 1
     try:
-        gc.freeze()  # what is here already is its parent's, and to be copied by nobody
+        gc.freeze()  # collections would copy the parent's memory
         _begin(cwd, env, streams)
         code = _code_of(arguments)
         _end()
@@ -89,14 +89,14 @@ def _begin(cwd: str, env: dict[str, str], streams: list[str]) -> None:
     for name, module in [*sys.modules.items()]:
         if (getattr(module, "__file__", None) or "").startswith(TESTS):
             del sys.modules[name]
-    # multiprocessing is to take it for the first of its processes.
+    # multiprocessing must treat this process as the main process.
     multiprocessing.set_start_method(None, force=True)
     alone: Any = process
     alone._current_process, alone._parent_process = FIRST, None
 
 
 def _code_of(arguments: Sequence[str]) -> int:
-    """The exit code of the program, once its last line has run."""
+    """Run the program to its last line, and return its exit code."""
     words = [*arguments]
     while words[0] == "-W":
         sys.warnoptions.append(words[1])
@@ -134,7 +134,7 @@ def _main(**variables: object) -> ModuleType:
 
 
 def _end() -> None:
-    """As an interpreter ends: it waits for its threads, calls who asked for it, and drops what the program had."""
+    """End like an interpreter: wait for threads, call exit functions, and drop the objects of the program."""
     ends: Any = threading
     ends._shutdown()
     ends = atexit

@@ -1,4 +1,4 @@
-"""Callers of both colours, many at once, and functions that wait until they are let on."""
+"""Many concurrent callers, and origins that wait until the test lets them continue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 20.0
 
 
 class Herd:
-    """Threads that all do one thing; what each of them got, or the error it ended with, in order."""
+    """One thread for each job. `join` returns the result or the error of each job, in order."""
 
     def __init__(self, *jobs: Callable[[], Any]) -> None:
         self._got: list[Any] = [None] * len(jobs)
@@ -41,7 +41,7 @@ class Herd:
 
 
 class Origin:
-    """A function that counts its calls, and waits in each until it is let on."""
+    """A function that counts its calls. Each call waits until the test calls `let_on`."""
 
     def __init__(self, *, open: bool = False) -> None:
         self.calls = 0
@@ -51,7 +51,7 @@ class Origin:
             self._gate.set()
 
     def __call__(self) -> int:
-        """The number of this call."""
+        """Return the number of this call."""
         self.calls += 1
         number = self.calls
         self.began.release()
@@ -67,7 +67,7 @@ class Origin:
         return number
 
     def has_begun(self) -> None:
-        """Wait for one more call of it."""
+        """Wait until one more call has begun."""
         assert self.began.acquire(timeout=PATIENCE), "nobody computes"
 
     def let_on(self) -> None:
@@ -78,7 +78,7 @@ class Origin:
 
 
 def until(condition: Callable[[], object], bound: float = PATIENCE) -> None:
-    """Wait for what has no event of its own."""
+    """Wait for a condition that has no event."""
     end = time.monotonic() + bound
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -93,7 +93,7 @@ async def until_async(condition: Callable[[], object], bound: float = PATIENCE) 
 
 
 def had(value: Any) -> Any:
-    """The value, or what the awaitable gives, in a loop of its own."""
+    """Return the value. If it is an awaitable, return its result from a new event loop."""
     if inspect.isawaitable(value):
 
         async def wait() -> Any:

@@ -1,12 +1,12 @@
 """Random interleavings over several processes, and a checker that knows which values were allowed.
 
 Each process has callers (threads, or tasks of an event loop) that compute, read, set, refresh, expire and invalidate a
-few keys at random, and writes down when each call began and ended, by a clock that all processes share. A value tells
-who computed it, and when. Afterwards the checker reads what all of them wrote:
+few keys at random. It records when each call began and ended, with a clock that all processes share. A value contains
+the process that computed it, and the time. Afterwards the checker reads all records:
 
-- no call that began after an invalidation (or a set) had ended was given a value whose computation had begun before
-  it: at once in the process that invalidated, after `lag` seconds in others (their local tiers are told by then);
-- no two computations of one key were under way at once, unless somebody had asked for that in between.
+- If a call began after an invalidation (or a set) had ended, its value was not computed before the invalidation. This
+  holds at once in the process that invalidated, and after `lag` seconds in others (their local tiers know it then).
+- No two computations of one key ran at the same time, unless a call in between allowed that.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ VERBS = {
     "expire": 5,
     "clear": 2,
 }
-_ENDS = {"invalidate", "set", "clear"}  # after these, nothing older is to be seen
-_ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may begin beside one that is under way
+_ENDS = {"invalidate", "set", "clear"}  # after these, no caller may see an older value
+_ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may start while one runs
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process does."""
+    """The plan of one process."""
 
     url: str
     number: int
     seed: int
     local: bool
     callers: int
-    calls: int  # of each caller
-    slow: float  # seconds of a computation at most
-    clears: bool = True  # where nobody tells of new generations, other processes believe the old one for a second
+    calls: int  # number of calls of each caller
+    slow: float  # the longest computation, in seconds
+    clears: bool = True  # False: no `clear`, as other processes may use the old generation for a second
 
 
 Value: TypeAlias = tuple[int, int, float]
-"""Who made it: the process and a number; and when it began to be made."""
+"""The process that made the value, a serial number, and the start of its computation."""
 
 
 class Done(NamedTuple):
-    """One call, or (compute's own) one computation."""
+    """One call, or one computation inside a call."""
 
     process: int
     verb: str
@@ -74,8 +74,8 @@ class Done(NamedTuple):
 
 
 def live(pipe: Connection, plan: Plan) -> None:
-    """The life of one process: half of them have threads, and half an event loop."""
-    logging.getLogger("stampede").setLevel(logging.ERROR)  # each invalidation of what is being computed is told
+    """The main function of one process. Half of the processes use threads, the other half an event loop."""
+    logging.getLogger("stampede").setLevel(logging.ERROR)  # no logs about invalidations during a computation
     done: list[Done] = []
     cache = Cache(plan.url, local=plan.local, ttl=600, early=0, lease=20)
     serials = itertools.count()
@@ -91,7 +91,7 @@ def live(pipe: Connection, plan: Plan) -> None:
             thread.join()
     pipe.send([tuple(each) for each in done])
     pipe.recv()
-    # All is quiet, and all news have come: what is kept here now?
+    # No call runs, and all messages have arrived: report the values that this process sees now.
     pipe.send({str(key): cache.get(str(key)) for key in range(KEYS)})
     pipe.recv()
 
@@ -112,7 +112,7 @@ def _calls(plan: Plan, cache: Cache, done: list[Done], serials: Any, caller: int
         def compute(began: float = began, key: str = key, nap: float = nap) -> Value:
             value = plan.number, next(serials), time.monotonic()
             time.sleep(nap)
-            # A computation's own line also says when the call behind it began: its claim came after that.
+            # The record of a computation has the start of its call, because the claim came after that.
             done.append(Done(plan.number, "computation", key, began, time.monotonic(), value))
             return value
 
@@ -169,13 +169,13 @@ async def _tasks(plan: Plan, cache: Cache, done: list[Done], serials: Any) -> No
                 case "invalidate":
                     await cache.ainvalidate(key)
             done.append(Done(plan.number, verb, key, began, time.monotonic(), given))
-            await asyncio.sleep(0)  # a hit suspends nobody
+            await asyncio.sleep(0)  # a hit alone would not suspend the task
 
     await asyncio.gather(*[calls(caller) for caller in range(plan.callers)])
 
 
 def played(plans: list[Plan]) -> tuple[list[Done], list[dict[str, Any]]]:
-    """All that was done, and what each process kept at the end, when everybody was quiet."""
+    """All records, and the values that each process saw at the end, after all calls."""
     processes = [others(1, live, plan) for plan in plans]
     opened = []
     try:
@@ -186,7 +186,7 @@ def played(plans: list[Plan]) -> tuple[list[Done], list[dict[str, Any]]]:
         for each in opened:
             each.tell()
         done = [Done(*line) for each in opened for line in each.hear()]
-        time.sleep(0.1)  # nothing tells that no news are under way
+        time.sleep(0.1)  # messages may be under way, and no event tells when all have arrived
         for each in opened:
             each.tell()
         return done, [each.hear() for each in opened]
@@ -200,18 +200,18 @@ def played(plans: list[Plan]) -> tuple[list[Done], list[dict[str, Any]]]:
 
 @dataclass
 class Verdicts:
-    """What was found wrong, and how much was looked at."""
+    """The faults that the checker found, and the number of calls that it checked."""
 
     calls: int = 0
     computations: int = 0
     old: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
-    lags: list[float] = field(default_factory=list)  # seconds for which other processes gave what was old by then
+    lags: list[float] = field(default_factory=list)  # seconds for which other processes returned an old value
 
 
 class _Line:
-    """What ended the life of one key's values, in order of their ends; and the latest beginning so far."""
+    """The changes of one key, in order of their ends, with the latest start so far."""
 
     def __init__(self, changes: list[Done]) -> None:
         changes.sort(key=lambda change: change.ended)
@@ -220,16 +220,16 @@ class _Line:
         self._changes = changes
 
     def oldest(self, moment: float) -> float:
-        """Who reads at this moment must get what was begun later than this."""
+        """A call that begins at this moment must get a value whose computation began later than this."""
         at = bisect_left(self._ends, moment)
         return self._latest[at - 1] if at else float("-inf")
 
     def culprit(self, born: float) -> Done:
-        """The first change that has ended what was born then."""
+        """The first change that made a value of this age old."""
         return next(change for change in self._changes if change.began > born)
 
     def since(self, born: float, moment: float) -> float:
-        """For how long what was born then had been old at this moment: since the first end of a later change."""
+        """Seconds for which a value had been old at this moment: since the first end of a later change."""
         for end, latest in zip(self._ends, self._latest, strict=True):
             if latest > born:
                 return moment - end
@@ -237,7 +237,7 @@ class _Line:
 
 
 def check(done: list[Done], kept: list[dict[str, Any]], lag: float) -> Verdicts:
-    """Whether each value that was given was allowed."""
+    """Check that each value that a call returned was allowed."""
     verdicts = Verdicts()
     changes, own = defaultdict(list), defaultdict(list)
     born: dict[tuple[Any, ...], float] = {}
@@ -248,7 +248,7 @@ def check(done: list[Done], kept: list[dict[str, Any]], lag: float) -> Verdicts:
             own[each.process, key].append(each)
         if each.verb == "set":
             assert each.value is not None
-            born[tuple(each.value)] = each.ended  # it may have come to be stored as late as that
+            born[tuple(each.value)] = each.ended  # it may have been stored as late as this
     everywhere = {key: _Line(lines) for key, lines in changes.items()}
     here = {place: _Line(lines) for place, lines in own.items()}
     end = max(each.ended for each in done) + 1.0
@@ -283,7 +283,7 @@ def _check_computations(done: list[Done], verdicts: Verdicts, lag: float) -> Non
     for each in done:
         if each.verb in _ALLOWS:
             for key in map(str, range(KEYS)) if each.verb == "clear" else [each.key]:
-                # A new generation is learnt of later elsewhere.
+                # Other processes hear of a new generation later.
                 allows[key].append((each.began, each.ended + lag if each.verb == "clear" else each.ended))
     for key in map(str, range(KEYS)):
         ours = sorted((each for each in done if each.verb == "computation" and each.key == key), key=_birth)

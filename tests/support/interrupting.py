@@ -1,4 +1,4 @@
-"""Moments of a call at which a finalizer, or a signal's handler, may run: before each line, or wherever it can be."""
+"""Interrupts a call at each moment at which a finalizer or a signal handler may run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ours(frame: FrameType) -> bool:
 def lines_of(
     act: Callable[[], object], at: Callable[[Line], object], where: Callable[[FrameType], bool] = ours
 ) -> None:
-    """Do `act`, and tell of each line of ours before it runs: any of them may be interrupted by a finalizer."""
+    """Run `act`, and call `at` before each line of our code: a finalizer may run before any line."""
     busy = False
 
     def trace(frame: Any, event: str, _: object) -> Any:
@@ -47,19 +47,19 @@ def lines_of(
                 busy = False
         return trace
 
-    with _uncollected():  # finalizers of what other tests have left are no lines of this
+    with _uncollected():  # finalizers of other tests' objects would add lines
         _traced(act, trace)
 
 
 def lines_in(act: Callable[[], object]) -> dict[Line, None]:
-    """The lines of ours in it, in their order."""
+    """The lines of our code that `act` runs, in order."""
     lines: dict[Line, None] = {}
     lines_of(act, lambda line: lines.setdefault(line))
     return lines
 
 
 def looked(look: Callable[[], Mapping[Line, None]]) -> dict[Line, bool]:
-    """What three looks have seen, and whether it is there each time. The keeper's thread may be at any line of its."""
+    """The lines of three runs, and whether each is in all of them. Lines of the keeper's thread never count."""
     looks = [look() for _ in range(3)]
     return {
         line: all(line in each for each in looks) and not line[0].endswith("keeper.py")
@@ -70,9 +70,9 @@ def looked(look: Callable[[], Mapping[Line, None]]) -> dict[Line, bool]:
 def points_of(
     act: Callable[[], object], at: Callable[[Point], object], where: Callable[[FrameType], bool] = ours
 ) -> None:
-    """Do `act`, and tell of each moment in it, in our code, at which the interpreter serves signals.
+    """Run `act`, and call `at` at each moment in our code at which the interpreter handles signals.
 
-    Where Python tells of no instructions, only of lines, it is the begin of each.
+    If Python traces only lines and not instructions, these are the starts of lines.
     """
     instructions = _tells_instructions()
 
@@ -88,12 +88,12 @@ def points_of(
             return goes_on
 
         if instructions:
-            frame.f_trace = goes_on  # from Python 3.13 on, only who is traced can be told of them
+            frame.f_trace = goes_on  # from Python 3.13 on, it must be set first
             frame.f_trace_opcodes = True
         return goes_on
 
-    # A finalizer of what other tests have left would be interrupted in this one's place, and nobody hear of it; and
-    # Python 3.12.1 crashes where another thread collects while this one is traced by its instructions.
+    # A finalizer of another test's object could be interrupted instead of `act`, unnoticed. And Python 3.12.1 crashes
+    # if another thread collects while this one is traced by instructions.
     with _uncollected():
         _traced(act, entered)
 
@@ -101,7 +101,7 @@ def points_of(
 def interrupted(
     act: Callable[[], object], number: int, *, where: Callable[[FrameType], bool] = ours, by: type[BaseException]
 ) -> BaseException | None:
-    """Do `act`, interrupted at its moment of this number. What came of it; None: it has not so many."""
+    """Run `act`, interrupted at the moment with this number. Return its error; None if it has fewer moments."""
     left = number
 
     def at(point: Point) -> None:
@@ -111,7 +111,7 @@ def interrupted(
             sys.settrace(None)
             raise by(f"at {point[0].co_qualname}, {point[1]}")
 
-    # No frame of ours may keep the error, whose frames would keep that: what it holds would never be let go of.
+    # No frame here may keep the error: its traceback keeps the frames, and the cycle would keep all their objects.
     try:
         points_of(act, at, where)
     except BaseException as error:
@@ -141,7 +141,7 @@ def _traced(act: Callable[[], object], trace: Any) -> None:
 
 @cache
 def _tells_instructions() -> bool:
-    # Python 3.12 tells of them only if this was set before it traces; then no two threads may be traced at once.
+    # Python 3.12 traces instructions only if this is set before. Then only one thread at a time may be traced.
     sys._getframe().f_trace_opcodes = True
     told: list[str] = []
 
@@ -156,7 +156,7 @@ def _tells_instructions() -> bool:
 
 @cache
 def _served(code: CodeType) -> frozenset[int]:
-    """The instructions before which signals are served: behind each call, at each turn of a loop, and at the begin."""
+    """The instructions before which signals are handled: after each call, at each turn of a loop, and at the start."""
     return frozenset(_behind(code))
 
 
@@ -170,7 +170,7 @@ def _behind(code: CodeType) -> Iterator[int]:
 
 @cache
 def _begins(code: CodeType) -> frozenset[int]:
-    """All, but those with which a block is left: what is served before them is served inside of it."""
+    """All offsets, except those directly after a guarded block: a signal there is handled inside the block."""
     bytecode = dis.Bytecode(code)
     ends = {entry.end for entry in bytecode.exception_entries}
     left = {end for end in ends if _guarded(bytecode, end) is None}
@@ -181,6 +181,6 @@ _SERVE = ("CALL", "RESUME", "JUMP_BACKWARD")
 
 
 def _guarded(bytecode: Any, offset: int) -> object:
-    """Where an exception goes on. One that is served behind a call is the call's, and not the next instruction's, which
-    for `return f()` in a `with` block is out of the block."""
+    """The handler of an exception at this offset. An exception after a call belongs to the call, not to the next
+    instruction: after `return f()` in a `with` block, the next instruction is outside the block."""
     return next((entry.target for entry in bytecode.exception_entries if entry.start <= offset < entry.end), None)

@@ -1,4 +1,4 @@
-"""For how long an event loop stood still, and where: its thread slept, and not in its own selector."""
+"""Measures for how long an event loop was blocked, and where: its thread slept outside the loop's selector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEAT = 0.005
 
 
 class Pauses:
-    """Watches the running loop for the length of a block. A loop that only has no processor isn't taken to be still."""
+    """Watches the running loop during a block. A loop that only waits for a processor does not count as blocked."""
 
     def __init__(self) -> None:
         self.longest = 0.0

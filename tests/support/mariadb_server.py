@@ -1,4 +1,4 @@
-"""Real MariaDB servers for the tests: each on a free port of the loopback, in its own directory, ended by its pid."""
+"""Real MariaDB servers for the tests: each on a free loopback port, in its own directory, ended by its pid."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["MariadbServer", "shared_mariadb"]
 
 
 class MariadbServer(ServerProcess):
-    """One server. It needs nobody's password, and ends with the tests at the latest."""
+    """One server. It needs no password, and ends at the latest when the tests end."""
 
     kind = "mariadb"
 
     def __init__(self) -> None:
         self._program = need("mariadbd")
         self._directory = Path(tempfile.mkdtemp(prefix="stampede-mariadb-", dir=in_memory()))
-        if os.geteuid() == 0:  # it doesn't run as root
+        if os.geteuid() == 0:  # it refuses to run as root
             shutil.chown(self._directory, "nobody")
         super().__init__()
         self.say("CREATE DATABASE cache")
@@ -40,7 +40,7 @@ class MariadbServer(ServerProcess):
             f"--datadir={self._directory}", f"--socket={self._directory / 'socket'}",
             f"--port={port}", "--bind-address=127.0.0.1", "--skip-grant-tables", "--skip-name-resolve",
             "--max-connections=1000", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=4M",
-            "--innodb-flush-log-at-trx-commit=2",  # what it has said outlives it, if not the machine
+            "--innodb-flush-log-at-trx-commit=2",  # data survives the server, but not a crash of the machine
             "--performance-schema=OFF",
         ]  # fmt: skip
 
@@ -52,17 +52,17 @@ class MariadbServer(ServerProcess):
         return True
 
     def _met(self, port: int) -> pymysql.Connection:
-        # Without encryption: for it the driver would read all certificates of the machine, each time.
+        # No encryption: with it, the driver would read all certificates of the machine for each connection.
         return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True, ssl_disabled=True)
 
     def say(self, *commands: str) -> None:
-        """On a connection of its own."""
+        """Execute the commands on a new connection."""
         with self._met(self.port) as line, line.cursor() as cursor:
             for each in commands:
                 cursor.execute(each)
 
     def empty(self) -> None:
-        with suppress(pymysql.err.ProgrammingError):  # there is none
+        with suppress(pymysql.err.ProgrammingError):  # the table does not exist
             self.say("DELETE FROM cache.stampede")
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class MariadbServer(ServerProcess):
 
 
 def shared_mariadb() -> MariadbServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("mariadb")
     server = _mariadb()
     to_empty["mariadb"] = server.empty

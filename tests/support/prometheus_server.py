@@ -1,4 +1,4 @@
-"""A real Prometheus for the tests: on a free port of the loopback, ended by its pid."""
+"""A real Prometheus for the tests: on a free loopback port, ended by its pid."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Whether the lines of PROMISES.md keep their promises: each is taken out of a copy, and its tests must fail.
+"""Checks that each line in PROMISES.md is needed: takes the line out of a copy, and then its tests must fail.
 
-    make promises                        all of them, two at a time; an hour
-    make promises ARGS='-k disk'         rows in which that word stands
-    make promises ARGS='--list -k disk'  what would be taken out; nothing is run
+    make promises                        all rows, two at a time; takes an hour
+    make promises ARGS='-k disk'         rows that contain this word
+    make promises ARGS='--list -k disk'  only print the changes, without running tests
 
-The notation stands at the top of PROMISES.md. The tests have to be green before.
+The top of PROMISES.md explains the notation. All tests must pass before.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ROOT = TESTS.parent
 PAGE = TESTS / "PROMISES.md"
 
 LONGEST = 30.0
-"""Seconds that a test may take: one that hangs where a line is missing has seen it."""
+"""Seconds that a test may take. A test that hangs without the line has noticed that the line is missing."""
 ALL = 200.0
-"""The same of all tests of a row."""
+"""Seconds that all tests of a row may take together."""
 
 SUITES = {
     "redis": "test_redis_conformance",
@@ -47,15 +47,15 @@ SUITES = {
     "cells": "test_cells",
     "postgres": "test_postgres_conformance",
 }
-"""Where a test of `stampede/testing/conformance/` is run for a line of an engine; for any other: test_conformance."""
+"""The file that runs a test of `stampede/testing/conformance/`, by engine. For all other code: test_conformance."""
 
 
 _BLANK = r"\s+(?:(?:#|--)[^\n]*\n\s*)*"
-"""Between two words; comments may stand there, too."""
+"""The pattern between two words: blanks and comments."""
 
 
 class NotFound(Exception):
-    """What is to be taken out is not there, or more than once."""
+    """The text to take out is missing, or appears more than once."""
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class NotFound(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A file, or what has that name in it."""
+    """A file, or the definition with this name in it."""
 
     path: str
     name: str = ""
@@ -86,13 +86,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Edit:
-    """Its text is taken out of the source, or something else put there."""
+    """A text to take out of the source, or to replace."""
 
     text: str
     instead: str | None = None
 
     def within(self, place: Place) -> tuple[int, int] | None:
-        """Where it stands, whatever blanks, ends of lines and comments are between its words."""
+        """The span of the text. Blanks, line breaks and comments between its words do not matter."""
         pattern = _BLANK.join(re.escape(word) for word in self.text.split())
         start, end = place.span
         found = [*re.compile(pattern).finditer(place.source, start, end)]
@@ -103,7 +103,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of some pieces of a file's source."""
+    """The changes to some pieces of a file's source."""
 
     path: str
     pieces: tuple[tuple[int, int, str | None], ...]
@@ -127,7 +127,7 @@ class Change:
         return source
 
     def _around(self, source: str) -> str:
-        """Of what it has become, the statements at the top that are others now: the rest is as good as before."""
+        """The top-level statements of the new source that have changed. The rest is still valid."""
         was = _source(self.path)
         ends = [_span(was, node)[1] for node in _tree(self.path).body]
         first, last = min(start for start, _, _ in self.pieces), max(end for _, end, _ in self.pieces)
@@ -140,8 +140,8 @@ class Change:
 class Row:
     number: int
     promise: str
-    line: str  # as it is told to people
-    edits: tuple[tuple[Edit, ...], ...]  # each a change by itself, of one piece or some
+    line: str  # as written in the table
+    edits: tuple[tuple[Edit, ...], ...]  # each is one change, with one or more pieces
     by_hand: str
     tests: tuple[str, ...]
 
@@ -150,10 +150,10 @@ class Row:
         return tuple(_places(self.line))
 
     def changes(self) -> Iterator[tuple[Change, ...]]:
-        """What is to be seen by a test, one after the other. NotFound if the source isn't so."""
+        """The changes that a test must notice, one after the other. Raises NotFound if the source does not match."""
         for edits in self.edits:
             spans = [(edit, self._where(edit)) for edit in edits]
-            if len(edits) == 1:  # in each place by itself
+            if len(edits) == 1:  # a change of its own for each place
                 yield from ((Change(path, ((start, end, edits[0].instead),)),) for path, start, end in spans[0][1])
                 continue
             files: dict[str, list[tuple[int, int, str | None]]] = {}
@@ -169,7 +169,7 @@ class Row:
         return sorted(found)
 
     def wanted(self) -> list[tuple[str, str, str]]:
-        """Its tests: the file, the class' first letters, the name."""
+        """The tests of the row: the file, a prefix of the class name, and the name."""
         found = []
         for test in self.tests:
             file, _, name = test.partition("::")
@@ -190,12 +190,12 @@ def _files() -> dict[str, str]:
 
 
 def where_is(file: str) -> str:
-    """Return the path of a file of tests, from the root: no two of them have one name."""
+    """Return the path of a test file, from the root. The names of test files are unique."""
     return _files().get(file, file)
 
 
 def rows() -> list[Row]:
-    """All of the page."""
+    """All rows of the page."""
     found: list[Row] = []
     promise = ""
     for line in PAGE.read_text().splitlines():
@@ -224,7 +224,7 @@ def _edits(cell: str) -> Iterator[tuple[Edit, ...]]:
 
 
 def _places(cell: str) -> Iterator[Place]:
-    """Files, and of each the names behind it that it has."""
+    """The places in a cell: each file, with those of the names after it that the file defines."""
     path, names = "", 0
     for text in re.findall(r"`([^`]+)`", cell):
         if re.fullmatch(r"stampede/[\w/]+\.(py|lua|sql)", text):
@@ -262,7 +262,7 @@ _FUNCTIONS = {
 
 
 def _function(path: str, name: str) -> re.Match[str] | None:
-    """The same of what is no Python."""
+    """The function with this name in a Lua or SQL file."""
     pattern = _FUNCTIONS[Path(path).suffix].format(re.escape(name))
     return re.search(pattern, _source(path), re.MULTILINE | re.DOTALL)
 
@@ -273,7 +273,7 @@ def _tree(path: str) -> ast.Module:
 
 
 def _named(tree: ast.Module, name: str) -> ast.stmt:
-    """The function, the class, or the name at the top, `Class.method` too."""
+    """The definition of a function, a class, a method (`Class.method`) or a top-level name."""
     parts = name.split(".")
     found = _inside(tree.body, parts)
     if found is None and len(parts) == 1:
@@ -304,7 +304,7 @@ def _inside(body: Sequence[ast.stmt], parts: list[str]) -> ast.stmt | None:
 
 @cache
 def _begins(source: str) -> list[int]:
-    """Where its lines begin."""
+    """The offsets at which the lines begin."""
     return [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
 
 
@@ -321,7 +321,7 @@ def _span(source: str, node: ast.stmt) -> tuple[int, int]:
 
 
 def _statement(source: str, at: int) -> tuple[int, int, str]:
-    """The innermost statement in which this stands, and what is left of it."""
+    """The innermost statement around this offset, and its replacement."""
     start, end = min(
         (span for span in _statements(source) if span[0] <= at < span[1]), key=lambda span: span[1] - span[0]
     )
@@ -340,11 +340,11 @@ def _whole_lines(source: str, start: int, end: int) -> tuple[int, int, str]:
 # -- the copies --------------------------------------------------------------------------------------------------------
 
 _moments = itertools.count(1_000_000_000)
-"""Each time that a file is written it is of another one, or Python would take what it has compiled of the last."""
+"""Modification times. Each write gets a new one, or Python would use the compiled file of the last version."""
 
 
 class Copy:
-    """The tree, to be spoiled."""
+    """A copy of the repository for the changes."""
 
     def __init__(self, parent: Path, number: int) -> None:
         self.root = parent / f"copy{number}"
@@ -354,7 +354,7 @@ class Copy:
         shutil.copytree(ROOT, self.root, ignore=idle, symlinks=True)
 
     def run(self, wanted: Sequence[tuple[str, str, str]], changes: Sequence[Change]) -> dict[str, str]:
-        """By the tests' names, what became of them: passed, failed, or `hung`; those that did not run are not there."""
+        """Return the outcome of each test by name: passed, failed, or `hung`. Tests that did not run are missing."""
         for change in changes:
             self._write(change.path, change.made())
         told = self.root / "told.json"
@@ -381,7 +381,7 @@ class Copy:
                 for change in changes:
                     self._write(change.path, _source(change.path))
         result: dict[str, str] = json.loads(told.read_text()) if told.exists() else {}
-        if hung or process.returncode not in (0, 1):  # it has ended itself, or was ended: nobody has passed it
+        if hung or process.returncode not in (0, 1):  # pytest crashed or was killed: no test counts as passed
             result = {name: "failed" if result.get(name) == "failed" else "hung" for _, _, name in wanted}
         return result
 
@@ -392,7 +392,7 @@ class Copy:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It, and the servers that it has begun, which end with their own process as a rule."""
+    """Kill the process and its group: servers normally end with their process, but not if it was killed."""
     with_it = process.poll() is None
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -423,7 +423,7 @@ if "PROMISES_TOLD" in os.environ:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(item: Any) -> bool | None:
-        return True if _told.get(_name_of(item)) == "failed" else None  # one of its parameters is enough
+        return True if _told.get(_name_of(item)) == "failed" else None  # one failure among its parameters is enough
 
     def pytest_runtest_logreport(report: Any) -> None:
         name = report.nodeid.rpartition("::")[2].partition("[")[0]
@@ -446,7 +446,7 @@ class Verdict:
 
 
 def tried(row: Row, copy: Copy) -> Verdict:
-    """What is wrong with this row."""
+    """Check one row."""
     verdict, began = Verdict(row), time.monotonic()
     try:
         changes = [*row.changes()]
@@ -482,7 +482,7 @@ def _shown(changes: Sequence[Change]) -> str:
 
 
 def _chosen(rows: list[Row], words: str) -> list[Row]:
-    """Those with one of these words, or of these numbers: `disk`, `7`, `20-30`, `20-`."""
+    """The rows with one of these words or numbers: `disk`, `7`, `20-30`, `20-`."""
     found: list[Row] = []
     for row in rows:
         text = f"{row.promise} {row.line} {row.tests}".lower()

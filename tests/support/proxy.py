@@ -1,19 +1,19 @@
-"""A port of the loopback before a server's, on which everything can go wrong: at once, or at a chosen byte.
+"""A proxy in front of a server on the loopback. It injects faults: at once, or at a chosen byte.
 
 ::
 
     proxy = Proxy(server.port)
-    proxy.hold()                                   # accepts, and nothing passes any more, until let_go()
-    proxy.cut()                                    # all connections, now
-    proxy.piece, proxy.delay = 1, 0.01             # replies come byte by byte, and late
-    proxy.rate = 1e6                               # bytes a second that pass, for each connection and direction
-    proxy.double = True                            # every piece of a reply comes twice
-    proxy.at(b"GET", sent=7)                       # the next request that holds this is cut off behind its 7th byte
-    proxy.at(b"GET", answered=3, times=2)          # the replies to the next two are
-    proxy.at(b"GET", answered=3, silent=True)      # 3 bytes of its reply come, and nothing after them
-    proxy.forge = lambda data: data.replace(b"A", b"B")   # what goes to the server is
-    proxy.alter = lambda data: b"+OK\\r\\n" + data    # what comes from the server is another thing
-    proxy.at(b"GET", before=server.restart)        # something happens before the request goes on, and nothing is cut
+    proxy.hold()                                   # accept connections, but pass no data until let_go()
+    proxy.cut()                                    # cut all connections now
+    proxy.piece, proxy.delay = 1, 0.01             # replies arrive late, and byte by byte
+    proxy.rate = 1e6                               # bytes per second, for each connection and direction
+    proxy.double = True                            # every piece of a reply arrives twice
+    proxy.at(b"GET", sent=7)                       # cut the next request with these bytes after its 7th byte
+    proxy.at(b"GET", answered=3, times=2)          # cut the replies to the next two after their 3rd byte
+    proxy.at(b"GET", answered=3, silent=True)      # pass 3 bytes of the reply, then nothing, but do not cut
+    proxy.forge = lambda data: data.replace(b"A", b"B")   # change the data that goes to the server
+    proxy.alter = lambda data: b"+OK\\r\\n" + data    # change the data that comes from the server
+    proxy.at(b"GET", before=server.restart)        # call this before the request passes; cut nothing
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class _Fault:
 
 
 class Proxy:
-    """Passes on what comes to `port`; a thread for each direction of each connection."""
+    """Forwards connections to `port`, with one thread for each direction of each connection."""
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.delay = 0.0  # seconds before each piece of a reply
-        self.piece = _PIECE  # bytes of a reply that go together
-        self.rate: float | None = None  # bytes a second of a connection, in each direction
-        self.double = False  # every piece of a reply comes twice
-        self.alter: Callable[[bytes], bytes] | None = None  # of each piece that comes from the server
-        self.forge: Callable[[bytes], bytes] | None = None  # of each that goes to it
-        self.met = 0  # how many faults have come true
+        self.piece = _PIECE  # bytes of a reply that are sent together
+        self.rate: float | None = None  # bytes per second of a connection, in each direction
+        self.double = False  # every piece of a reply arrives twice
+        self.alter: Callable[[bytes], bytes] | None = None  # changes each piece from the server
+        self.forge: Callable[[bytes], bytes] | None = None  # changes each piece to the server
+        self.met = 0  # number of faults that have happened
         self.accepted = 0
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
@@ -68,18 +68,18 @@ class Proxy:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    # -- what goes wrong ------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Connections are accepted and stay open, and nothing passes in either direction."""
+        """Accept connections and keep them open, but pass no data in either direction."""
         self._open.clear()
 
     def let_go(self) -> None:
-        """All that was held back passes."""
+        """Pass all data that was held back."""
         self._open.set()
 
     def cut(self) -> None:
-        """All connections that are open now."""
+        """Cut all open connections."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
@@ -96,22 +96,22 @@ class Proxy:
         silent: bool = False,
         times: int = 1,
     ) -> None:
-        """At the next requests that hold `needle`: cut behind so many bytes of the request, or of its reply.
+        """Cut the connection at the next requests that contain `needle`: after this many bytes of the request or reply.
 
-        `silent`: the connection stays, and nothing comes any more.
+        `silent`: the connection stays open, but no more data passes.
 
-        `before` is called before the request goes on, `after` when its reply has come and has not gone on.
+        `before` is called before the request passes, and `after` before its reply passes.
         """
         with self._lock:
             self._faults.append(_Fault(needle, sent, answered, before, after, silent, times))
 
     def left(self) -> bool:
-        """Whether a client has hung up whose request has not gone on."""
+        """Whether a client has disconnected before its request passed."""
         with self._lock:
             return any(pair.left() for pair in self._pairs)
 
     def heal(self) -> None:
-        """Nothing more goes wrong from here on."""
+        """End all faults."""
         with self._lock:
             self._faults.clear()
         self.delay, self.piece, self.double, self.alter, self.forge = 0.0, _PIECE, False, None, None
@@ -126,7 +126,7 @@ class Proxy:
         self.let_go()
         self.cut()
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while True:
@@ -179,7 +179,7 @@ class _Pair:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self._fault: _Fault | None = None  # what is to befall the next reply
+        self._fault: _Fault | None = None  # the fault of the next reply
 
     def start(self) -> None:
         for work in (self._up, self._down):
@@ -203,7 +203,7 @@ class _Pair:
         finally:
             if work != self._up or self._fault is None:
                 self.cut()
-            else:  # what its client has asked, and doesn't wait for any more, has its reply
+            else:  # the client no longer waits, but the server still replies
                 with contextlib.suppress(OSError):
                     self._server.shutdown(socket.SHUT_WR)
             with self._proxy._lock:
@@ -233,7 +233,7 @@ class _Pair:
         silent = False
         while data := self._server.recv(_PIECE):
             self._proxy._wait()
-            # Only now: who has got a reply may ask the next thing before we look again.
+            # Look here, not earlier: a client with a reply may send its next request before this loop continues.
             fault, self._fault = self._fault, None
             if fault is not None:
                 left, silent = fault.answered, fault.silent

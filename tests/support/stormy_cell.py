@@ -1,4 +1,4 @@
-"""A cell that loses, delays and reorders what it is asked, and who asks again until there is an answer."""
+"""A cell that loses, delays and reorders requests, and a wrapper that repeats requests until they are answered."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Insistent", "StormyCell", "insisting"]
 
 
 class Lost(Exception):
-    """What a client library raises, whatever it is."""
+    """Stands in for any error of a client library."""
 
 
 class StormyCell(MemoryCell):
-    """What happens to each question is drawn from a seed. A third of all swaps get no answer: half of those are never
-    made, some are made and their reply is lost, and some are made a moment after their caller was told of the loss.
-    (Not where nothing was: what nobody has any more may be had by a question that comes late, for a lease.)"""
+    """A seed decides the fate of each request. A third of all swaps get no answer: half of those are never made, some
+    are made and their reply is lost, and some are made shortly after the caller was told of the loss. (A swap of a
+    missing record is never made late: it could create a lease again that its holder has already given back.)"""
 
     def __init__(self, seed: int, **can: Any) -> None:
         super().__init__(**can)
         self._random = Random(seed)
         self._drawing = threading.Lock()
-        self.careful: Counter[str] = Counter()  # names of which no reply is lost: the caller needs its very words
+        self.careful: Counter[str] = Counter()  # names whose replies are never lost: the caller needs the exact reply
         self._late: list[threading.Thread] = []
 
     def _drawn(self) -> tuple[float, float, float]:
@@ -52,7 +52,7 @@ class StormyCell(MemoryCell):
 
     def swap(self, name: str, version: Version, data: bytes | None, ttl: float) -> Version | Faster:
         loss, before, behind = self._drawn()
-        time.sleep(before * 0.003)  # others that were sent later come first
+        time.sleep(before * 0.003)  # requests that were sent later may overtake this one
         if loss < 0.16:
             raise Lost("the question of a swap")
         if loss < 0.24 and version is not None and not self.careful[name]:
@@ -72,7 +72,7 @@ class StormyCell(MemoryCell):
 
 
 def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
-    """The engine, as those see it who ask until they are answered. Every verb may be sent twice."""
+    """Let every verb of the engine repeat until it is answered. A verb may then run twice."""
 
     def side(side: Side) -> Side:
         values: Any = {
@@ -88,7 +88,7 @@ def insisting(engine: CellEngine, cell: StormyCell) -> CellEngine:
 
 
 class Insistent:
-    """One port. Of verbs that say whether they were the ones to end something, no reply is lost: another try can't."""
+    """One port. Replies of verbs that say whether they ended something are never lost: a second try would differ."""
 
     _EXACT = ("abandon", "release", "expire", "invalidate")
 
@@ -118,7 +118,7 @@ class Insistent:
 
 
 class InsistentMany:
-    """The same of many verbs at once, of which some may be answered."""
+    """The port of batches. Each request repeats only the verbs that are not answered yet."""
 
     def __init__(self, port: Any, cell: StormyCell) -> None:
         self._port = port

@@ -1,6 +1,6 @@
-"""Trap ports: an engine and a colour that stand still before and after each of their effects.
+"""Trap ports: an engine and a colour that stop before and after each of their effects.
 
-A scheduler, the explorer, decides which of them goes on, and what goes wrong.
+A scheduler (the explorer) decides which of them continues, and which faults happen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Trap:
-    """A point at which a fibre stands still. `kind` tells what may go wrong there, `words` what it is about to do."""
+    """A point at which a fibre stops. `kind` decides which faults may happen, `words` describe its next step."""
 
     __slots__ = ("kind", "listener", "ready", "timeout", "until", "words")
 
@@ -31,7 +31,7 @@ class Trap:
         kind: str,
         words: str,
         *,
-        ready: Callable[[], bool] | None = None,  # None: it may go on at any time
+        ready: Callable[[], bool] | None = None,  # None: it may continue at any time
         timeout: float | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class Trap:
 
 
 class Spawn(Trap):
-    """Start a fibre beside this one; gives the fibre."""
+    """Start a fibre beside this one, and return it."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         super().__init__("spawn", "a fibre is started")
@@ -55,7 +55,7 @@ class Spawn(Trap):
 
 
 class Shield(Trap):
-    """Cancellations wait from now on, or no more."""
+    """Begin or end a section in which cancellations are delayed."""
 
     def __init__(self, up: bool) -> None:
         super().__init__("shield", "up" if up else "down")
@@ -63,7 +63,7 @@ class Shield(Trap):
 
 
 class Fibre(Protocol):
-    """What `Spawn` gives: a coroutine under the scheduler."""
+    """The result of `Spawn`: a coroutine under the scheduler."""
 
     done: bool
 
@@ -72,7 +72,7 @@ class Fibre(Protocol):
 
 
 class _Trapping:
-    """A colour whose every suspension is a trap; its tasks are fibres."""
+    """A colour in which every suspension is a trap, and every task is a fibre."""
 
     suspending = True
 
@@ -92,7 +92,7 @@ class _Trapping:
             raise
         try:
             value = await coroutine
-        except GeneratorExit:  # the trial is over: nobody listens to traps any more
+        except GeneratorExit:  # the trial is over: the scheduler handles no more traps
             raise
         except BaseException:
             await Shield(False)
@@ -118,17 +118,14 @@ class _Trapping:
 TRAPPING: Colour = _Trapping()
 
 
-# -- the model of an engine ---------------------------------------------------------------------------------------
-
-
 # -- the model as a port ------------------------------------------------------------------------------------------
 
 Watch = Callable[[str, str, bytes | None, Any], object]
-"""Is told the verb, key, token and reply of every effect, in the order of the effects."""
+"""A function that gets the verb, key, token and reply of every effect, in the order of the effects."""
 
 
 class TrapPort:
-    """`Claims`, and the verbs of `Store` that concern the algorithm, over a model: a trap before and after each."""
+    """`Claims`, and the verbs of `Store` that the algorithm uses, over a model, with a trap before and after each."""
 
     def __init__(self, model: Model, watch: Watch) -> None:
         self.model = model
@@ -145,7 +142,7 @@ class TrapPort:
         return await self._verb("look", key, None, lambda: self.model.look(key))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
-        ask.since = round(ask.since, 3)  # the explorer's clock moves a little at each look: that lets nothing end
+        ask.since = round(ask.since, 3)  # without tiny clock steps
         return await self._verb("claim", key, token, lambda: self.model.claim(key, token, ask))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> bool:
@@ -183,7 +180,7 @@ class TrapPort:
 
 
 class TrapHold:
-    """A lease in the hands of a keeper that never fails: it stands for as long as its holder may hold it."""
+    """A lease with a keeper that never fails: the lease is valid for as long as its holder may hold it."""
 
     foreign = False
     overruled = False

@@ -1,6 +1,6 @@
-"""The tests that can run on WebAssembly, where the next Pythons are to be had before anywhere else: `make next`.
+"""Runs tests on WebAssembly, where new Python versions are available first: `make next`.
 
-There are no threads, processes, sockets, and hard links. A test that needs one of them is skipped when it asks for it.
+WebAssembly has no threads, processes, sockets and hard links. A test that tries to use one of them is skipped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MISSING = (
     "needs msgspec: pip install",
     "needs the package 'redis'",
 )
-"""Errors that say that this platform has not got it, or that there is no such package for it."""
+"""Errors that mean that this platform has no such feature, or that no such package exists for it."""
 
 UNFIT = "not deep and not cannot_be_read and not background and not GeneratorExit"
-"""Deep recursion ends this platform's interpreter, its errors of files have words of their own, and what a thread would
-do in the background is never done."""
+"""Tests that cannot run: deep recursion ends this platform's interpreter, its file errors have other texts, and it has
+no background threads."""
 
 
 class Loop(base_events.BaseEventLoop):
@@ -40,7 +40,7 @@ class Loop(base_events.BaseEventLoop):
         self._selector = self
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Wait for what would have come from a selector. Without a timer nothing can ever come."""
+        """Sleep until the next timer. Without a timer, no event could ever wake the loop."""
         if timeout is None:
             raise RuntimeError("can't start new thread, which alone could wake this loop")
         time.sleep(timeout)
@@ -52,11 +52,11 @@ class Loop(base_events.BaseEventLoop):
 
 
 class Skips:
-    """A plugin of pytest."""
+    """A pytest plugin that skips tests that need missing features."""
 
     @pytest.fixture
     def colour(self) -> str:
-        """The colour in which a test asks, which conftest.py draws elsewhere."""
+        """The colour of the calls of a test. On other platforms, conftest.py draws it."""
         return "sync"
 
     @pytest.hookimpl(wrapper=True)
@@ -71,14 +71,14 @@ class Skips:
 
 
 def main(files: list[str]) -> int:
-    """Run them, and return pytest's exit code."""
+    """Run the test files, and return pytest's exit code."""
     print(f"Python {sys.version}")
     settings.register_profile(
         "wasm", derandomize=True, database=None, max_examples=20, suppress_health_check=[*HealthCheck], deadline=None
     )
     settings.load_profile("wasm")
     asyncio.new_event_loop = asyncio.events.new_event_loop = Loop  # type: ignore[assignment]
-    asyncio._set_running_loop(None)  # that of the page
+    asyncio._set_running_loop(None)  # leave the loop of the page
     options = ["-q", "--noconftest", "-o", "addopts=", "-o", "filterwarnings=", "-p", "no:cacheprovider"]
     chosen = ["-m", "not redis", "-k", UNFIT, *files]
     return int(pytest.main([*options, "-p", "no:faulthandler", *chosen], plugins=[Skips()]))

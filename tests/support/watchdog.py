@@ -1,9 +1,9 @@
-"""Who ends a run of several workers that stands still, and says what each was at.
+"""The watchdog ends a test run of several workers that hangs, and reports what each worker did.
 
-A test that waits is ended by its timeout. But a process that was frozen, or that holds the interpreter's lock for ever,
-runs no timeout; and when one worker answers no more, the others soon wait for its share of the tests, between two
-tests, where no timeout is. So each process leaves a sign of what it does, and another one looks at the signs. It asks
-nobody for anything: whoever leaves none for too long is told of, shows its stacks, and is killed.
+A timeout ends a test that waits. But a process that is frozen, or holds the interpreter's lock forever, has no timeout.
+And when one worker stops answering, the others soon wait for its share of the tests, between tests, where no timeout
+applies. So each process writes a sign of what it does, and a separate process reads the signs. If a process writes no
+sign for too long, the watchdog reports it, makes it print its stacks, and kills it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 __all__ = ["Signs", "Watchdog"]
 
 ROUNDS = 40
-"""So often it looks before it calls a process stuck: one that was stopped itself, or starved, hasn't looked."""
+"""The number of unchanged looks after which a process is stuck. A watchdog that was itself stopped does not count."""
 CONTROLLER = "controller"
 _IN, _AFTER, _ENDED = "in", "after", "has ended its session"
 
 
 class Signs:
-    """A plugin of each process: what it does, and its pid, in a file of its own."""
+    """A plugin that each process uses to write its pid and current action to a file of its own."""
 
     def __init__(self, place: Path, name: str) -> None:
         self._pid = os.getpid()
@@ -37,7 +37,7 @@ class Signs:
         self._leave("has begun")
 
     def _leave(self, what: str) -> None:
-        if os.getpid() == self._pid:  # and no fork of it
+        if os.getpid() == self._pid:  # not in a fork
             os.pwrite(self._file, f"{self._pid} {time.monotonic()} {what}"[:600].ljust(600).encode(), 0)
 
     def pytest_collection_finish(self) -> None:
@@ -64,7 +64,7 @@ Signs.pytest_xdist_node_collection_finished.pytest_impl = {"optionalhook": True}
 
 
 class Watchdog:
-    """The process that looks, and the place of the signs."""
+    """The watchdog process, and the directory of the signs."""
 
     def __init__(self, seconds: float) -> None:
         self.place = Path(tempfile.mkdtemp(prefix="stampede-signs-"))
@@ -101,12 +101,12 @@ def _watch(place: Path, seconds: float) -> None:
 
 
 def _stuck(signs: dict[str, str], silent: dict[str, int]) -> list[str]:
-    """Who is to be ended: workers that are silent in a test; else, where all are silent, all workers, then who waits
-    for them."""
+    """The processes to end: workers that are silent in a test. If there are none and all processes are silent: all
+    workers, or the controller if no worker is left."""
     workers = [name for name, sign in signs.items() if name != CONTROLLER and _what(sign) != _ENDED]
     within = [name for name in workers if _what(signs[name]).startswith(_IN) and silent[name] >= ROUNDS]
     begun = any(_what(sign).startswith((_IN, _AFTER, _ENDED)) for sign in signs.values())
-    if within or min(silent.values()) < ROUNDS * (1 if begun else 3):  # to start, and to collect, takes a while
+    if within or min(silent.values()) < ROUNDS * (1 if begun else 3):  # start and collection take longer
         return within
     return workers or [CONTROLLER]
 
@@ -134,7 +134,7 @@ def _say(what: str) -> None:
 
 
 def _state(pid: int) -> str:
-    """Of all its threads, as the kernel tells them: T is a frozen one."""
+    """The states of all threads, as the kernel reports them. T means frozen."""
     found = []
     for each in sorted(Path(f"/proc/{pid}/task").glob("*")):
         with suppress(OSError):
@@ -143,12 +143,12 @@ def _state(pid: int) -> str:
 
 
 def _stat(process: Path) -> list[str]:
-    """From its state on: what comes before may have blanks."""
+    """The fields from the state on. The name before it may contain blanks."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _end(pid: int) -> None:
-    """SIGABRT, at which faulthandler writes all stacks. Its children end with it: they may keep its pipes open."""
+    """Send SIGABRT, so that faulthandler prints all stacks. Then kill its children: they may keep its pipes open."""
     theirs = _below(pid)
     _kill(pid, signal.SIGABRT)
     _kill(pid, signal.SIGCONT)
@@ -183,6 +183,6 @@ def _kill(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end by it, and we with them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and the watchdog ends after them
     _watch(Path(sys.argv[1]), float(sys.argv[2]))
-    rmtree(sys.argv[1], ignore_errors=True)  # who has begun us was killed
+    rmtree(sys.argv[1], ignore_errors=True)  # the controller was killed

@@ -1,4 +1,4 @@
-"""A cell in memory that tells of changes."""
+"""A memory cell that notifies of changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["WatchedMemoryCell"]
 
 
 class WatchedMemoryCell(MemoryCell, WatchingCell):
-    """One that tells of changes, too."""
+    """A memory cell that also notifies of changes."""
 
     def __init__(self, **can: Any) -> None:
         super().__init__(**can)

@@ -1,4 +1,4 @@
-"""What a limiter asks its engine, and which starts this has seen."""
+"""Records the requests of a limiter to its engine, and the starts that the engine granted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stampede.runtime.colour import BLOCKING
 
 
 class Watched:
-    """The limits of a blocking limiter, from now on. Each question and each answer is under way for `away` seconds."""
+    """Wraps the limits of a blocking limiter. Each request and each answer takes `away` seconds on the way."""
 
     def __init__(self, limiter: Limiter, away: float = 0.0) -> None:
         self._limits: Any = limiter._blocking.limits
@@ -35,5 +35,5 @@ class Watched:
 
 
 def pairwise_by(number: int, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each start, and the one that comes so many behind it."""
+    """Each start, with the start that comes `number` starts later."""
     return zip(starts, starts[number:], strict=False)

@@ -1,4 +1,4 @@
-"""Real ZooKeeper servers for the tests, alone or three together: on free ports of the loopback, ended by their pids."""
+"""Real ZooKeeper servers for the tests, alone or as three: on free loopback ports, ended by their pids."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ JARS = [
 ]
 NETTY = [f"netty-{each}" for each in ("common", "buffer", "codec", "handler", "transport", "resolver")]
 NETTY += ["netty-transport-native-unix-common", "netty-transport-native-epoll"]
-"""What TLS takes: the jar of all of them has only names in it."""
+"""The jars that TLS needs. `netty-all` itself contains no code."""
 SMALL = ["-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1", "-XX:-UsePerfData", "-XX:+UseSerialGC"]
 SMALL += ["-Dzookeeper.admin.enableServer=false"]
 
 
 class ZooKeeperServer(ServerProcess):
-    """One server, alone unless it is told of others. It keeps its data when it is stopped, and loses them when it is
-    closed."""
+    """One server. It runs alone unless other members are given. `stop` keeps its data, `close` removes it."""
 
     kind = "zookeeper"
-    _client: Any = None  # of the tests themselves
+    _client: Any = None  # the client of the tests themselves
 
     def __init__(
         self, *, number: int = 0, members: str = "", tick: int = 100, authority: Authority | None = None
     ) -> None:
-        """With an authority it speaks TLS and nothing else, and only with whom that has signed."""
+        """With an authority, it accepts only TLS, and only clients with a certificate of the authority."""
         self._number, self._members, self._tick, self._authority = number, members, tick, authority
         self._directory = tempfile.mkdtemp(prefix="stampede-zookeeper-", dir=in_memory())
         atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
@@ -79,7 +78,7 @@ class ZooKeeperServer(ServerProcess):
         if self._authority is not None:
             socket.create_connection(("127.0.0.1", port), PATIENCE).close()
             return True
-        return "Mode:" in self._word("srvr", port, 0.5)  # one that is asked while it starts may never answer that one
+        return "Mode:" in self._word("srvr", port, 0.5)  # a starting server may never answer
 
     def _word(self, word: str, port: int = 0, patience: float = PATIENCE) -> str:
         with socket.create_connection(("127.0.0.1", port or self.port), patience) as line:
@@ -111,7 +110,7 @@ class ZooKeeperServer(ServerProcess):
 
 
 class ZooKeeperEnsemble:
-    """Three servers. Each half tick their leader asks the others who has given a sign of life."""
+    """Three servers. Every half tick, the leader asks the others which sessions are alive."""
 
     def __init__(self, tick: int = 100) -> None:
         ports = [(free_port(), free_port()) for _ in range(3)]
@@ -134,13 +133,13 @@ class ZooKeeperEnsemble:
         return "zookeeper://" + ",".join(f"127.0.0.1:{each.port}" for each in self.members)
 
     def leader(self) -> ZooKeeperServer:
-        """Once all serve."""
+        """Wait until all servers serve, and return the leader."""
         wait_until(lambda: all(each.serves for each in self.members))
         return next(each for each in self.members if each.leads)
 
 
 def shared_zookeeper() -> ZooKeeperServer:
-    """The session's server, for tests that need no other."""
+    """The server that the tests of a session share."""
     marks.starts("zookeeper")
     server = _zookeeper()
     to_empty["zookeeper"] = server.empty

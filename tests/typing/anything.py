@@ -1,4 +1,4 @@
-"""A class of which checkers know little, since its base is of a package that ships no types: it is no coroutine."""
+"""Type checkers must not take a result for a coroutine if its base class comes from a package without types."""
 
 from __future__ import annotations
 

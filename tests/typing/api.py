@@ -1,4 +1,4 @@
-"""What type checkers must make of the public face. Read by mypy --strict and by pyright, and never run."""
+"""The types that checkers must infer for the public API. mypy --strict and pyright read this file; it never runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Report:
 
 
 class Mine:
-    """A codec of one's own."""
+    """A user-defined codec."""
 
     name = "mine"
 
@@ -30,7 +30,7 @@ class Mine:
 
 
 def codecs() -> None:
-    """An object with the three of them is a codec; so are types and modules what may be trusted."""
+    """An object with `name`, `encode` and `decode` is a codec. `trust` accepts types and modules."""
     mine: ValueCodec = Mine()
 
     @cached(codec=mine, ttl=60)
@@ -47,7 +47,7 @@ def codecs() -> None:
 
 
 def functions() -> None:
-    """Parameters, result and colour are the function's own."""
+    """A cached function keeps its parameters and result, and stays blocking."""
 
     @cached
     def bare(customer: int, *, year: int = 2026) -> Report:
@@ -87,7 +87,7 @@ def functions() -> None:
 
 
 async def coroutine_functions() -> None:
-    """An `async def` stays one, and its verbs are awaited."""
+    """A cached `async def` stays a coroutine function, and its verbs are awaited."""
 
     @cached
     async def bare(customer: int) -> Report:
@@ -114,7 +114,7 @@ async def coroutine_functions() -> None:
 
 
 async def methods() -> None:
-    """`self` is bound away, from the call and from the verbs."""
+    """Neither the call of a cached method nor its verbs take `self`."""
 
     class Shop:
         @cached(ttl=5)
@@ -142,7 +142,7 @@ async def methods() -> None:
 
 
 async def of_many_ids(cache: Cache) -> None:
-    """A function of many ids: `list[K]` to `dict[K, V]` everywhere; `one` is of a K, and gives a V."""
+    """A function of many ids always maps `list[K]` to `dict[K, V]`. `one` takes a K and returns a V."""
 
     @cached.many
     def bare(ids: list[int], *, region: str = "eu") -> dict[int, Report]:
@@ -217,7 +217,7 @@ def of_tenant(*, tenant: str, year: int = 2026) -> str:
 
 
 def options(cache: Cache) -> None:
-    """Options are known by name and type, for functions and for calls."""
+    """Checkers know the names and types of options, for functions and for calls."""
 
     @cached(ttl=timedelta(minutes=5), cache="reports", raises=(KeyError, ValueError), key="{customer}", ignore=["day"])
     def report(customer: int, day: str) -> Report:
@@ -237,7 +237,7 @@ def options(cache: Cache) -> None:
 
 
 def of_a_cache(cache: Cache) -> None:
-    """A cache's own decorator is the same."""
+    """The decorator of a cache has the same types as `cached`."""
     decorate: Decorate = cache.cached
 
     @cache.cached
@@ -267,7 +267,7 @@ async def slow_too() -> Report:
 
 
 async def caches(cache: Cache) -> None:
-    """The value has the function's type, also through the helper and in both colours."""
+    """The value has the type that the function returns, also with `cache_without_dogpiling`, sync and async."""
     assert_type(cache_without_dogpiling("k", slow), Report)
     assert_type(cache_without_dogpiling("k", slow, 60 * 10), Report)
     assert_type(await cache_without_dogpiling("k", slow_too), Report)
@@ -280,7 +280,7 @@ async def caches(cache: Cache) -> None:
 
 
 async def locks() -> None:
-    """What a block gives is a holding, in both colours."""
+    """The `with` block of a lock gives a `Holding`, sync and async."""
     with Lock("nightly", on="file://", lease=30, wait=10) as lock:
         assert_type(lock, Holding)
         assert_type(Lock("nightly").acquire(), Holding)

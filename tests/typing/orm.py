@@ -1,4 +1,4 @@
-"""What stands between @cached and a function of a session."""
+"""`@detached` between `@cached` and a function of a session keeps the types."""
 
 from __future__ import annotations
 

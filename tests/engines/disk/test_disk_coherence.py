@@ -1,4 +1,4 @@
-"""The coherent local tier: what is kept under a ticket that holds is never older than the last completed write."""
+"""The coherent local tier: a value under a valid ticket is never older than the last completed write."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def look(engine: DiskEngine, key: str) -> Found | None:
 
 
 def kept(engine: DiskEngine, key: str) -> tuple[int, Ticket]:
-    """The number that is there, and the ticket under which a local tier keeps it."""
+    """The stored number, and the ticket under which a local tier keeps it."""
     reply = look(engine, key)
     assert reply is not None
     assert reply.ticket is not None
@@ -75,7 +75,7 @@ CHANGES: dict[str, Callable[[DiskEngine], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_voids_tickets(engine: DiskEngine, change: str) -> None:
-    """Other processes would keep the old value locally until its end."""
+    """Every change makes tickets invalid. Otherwise other processes would keep the old value in their local tiers."""
     peer = DiskEngine(engine.directory)
     put(engine, "k", 1)
     _, ticket = kept(peer, "k")
@@ -86,7 +86,7 @@ def test_every_change_voids_tickets(engine: DiskEngine, change: str) -> None:
 
 
 def test_what_is_evicted_can_be_invalidated(engine: DiskEngine) -> None:
-    """A value that lives on in a local tier only would outlive its invalidation."""
+    """The invalidation of an evicted value makes its tickets invalid, because local tiers may still have it."""
     put(engine, "k", 1)
     _, ticket = kept(engine, "k")
     with engine._rows.database.writing() as write:
@@ -97,7 +97,7 @@ def test_what_is_evicted_can_be_invalidated(engine: DiskEngine) -> None:
 
 
 def test_hits_and_claims_void_nothing(engine: DiskEngine) -> None:
-    """Local tiers would read again for nothing."""
+    """Hits and claims leave tickets valid. Otherwise local tiers would read again without need."""
     put(engine, "k", 1)
     _, ticket = kept(engine, "k")
     token = new_id()
@@ -109,7 +109,7 @@ def test_hits_and_claims_void_nothing(engine: DiskEngine) -> None:
 
 
 def test_read_under_a_mark_is_not_kept(engine: DiskEngine) -> None:
-    """What was read before the commit would be kept under the stamp that is put after it."""
+    """A read during a write gets no ticket. Otherwise the old value would be kept under the new stamp."""
     put(engine, "k", 1)
     inside, go = threading.Event(), threading.Event()
 
@@ -169,7 +169,7 @@ def write_and_die(pipe: Connection, directory: Path, point: str) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_writer(engine: DiskEngine, point: str) -> None:
-    """A writer killed at this point would leave an old value under a ticket that holds, or a slot without tickets."""
+    """A writer that is killed leaves no old value under a valid ticket, and later reads get tickets again."""
     put(engine, "k", 1)
     first, ticket = kept(engine, "k")
     with other(write_and_die, engine.directory, point) as writer:
@@ -181,7 +181,7 @@ def test_killed_writer(engine: DiskEngine, point: str) -> None:
     there = int(reply.entry.value)
     if holds(ticket):
         assert there == first
-    put(engine, "k", 3)  # its next writer removes the mark
+    put(engine, "k", 3)  # the next writer removes the mark
     again, ticket = kept(engine, "k")
     assert again == 3
     put(engine, "k", 4)
@@ -193,7 +193,7 @@ def test_killed_writer(engine: DiskEngine, point: str) -> None:
 
 
 def write_for_a_while(pipe: Connection, directory: Path, memory: str, key: str) -> None:
-    """Numbers that only grow: even ones are set, odd ones invalidate. What has completed is published."""
+    """Writes numbers that only grow: even ones are set, odd ones invalidate. A completed number is published."""
     engine = DiskEngine(directory)
     shared = SharedMemory(memory)
     at = 8 * KEYS.index(key)
@@ -211,7 +211,7 @@ def write_for_a_while(pipe: Connection, directory: Path, memory: str, key: str) 
 
 
 def read_for_a_while(pipe: Connection, directory: Path, memory: str) -> None:
-    """A local tier of its own; says how often it looked, how often a ticket held, and what was wrong."""
+    """Reads through a local tier. Reports how often it looked, how often a ticket was valid, and what was wrong."""
     engine = DiskEngine(directory)
     shared = SharedMemory(memory)
     tier: dict[str, tuple[int, Ticket]] = {}
@@ -239,7 +239,7 @@ def read_for_a_while(pipe: Connection, directory: Path, memory: str) -> None:
 
 
 def test_no_reader_is_ever_behind(engine: DiskEngine) -> None:
-    """A local tier would serve what another process has replaced or invalidated."""
+    """No reader gets a value that another process has already replaced or invalidated."""
     memory = SharedMemory(create=True, size=8 * len(KEYS))
     try:
         readers = [Other(read_for_a_while, engine.directory, memory.name) for _ in range(3)]
@@ -247,9 +247,9 @@ def test_no_reader_is_ever_behind(engine: DiskEngine) -> None:
         try:
             for each in [*readers, *writers]:
                 each.hear()
-            time.sleep(1.0)  # the load, for so long
+            time.sleep(1.0)  # the load runs for this long
             killed = writers.pop()
-            killed.kill()  # wherever it is; its number is done up to what it has published
+            killed.kill()  # at any point: only what it has published counts
             time.sleep(0.3)
             for each in [*writers, *readers]:
                 each.tell()

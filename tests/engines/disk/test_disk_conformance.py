@@ -1,4 +1,4 @@
-"""The disk engine does what every engine has to do; its peer is another engine on the same directory."""
+"""The disk engine passes the suites for every engine. Its peer is another engine on the same directory."""
 
 from __future__ import annotations
 

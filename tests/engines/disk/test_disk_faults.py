@@ -1,4 +1,4 @@
-"""What happens to the disk engine's files: each is an EngineError at worst, and it goes on by itself."""
+"""Damage to the disk engine's files causes an EngineError at worst, and the engine recovers by itself."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def holds(reply: Found) -> bool:
 
 
 def tries(verb: Callable[[], object], times: int = 3) -> list[tuple[str, bool]]:
-    """What so many tries say, and whether the rest can be read; only EngineError may come out."""
+    """The errors of several tries, and whether each only refuses a change. Only EngineError may be raised."""
     said = []
     for _ in range(times):
         try:
@@ -80,7 +80,7 @@ def database_of(engine: DiskEngine) -> Path:
 
 
 def test_removed_directory_is_made_again(engine: DiskEngine) -> None:
-    """`rm -rf` of a cache under a running program would be an outage."""
+    """If the directory of a running program is removed, the engine makes it again."""
     put(engine)
     shutil.rmtree(engine.directory)
     put(engine, b"new")
@@ -93,7 +93,7 @@ def test_removed_directory_is_made_again(engine: DiskEngine) -> None:
 def test_a_directory_that_is_removed_while_a_connection_is_made(
     engine: DiskEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller of a batch would be given FileNotFoundError."""
+    """If the directory is removed during a connect, the caller gets an EngineError, and not a FileNotFoundError."""
     put(engine)
     engine._rows.database.opened()._close_idle()
     statvfs = os.statvfs
@@ -111,7 +111,7 @@ def test_a_directory_that_is_removed_while_a_connection_is_made(
 
 
 def test_removed_directory_voids_tickets(engine: DiskEngine) -> None:
-    """`rm -rf` would split the fleet: some would keep values locally that others can no longer invalidate."""
+    """The removal of the directory makes tickets invalid: other processes can no longer invalidate the local values."""
     put(engine)
     peer = DiskEngine(engine.directory)
     reply = found(engine)
@@ -125,7 +125,7 @@ def test_removed_directory_voids_tickets(engine: DiskEngine) -> None:
 
 
 def test_lease_of_a_removed_directory_is_lost(engine: DiskEngine) -> None:
-    """A fill would be accepted by nobody knows which lease."""
+    """The leases of a removed directory are lost, and a fill under one of them is refused."""
     token = new_id()
     assert isinstance(claim(engine, token), Granted)
     shutil.rmtree(engine.directory)
@@ -134,8 +134,7 @@ def test_lease_of_a_removed_directory_is_lost(engine: DiskEngine) -> None:
 
 
 def test_a_write_in_a_removed_directory_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """A process that is frozen in the middle of a write would keep all others from writing, also when somebody has
-    removed the directory because of that."""
+    """If a process is frozen inside a write, other processes can write again once the directory is removed."""
     with closing(DiskEngine(tmp_path / "cache", timeout=20)) as engine:
         put(engine)
         with closing(sqlite3.connect(database_of(engine), isolation_level=None)) as frozen:
@@ -143,12 +142,12 @@ def test_a_write_in_a_removed_directory_keeps_nobody_waiting(tmp_path: Path) -> 
             shutil.rmtree(engine.directory)
             began = time.monotonic()
             put(engine, b"new")
-            assert time.monotonic() - began < 5  # of the twenty seconds that it waits for a turn
+            assert time.monotonic() - began < 5  # and not the 20 seconds of the timeout
             assert get(engine) == b"new"
 
 
 def test_a_child_of_whom_the_directory_was_removed(engine: DiskEngine) -> None:
-    """Its first write would end in a ValueError of the kernel's, for want of an open file."""
+    """A child that is forked after the directory was removed can write, although its parent has no open file."""
     put(engine)
     shutil.rmtree(engine.directory)
     child = os.fork()
@@ -165,7 +164,7 @@ def test_a_child_of_whom_the_directory_was_removed(engine: DiskEngine) -> None:
 
 @pytest.mark.parametrize("pattern", ["*.sqlite", "stamps*", "*.sqlite-*", "alive", "wake"])
 def test_single_files_removed(engine: DiskEngine, pattern: str) -> None:
-    """Half a directory would be worse than none."""
+    """If only some files of the directory are removed, the engine recovers within a few tries."""
     put(engine)
     peer = DiskEngine(engine.directory)
     for path in engine.directory.glob(pattern):
@@ -194,7 +193,7 @@ def begin(pipe: Connection, directory: Path, number: int) -> None:
 
 
 def test_many_begin_at_once(tmp_path: Path) -> None:
-    """Processes that start together in an empty directory would each begin a cache of their own."""
+    """Processes that start together in an empty directory share one cache."""
     with ExitStack() as stack:
         all_of_them = [stack.enter_context(other(begin, tmp_path / "cache", number)) for number in range(8)]
         for each in all_of_them:
@@ -210,7 +209,7 @@ def test_many_begin_at_once(tmp_path: Path) -> None:
 
 
 def test_orphans_are_removed(tmp_path: Path) -> None:
-    """Files of beginnings that were cut short would pile up."""
+    """Old files of starts that were interrupted are removed."""
     directory = tmp_path / "cache"
     directory.mkdir()
     old, new = (file_of(directory, number) for number in ("00", "01"))
@@ -250,7 +249,7 @@ def scratched(path: Path) -> None:
 def test_damaged_database(
     tmp_path: Path, damage: Callable[[Path], None], running: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A damaged file would be an outage for ever, or a crash with an error of somebody else's."""
+    """A damaged file is reported and moved aside, and the engine goes on with a new one."""
     engine = DiskEngine(tmp_path / "cache")
     for number in range(500):
         put(engine, os.urandom(200), f"k{number}")
@@ -274,7 +273,7 @@ def test_damaged_database(
 
 
 def whole_life(engine: DiskEngine) -> None:
-    """Every verb, of keys that are there and of keys that aren't."""
+    """Calls every verb, for keys that are stored and for keys that aren't."""
     token = new_id()
     for key in ("k0", "new", "busy", "failed"):
         if isinstance(claim(engine, token, key), Granted):
@@ -298,10 +297,9 @@ def whole_life(engine: DiskEngine) -> None:
 
 
 def test_every_byte(memory_path: Path) -> None:
-    """One byte that SQLite doesn't call corruption would end every call in an error, for ever, or in one of Python's.
+    """If any byte of the file is flipped, the engine works again after at most two EngineErrors.
 
-    Of the bytes that mean something every ninth is flipped; EVERY_BYTE=1 flips them all.
-    """
+    Of the bytes that mean something every ninth is flipped; EVERY_BYTE=1 flips them all."""
     engine = DiskEngine(memory_path / "whole")
     for number in range(3):
         put(engine, key=f"k{number}")
@@ -335,7 +333,7 @@ def test_every_byte(memory_path: Path) -> None:
 
 
 def test_a_damaged_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that was moved aside while a cache was opened would be gone without a word; the cache would not open."""
+    """If a file is found damaged while a cache is opened, the log says where it was moved, and the cache works."""
     directory = tmp_path / "cache"
     with Cache(f"disk://{directory}") as cache:
         cache.get_or_compute("k", lambda: 1)
@@ -349,7 +347,7 @@ def test_a_damaged_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_damage_is_healed_once(tmp_path: Path) -> None:
-    """Two processes that find the damage would throw away what the other has begun anew."""
+    """If several processes find the same damage, they move the file aside once and share one new file."""
     engines = [DiskEngine(tmp_path / "cache") for _ in range(4)]
     put(engines[0])
     file = database_of(engines[0])
@@ -367,7 +365,7 @@ def test_damage_is_healed_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [garbage, truncated, emptied])
 def test_damaged_stamps(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """A mapping of a shorter file is a SIGBUS."""
+    """A damaged stamps file is replaced. The use of a mapping of a file that is too short would be a SIGBUS."""
     engine = DiskEngine(tmp_path / "cache")
     put(engine)
     engine.close()
@@ -380,7 +378,7 @@ def test_damaged_stamps(tmp_path: Path, damage: Callable[[Path], None]) -> None:
 
 
 def test_locked_by_another_program(engine: DiskEngine) -> None:
-    """Somebody's sqlite3 shell with an open transaction would hang every writer."""
+    """If a sqlite3 shell keeps a transaction open, writers get an error and do not hang, and reads work."""
     put(engine)
     shell = sqlite3.connect(database_of(engine), isolation_level=None)
     shell.execute("BEGIN IMMEDIATE")
@@ -393,12 +391,12 @@ def test_locked_by_another_program(engine: DiskEngine) -> None:
 
 
 def test_a_write_that_a_signal_interrupted_keeps_nobody_waiting(engine: DiskEngine) -> None:
-    """Nobody could write for as long as its traceback is kept, by whoever caught what the handler raised."""
+    """A write that a signal handler interrupted does not block other writes, even while its traceback is kept."""
     interrupted = engine._rows.database.writing()
     interrupted.__enter__()
     put(engine, b"new")
     assert get(engine) == b"new"
-    with pytest.raises(EngineError):  # it was not written, and says so if it goes on
+    with pytest.raises(EngineError):  # the interrupted write was not stored, and says so if it goes on
         interrupted.__exit__(None, None, None)
 
 
@@ -422,10 +420,10 @@ def fill_a_small_file_limit(pipe: Connection, directory: Path) -> None:
 
 
 def test_no_room(tmp_path: Path) -> None:
-    """A full disk would be a crash, or lose what was there."""
+    """On a full disk writes are refused, reads work, and writes work again when there is room."""
     with other(fill_a_small_file_limit, tmp_path / "cache") as process:
         said, read, after = process.hear()
-    assert [refused for _, refused in said] == [True] * 3  # and no outage, which every hit would end
+    assert [refused for _, refused in said] == [True] * 3  # refused, but no outage: each hit would end it
     assert read == b"before"
     assert after == b"after"
 
@@ -447,9 +445,9 @@ with Cache(f"disk://{sys.argv[1]}/cache", strict=True) as cache:
 
 
 def test_a_file_system_smaller_than_max_bytes(tmp_path: Path) -> None:
-    """A container's small tmpfs would be full: down and up again many times a second, for ever."""
+    """A cache on a file system smaller than max_bytes keeps working, and never fills it."""
     mount = f"mount -t tmpfs -o size=8M tmpfs {tmp_path}"
-    in_private = ["unshare", "--mount", "--map-root-user", "sh", "-c"]  # so that nobody else sees the mount
+    in_private = ["unshare", "--mount", "--map-root-user", "sh", "-c"]  # so that no other process sees the mount
     if shutil.which("unshare") is None or subprocess.run([*in_private, mount], capture_output=True).returncode:
         pytest.skip("this process may not mount a file system of its own")
     ran = subprocess.run([*in_private, f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, SMALL, tmp_path])
@@ -459,7 +457,7 @@ def test_a_file_system_smaller_than_max_bytes(tmp_path: Path) -> None:
 def use_without_rights(pipe: Connection, directory: Path) -> None:
     engine = DiskEngine(directory)
     put(engine, b"before")
-    if os.getuid() == 0:  # whom no permission stops
+    if os.getuid() == 0:  # no permission stops root
         for path in [directory, *directory.rglob("*")]:
             os.chmod(path, 0o555 if path.is_dir() else 0o444)
         os.chmod(directory.parent, 0o755)
@@ -477,7 +475,7 @@ def use_without_rights(pipe: Connection, directory: Path) -> None:
 
 
 def test_read_only(tmp_path: Path) -> None:
-    """A directory that can't be written would fail at the first miss, with an error that doesn't name it."""
+    """If the directory can't be written, the error names the directory and says what to do."""
     for path in tmp_path.parents:
         if path.owner() == "root" and path.stat().st_mode & 0o777 == 0o700:
             os.chmod(path, 0o711)  # pytest's own directories, which keep others out
@@ -490,13 +488,13 @@ def test_read_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/proc/stampede/cache", "/dev/null/cache", "/dev/null"])
 def test_impossible_directory(path: str) -> None:
-    """The error would name a file of SQLite's, and not the directory that somebody has to change."""
+    """If the directory can't be made, the error names the directory, and not a file of SQLite."""
     with pytest.raises(EngineError, match=path):
         get(DiskEngine(path))
 
 
 def test_options() -> None:
-    """A misspelt option would be ignored."""
+    """A misspelt option, a wrong value, or a wrong path in a URL is refused."""
     for url, what in [
         ("disk:///tmp/x?max_byte=10", "max_bytes"),
         ("disk:///tmp/x?max_bytes=ten", "whole number"),
@@ -512,7 +510,7 @@ def test_options() -> None:
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two spellings of one directory would be two caches, or one with a strange name."""
+    """Relative paths, `~` and escapes in a URL give the right directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for url, path in [
@@ -528,7 +526,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_directory_that_has_become_a_file_can_be_closed(tmp_path: Path) -> None:
-    """An application's shutdown would end in a NotADirectoryError, and leave other caches open."""
+    """A cache whose directory was replaced by a file can be closed without a NotADirectoryError."""
     directory = tmp_path / "cache"
     cache = Cache(f"disk://{directory}")
     cache.set("k", 1)
@@ -540,7 +538,7 @@ def test_a_directory_that_has_become_a_file_can_be_closed(tmp_path: Path) -> Non
 
 
 def test_closed(engine: DiskEngine) -> None:
-    """What is closed would open again by itself."""
+    """A closed engine can be closed again, and does not open again by itself."""
     engine.close()
     engine.close()
     with pytest.raises(EngineError, match="closed"):
@@ -551,7 +549,7 @@ def test_closed(engine: DiskEngine) -> None:
 
 
 def test_bounded_by_bytes(tmp_path: Path) -> None:
-    """The disk would fill; or what is in use would go before what isn't."""
+    """The files remain near max_bytes, and a value in use remains while unused ones are evicted."""
     engine = DiskEngine(tmp_path / "cache", max_bytes=4 << 20)
     for number in range(3000):
         put(engine, os.urandom(5000), f"k{number}")
@@ -570,7 +568,7 @@ def test_bounded_by_bytes(tmp_path: Path) -> None:
 
 
 def test_what_has_gone_makes_room(engine: DiskEngine) -> None:
-    """Values that nobody can have any more would stay on the disk until it is full."""
+    """Expired values are removed to make room, and do not stay on the disk until it is full."""
     for number in range(50):
         put(engine, b"x", f"k{number}", fresh=-1.0)
     for number in range(20):
@@ -581,7 +579,7 @@ def test_what_has_gone_makes_room(engine: DiskEngine) -> None:
 
 
 def test_larger_than_the_bound(tmp_path: Path) -> None:
-    """One value would push out all others, and itself."""
+    """A value larger than max_bytes is refused, and does not evict the others."""
     engine = DiskEngine(tmp_path / "cache", max_bytes=1 << 20)
     put(engine)
     with pytest.raises(TooLarge, match=KEY):
@@ -594,7 +592,7 @@ def test_larger_than_the_bound(tmp_path: Path) -> None:
 
 
 class Machine:
-    """A machine with a clock since its boot, a time of day, and a boot's name."""
+    """A machine with a clock since its boot, a time of day, and an id of its boot."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.wall = 1_000_000.0, 1_800_000_000.0
@@ -614,7 +612,7 @@ class Machine:
 
 
 def test_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a reboot, the clock would start anew and everything be fresh for the time the machine was up."""
+    """After a reboot values keep the rest of their time, although the clock starts again. Leases have ended."""
     machine = Machine(monkeypatch)
     engine = DiskEngine(tmp_path / "cache")
     put(engine, fresh=600.0)
@@ -632,7 +630,7 @@ def test_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reboot_into_the_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a battery boots in 1970: values would be fresh for half a century."""
+    """If a machine boots with its clock in 1970, values count as expired. They would be fresh for decades otherwise."""
     machine = Machine(monkeypatch)
     engine = DiskEngine(tmp_path / "cache")
     put(engine)
@@ -645,7 +643,7 @@ def test_reboot_into_the_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_steps_of_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Setting the clock would age values, or make them young."""
+    """A change of the time of day does not change the age of values."""
     machine = Machine(monkeypatch)
     engine = DiskEngine(tmp_path / "cache")
     put(engine)

@@ -1,4 +1,4 @@
-"""The disk engine among processes: what its kernel, its files and its transactions do when one is killed or forked."""
+"""The disk engine in several processes, some of which are killed, frozen or forked."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def herd_of_tasks(pipe: Connection, directory: Path, tasks: int) -> None:
 
 
 def test_herd_of_tasks(engine: DiskEngine) -> None:
-    """A thread would stand behind each waiting task; or tasks would compute beside each other."""
+    """In two processes only one of all tasks computes, and the waiting tasks need no thread each."""
     with others(2, herd_of_tasks, engine.directory, 500) as herd:
         reports = [each.hear() for each in herd]
     assert sum(computed for computed, _, _ in reports) == 1
@@ -80,7 +80,7 @@ def test_herd_of_tasks(engine: DiskEngine) -> None:
 
 
 def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
-    rows.SAFETY = 2 * PATIENCE  # only who is woken says so in time
+    rows.SAFETY = 2 * PATIENCE  # only a waiter that is woken answers in time
     engine = DiskEngine(directory)
     busy = [claim(engine, key=key) for key in keys]
 
@@ -99,7 +99,7 @@ def wait_for_both(pipe: Connection, directory: Path, keys: list[str]) -> None:
 
 
 def test_keys_that_share_a_slot(engine: DiskEngine) -> None:
-    """The change of one key would use up what the waiters of another have said, and these would not be woken."""
+    """If two keys share a slot, a change of one key does not prevent that waiters of the other are woken."""
     slots: dict[int, str] = {}
     keys: list[str] = []
     while not keys:
@@ -121,7 +121,7 @@ def test_keys_that_share_a_slot(engine: DiskEngine) -> None:
 
 
 def hold(pipe: Connection, directory: Path, lease: float, key: str = KEY) -> None:
-    """Take the lease, say so, and fill when told."""
+    """Takes the lease, says so, and fills when it is told to."""
     engine = DiskEngine(directory)
     token = new_id()
     pipe.send(type(claim(engine, token, key, lease=lease)).__name__)
@@ -130,8 +130,8 @@ def hold(pipe: Connection, directory: Path, lease: float, key: str = KEY) -> Non
 
 
 def test_killed_holder(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead holder would block its key until its lease ends."""
-    monkeypatch.setattr(rows, "SAFETY", 2 * PATIENCE)  # nobody looks for himself
+    """If a holder is killed, its key can be claimed at once, before the lease ends."""
+    monkeypatch.setattr(rows, "SAFETY", 2 * PATIENCE)  # no waiter looks by itself
     with other(hold, engine.directory, LEASE) as holder:
         assert holder.hear() == "Granted"
         busy = claim(engine)
@@ -142,13 +142,13 @@ def test_killed_holder(engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> N
         run_blocking(engine.blocking.claims.wait(KEY, busy, PATIENCE))
         while isinstance(reply := claim(engine), Busy):
             run_blocking(engine.blocking.claims.wait(KEY, reply, PATIENCE))
-        assert time.monotonic() - died < PATIENCE / 3  # the figure is in benchmarks/disk.py
+        assert time.monotonic() - died < PATIENCE / 3  # benchmarks/disk.py measures it
         killer.join()
     assert isinstance(reply, Granted)
 
 
 def test_killed_holder_of_a_lock(engine: DiskEngine) -> None:
-    """A dead holder would keep a lock for its whole lease."""
+    """If the holder of a lock is killed, the lock can be acquired at once."""
     with other(hold_lock, engine.directory) as holder:
         assert holder.hear() == "Granted"
         reply = run_blocking(engine.blocking.locks.acquire("l", b"mine", LEASE))
@@ -172,7 +172,7 @@ def freeze_inside_a_write(pipe: Connection, directory: Path) -> None:
 
 
 def test_frozen_inside_a_write(tmp_path: Path) -> None:
-    """One frozen process would stop the reads of all, or their writes for ever instead of with an error."""
+    """If a process is frozen inside a write, reads still work, and the writes of others fail with an error."""
     engine = DiskEngine(tmp_path / "cache", timeout=0.2)
     run_blocking(engine.blocking.store.set(KEY, value_of(b"value")))
     with other(freeze_inside_a_write, engine.directory) as writer:
@@ -215,7 +215,7 @@ def fork_inside_a_computation(pipe: Connection, directory: Path) -> None:
 
 
 def test_a_child_does_not_keep_its_dead_parents_lease(engine: DiskEngine) -> None:
-    """A child that was forked inside a computation would keep the lease of a dead parent."""
+    """The lease of a dead parent ends, even if a child that was forked inside its computation is alive."""
     with other(fork_inside_a_computation, engine.directory) as holder:
         granted, child = holder.hear()
         try:
@@ -228,7 +228,7 @@ def test_a_child_does_not_keep_its_dead_parents_lease(engine: DiskEngine) -> Non
 
 
 def daemonize(pipe: Connection, directory: Path) -> None:
-    """The parent goes, the child goes on: it must have connections of its own by then."""
+    """The parent exits and the child goes on: it must have connections of its own by then."""
     engine = DiskEngine(directory)
     run_blocking(engine.blocking.store.set("before", value_of(b"before")))
     child = os.fork()
@@ -246,7 +246,7 @@ def daemonize(pipe: Connection, directory: Path) -> None:
 
 
 def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
-    """The parent's last close would remove the log under its child, which believes that it holds the locks."""
+    """A daemon's writes remain after its parent exits: the parent's close must not remove the log."""
     directory = tmp_path / "cache"
     with other(daemonize, directory) as parent:
         parent.hear()
@@ -263,7 +263,7 @@ def test_a_daemons_writes_are_not_lost(tmp_path: Path) -> None:
 
 
 def test_a_fork_while_another_thread_opens(tmp_path: Path) -> None:
-    """The child would wait for ever for a thread that it has not."""
+    """A child that is forked while another thread opens the database does not wait for that thread."""
     engine = DiskEngine(tmp_path / "cache")
     held, done = threading.Event(), threading.Event()
 
@@ -291,8 +291,8 @@ def test_a_fork_while_another_thread_opens(tmp_path: Path) -> None:
 
 
 def test_forks_while_others_write(tmp_path: Path) -> None:
-    """A fork in the middle of another thread's transaction would leave a child that can never write."""
-    engine = DiskEngine(tmp_path / "cache", timeout=15)  # for which a busy machine may keep it from its turn
+    """A child that is forked during the transaction of another thread can write."""
+    engine = DiskEngine(tmp_path / "cache", timeout=15)  # on a busy machine a writer may wait so long for its turn
     done = threading.Event()
 
     def write() -> None:

@@ -1,4 +1,4 @@
-"""What the directory means is replaced under running processes: no value is lost that was set after, none is older."""
+"""A directory that is replaced under running processes: no later change is lost, and no older value is served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stampede.engines.disk.database import stamps_of
 
 
 def zeroed(directory: Path) -> None:
-    """Whoever opens the file next finds it damaged; who has its first page at hand doesn't."""
+    """The next process that opens the file finds it damaged. A process that has its first page in memory does not."""
     (file,) = directory.glob("*.sqlite")
     with file.open("r+b") as opened:
         opened.write(bytes(200))
@@ -30,7 +30,7 @@ def removed(directory: Path) -> None:
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cache]]:
-    """Caches on one directory, whose readers don't look by themselves what it means by now."""
+    """Caches on one directory, whose readers do not check by themselves whether the directory was replaced."""
     monkeypatch.setattr(database, "LOOK", 3600.0)
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(Cache(f"disk://{tmp_path / 'cache'}", **options))
@@ -50,8 +50,8 @@ CHANGES: dict[str, tuple[Callable[[Cache], Any], Any]] = {
 def test_a_change_reaches_what_the_directory_means(
     tmp_path: Path, caches: Callable[..., Cache], end: Callable[[Path], None], change: str
 ) -> None:
-    """A change by who had not heard of it yet was made to the new file's keys of the old one's generation: it
-    returned, and everybody went on being given what was there before."""
+    """A change by a process that has not noticed the replacement is made in the new file. Otherwise the change would be
+    lost, and callers would still get the earlier value."""
     behind = caches()
     assert behind.get_or_compute("k", lambda: "old") == "old"
     end(tmp_path / "cache")
@@ -66,11 +66,11 @@ def test_a_change_reaches_what_the_directory_means(
 def test_who_reads_sees_at_once_that_a_file_was_replaced(
     tmp_path: Path, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch, local: bool
 ) -> None:
-    """For a moment, or while whoever replaces a damaged file doesn't run, others would be given what the old one
-    says, and what they keep of it, after somebody has changed it in the new one."""
+    """A reader notices at once that a file was replaced. Otherwise it would serve the old file's value, or one of its
+    local tier, after another process has changed the value in the new file."""
     behind = caches(local=local)
     assert behind.get_or_compute("k", lambda: "old") == "old"
-    assert behind.get_or_compute("k", lambda: "none") == "old"  # if local: from its tier, from now on
+    assert behind.get_or_compute("k", lambda: "none") == "old"  # if local: from its local tier, from now on
     zeroed(tmp_path / "cache")
     given = []
 
@@ -84,7 +84,7 @@ def test_who_reads_sees_at_once_that_a_file_was_replaced(
     assert given == ["new"]
 
 
-# -- who only hits what he keeps --------------------------------------------------------------------------------------
+# -- callers that only hit their local tier ---------------------------------------------------------------------------
 
 
 def renamed(directory: Path) -> None:
@@ -101,7 +101,7 @@ def without_database(directory: Path) -> None:
 
 
 def hit_until(function: Callable[[], str], value: str) -> float:
-    """Seconds until hits give this."""
+    """Seconds until a hit returns this value."""
     began = time.monotonic()
     while function() != value:
         assert time.monotonic() - began < 5, "nobody who only hits is ever told"
@@ -113,8 +113,8 @@ def hit_until(function: Callable[[], str], value: str) -> float:
 def test_who_only_hits_sees_that_the_directory_is_gone(
     tmp_path: Path, caches: Callable[..., Cache], end: Callable[[Path], None]
 ) -> None:
-    """It would serve from its local tier what it has, for all of its ttl, whatever is invalidated by those who have
-    begun a new directory."""
+    """A process that only hits its local tier notices that the directory is gone. Otherwise it would serve its values
+    for their whole ttl, although processes on a new directory have invalidated them."""
     hits = caches(local=True).cached(key="k", ttl=600)(lambda: "old")
     assert [hits(), hits()] == ["old", "old"]
     end(tmp_path / "cache")
@@ -125,7 +125,7 @@ def test_who_only_hits_sees_that_the_directory_is_gone(
 
 
 def test_of_a_closed_cache_nothing_is_hit(caches: Callable[..., Cache]) -> None:
-    """What is kept of a directory that nobody looks at any more would be served for ever."""
+    """The local tier of a closed cache is not valid. It would never hear of changes again."""
     cache = caches(local=True)
     assert [cache.get_or_compute("k", lambda: 1) for _ in range(3)] == [1, 1, 1]
     opened = cache._core.engine._rows.database._opened  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def test_of_a_closed_cache_nothing_is_hit(caches: Callable[..., Cache]) -> None:
 
 
 def test_a_forked_child_looks_for_itself(tmp_path: Path, caches: Callable[..., Cache]) -> None:
-    """What a child hits would be true for ever."""
+    """A forked child checks the directory by itself. Otherwise its local values would be valid for ever."""
     elsewhere = tmp_path / "elsewhere"
     hits = caches(local=True).cached(key="k", ttl=600)(lambda: "new" if elsewhere.exists() else "old")
     assert [hits(), hits()] == ["old", "old"]

@@ -1,4 +1,4 @@
-"""Locks on etcd: what they cost, who is next, and what a lost question leaves behind."""
+"""Locks on etcd: their cost, their order, and what a lost request leaves behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server() -> EtcdServer:
 
 @pytest.fixture
 def open_(request: pytest.FixtureRequest, server: EtcdServer) -> Callable[..., EtcdEngine]:
-    """Engines that are closed at the end, as different processes would have them."""
+    """Opens engines as different processes would, and closes them at the end."""
 
     def opened(url: str = "", **options: Any) -> EtcdEngine:
         engine = from_url(url or server.url, **options)
@@ -60,7 +60,7 @@ def proxy(server: EtcdServer) -> Iterator[Proxy]:
 
 
 def asked_of(engine: EtcdEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The questions that go to the server from now on."""
+    """The requests that go to the server from now on."""
     asked: list[str] = []
     tried = engine._gateway._tried
 
@@ -77,7 +77,7 @@ def keys(server: EtcdServer) -> int:
 
 
 def entered(engine: EtcdEngine, name: str = "l") -> bool:
-    """By one who waits for it."""
+    """Whether a waiter gets the lock."""
     with Lock(name, on=engine, wait=10) as lock:
         return lock.held
 
@@ -90,7 +90,7 @@ def taken(engine: EtcdEngine, token: bytes = b"", *, waits: bool = False, room: 
 
 
 def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third one for the lease, or to look at the queue: each costs what a commit to most disks does."""
+    """Taking and releasing a lock takes two round trips. Each additional one would cost a commit to most disks."""
     engine = open_()
     with Lock("l", on=engine):
         pass
@@ -106,11 +106,11 @@ def test_to_take_a_lock_and_give_it_back_is_two_round_trips(open_: Open, monkeyp
     assert isinstance(taken(engine, token), Granted)
     assert run(engine.blocking.locks.renew("l", token, LONG))
     assert not isinstance(taken(engine), Granted)
-    assert asked == ["txn", "keepalive", "grant", "txn"]  # two at once, so that there are two leases
+    assert asked == ["txn", "keepalive", "grant", "txn"]  # two callers at once, so that there are two leases
 
 
 def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All who wait would ask at each release, a thousand of them a million times."""
+    """A release wakes one waiter. If all waiters asked at each release, a thousand would ask a million times."""
     monkeypatch.setattr(lock_steps, "SAFETY", LONG)
     holder, crowd = open_(), [open_() for _ in range(6)]
     asked = [asked_of(each, monkeypatch) for each in crowd]
@@ -129,7 +129,7 @@ def test_a_release_wakes_one(open_: Open, monkeypatch: pytest.MonkeyPatch) -> No
     lock.release()
     assert [each.join() for each in herd] == [[None]] * 6
     assert order == list(range(6))
-    # A place, the queue, and the release: its turn is told.
+    # It takes a place, reads and watches the queue, and releases. It does not ask whether it is its turn.
     assert asked == [["grant", "txn", "range", "watch", "deleterange"]] * 6
 
 
@@ -139,7 +139,7 @@ def waiting(engine: EtcdEngine) -> int:
 
 
 def test_many_of_one_process_take_turns(server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads and tasks on one engine, beside another's: two would be inside, or one would never be told."""
+    """Threads and tasks of one engine, and those of another engine, enter one at a time, in the order of the fences."""
     monkeypatch.setattr(lock_steps, "SAFETY", LONG)
     near, far, inside, entered = open_(), open_(), list[int](), list[int]()
 
@@ -169,16 +169,16 @@ def test_many_of_one_process_take_turns(server: EtcdServer, open_: Open, monkeyp
     assert keys(server) == 0
 
 
-# -- who is inside ----------------------------------------------------------------------------------------------------
+# -- holders ----------------------------------------------------------------------------------------------------------
 
 
 def test_readers_are_together_and_a_writer_is_alone(open_: Open) -> None:
-    """A writer among readers; or one that waits for ever, as readers pass it."""
+    """Readers share the lock, a writer is alone, and new readers do not pass a writer that waits."""
     engine = open_()
     readers, writer, late = [new_id(), new_id()], new_id(), new_id()
     fences = [taken(engine, token, room=inf) for token in readers]
     assert [type(each) for each in fences] == [Granted, Granted]
-    assert isinstance(taken(engine, writer), Busy)  # and has no place
+    assert isinstance(taken(engine, writer), Busy)  # without `waits` it gets no place in the queue
     busy = taken(engine, writer, waits=True)
     assert isinstance(busy, Busy)
     assert busy.token == readers[0]
@@ -198,7 +198,7 @@ def test_readers_are_together_and_a_writer_is_alone(open_: Open) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_no_more_are_inside_than_there_is_room_for(open_: Open, waits: bool) -> None:
-    """The cap of a database would be one for each process."""
+    """No more holders than `room` are inside, over all engines together."""
     engines, inside, most = [open_(), open_()], list[int](), list[int]()
 
     def visit(engine: EtcdEngine) -> None:
@@ -217,7 +217,7 @@ def test_no_more_are_inside_than_there_is_room_for(open_: Open, waits: bool) -> 
 
 
 def test_who_has_a_lock_is_told(open_: Open) -> None:
-    """`stampede locks` would show nothing."""
+    """Another engine sees the name, the process and the rest of the lease of each held lock."""
     engine, other, token, reader = open_(), open_(), new_id(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("a/b é", token, 30.0)), Granted)
     assert isinstance(run(engine.blocking.locks.acquire("other", reader, 30.0, room=inf)), Granted)
@@ -231,7 +231,7 @@ def test_who_has_a_lock_is_told(open_: Open) -> None:
 
 
 def test_a_lock_that_is_broken_is_lost(open_: Open) -> None:
-    """Its holder would go on, and never hear of it."""
+    """If a lock is broken, its holder can no longer renew it, and its release says that it was lost."""
     engine, admin, token = open_(), open_(), new_id()
     assert isinstance(taken(engine, token), Granted)
     assert run(admin.blocking.locks.release("l", token))
@@ -241,7 +241,7 @@ def test_a_lock_that_is_broken_is_lost(open_: Open) -> None:
 
 
 def test_another_process_goes_on_with_a_lock(open_: Open) -> None:
-    """A web request takes it, and a worker would have lost it."""
+    """Another process that has the token can renew and release the lock, as a worker does for a web request."""
     engine, worker, token = open_(), open_(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", token, 5.0)), Granted)
     assert run(worker.blocking.locks.renew("l", token, 30.0))  # longer than it was taken for
@@ -255,14 +255,14 @@ def test_another_process_goes_on_with_a_lock(open_: Open) -> None:
 def test_a_lock_is_renewed_by_the_lease_on_which_it_stands(
     open_: Open, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """It would end as another lease is renewed, while its holder believes that it has it."""
+    """A renewal renews the lock's own etcd lease. Otherwise the lock would end while its holder relies on it."""
     engine, worker, token = open_(), open_(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.9)), Granted)
-    if how == "frozen":  # and its lease not ended as early as it could have been
+    if how == "frozen":  # its lease could have ended, but has not
         worker, had = engine, engine._steps._owned.get(("l", token))
         assert had is not None
         had.lease.renewed -= LONG
-    if how == "astray":  # the change to a longer lease, whose answer is lost
+    if how == "astray":  # the reply to the change to a longer lease is lost
         worker, ask = engine, engine._gateway.ask
 
         def lost(path: str, question: Any, **terms: Any) -> Any:
@@ -301,7 +301,7 @@ CUTS: dict[str, dict[str, Any]] = {
 def test_no_cut_connection_leaves_anything(
     server: EtcdServer, open_: Open, proxy: Proxy, step: bytes, cut: str
 ) -> None:
-    """A lost reply would lock its caller out by its own lock; or leave a place in the queue, for which all wait."""
+    """If a connection is cut at any step, the caller still gets its lock, and leaves no second place in the queue."""
     engine, other = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
     lock = Lock("l", on=other)
     if step == b"/v3/watch":
@@ -321,7 +321,7 @@ def test_no_cut_connection_leaves_anything(
 def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
     server: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """It would take the lock for nobody, on a lease that the next lock of this process keeps alive."""
+    """A request that arrives after its withdrawal is refused. Otherwise it would take the lock for no caller."""
     engine, token, astray = open_(), new_id(), list[Any]()
     ask = engine._gateway.ask
 
@@ -344,7 +344,7 @@ def test_a_question_that_comes_after_its_withdrawal_takes_nothing(
 
 
 def test_a_server_that_hangs_keeps_nobody(open_: Open, proxy: Proxy) -> None:
-    """`wait` would be the server's; and a lock that was granted too late be nobody's."""
+    """If the server hangs, `acquire` fails soon, and the late request leaves no lock behind."""
     engine, other = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=1.0), open_()
     engine.ping()
     proxy.hold()
@@ -358,7 +358,7 @@ def test_a_server_that_hangs_keeps_nobody(open_: Open, proxy: Proxy) -> None:
 
 
 def test_what_no_etcd_says_is_trouble(open_: Open, proxy: Proxy) -> None:
-    """A proxy's error page would be taken for an answer."""
+    """A reply that is not from etcd, such as a proxy's error page, is an EngineError."""
     engine = open_(f"etcd://127.0.0.1:{proxy.port}", timeout=0.5)
     proxy.alter = lambda data: b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<html/>"
     for ask in (lambda: taken(engine), lambda: taken(engine, waits=True), engine.ping):
@@ -367,7 +367,7 @@ def test_what_no_etcd_says_is_trouble(open_: Open, proxy: Proxy) -> None:
 
 
 def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdServer, open_: Open) -> None:
-    """A lock would be had that somebody else believes in; or an error be raised that is no EngineError."""
+    """A key that another program writes into a queue counts as a holder, and causes no other error."""
     engine = open_()
     key = engine._steps._names.queue("l")[0] + b"no token"
     engine._gateway.ask("/v3/kv/put", {"key": b64(key), "value": "eA=="})
@@ -382,7 +382,7 @@ def test_what_others_write_into_a_queue_is_a_holder_like_any_other(server: EtcdS
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -> None:
-    """A program that ends would wait for a lock that it will never use."""
+    """If an engine is closed, its waiters get EngineClosed and do not wait for their locks."""
     engine, holder = open_(), open_()
     assert isinstance(taken(holder), Granted)
 
@@ -399,7 +399,7 @@ def test_who_waits_is_woken_by_the_end_of_the_engine(open_: Open, colour: str) -
 
 
 def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that waits for very many locks would have as many connections; or never hear of the last ones."""
+    """A process opens only a limited number of watches. Further waiters look by themselves, and get their locks."""
     monkeypatch.setattr(watches, "MOST", 2)
     engine, holder = open_(), open_()
     names = [f"l{number}" for number in range(5)]
@@ -414,7 +414,7 @@ def test_beyond_so_many_streams_one_looks(open_: Open, monkeypatch: pytest.Monke
 
 
 def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy) -> None:
-    """What was stored meanwhile would be told to nobody, and who waits for it believe that nothing was."""
+    """The end of a watch is reported, because its user may have missed changes."""
     engine, told = open_(f"etcd://127.0.0.1:{proxy.port}"), list[Any]()
     ear = engine._watches.watch((b"k", b""), told.append)
     server.ask("/v3/kv/put", key=b64(b"k"))
@@ -429,7 +429,7 @@ def test_a_watch_that_ends_is_told(server: EtcdServer, open_: Open, proxy: Proxy
 def test_the_watch_of_a_queue_outlives_its_connection(
     open_: Open, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A waiter would never hear of its turn."""
+    """If the connection of a watch breaks, the watch is opened again, so that the waiter hears of its turn."""
     monkeypatch.setattr(lock_steps, "SAFETY", LONG)
     engine, holder = open_(f"etcd://127.0.0.1:{proxy.port}"), open_()
     lock = Lock("l", on=holder)
@@ -444,7 +444,7 @@ def test_the_watch_of_a_queue_outlives_its_connection(
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyPatch, colour: str) -> None:
-    """It would look once a second."""
+    """A waiter for a value is woken at once, and does not wait for its look once a second."""
     monkeypatch.setattr("stampede.engines.cells.records.SAFETY", LONG)
     began, go_on, ended = threading.Event(), threading.Event(), list[float]()
 
@@ -470,7 +470,7 @@ def test_who_waits_for_a_value_is_woken(open_: Open, monkeypatch: pytest.MonkeyP
 
 
 def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the place in the queue has left would be all: the holder believes in more."""
+    """A lock that was granted after a long wait is valid for its whole lease, and not for the rest of its place."""
     engine, first, token = open_(), new_id(), new_id()
     assert isinstance(taken(engine, first), Granted)
     assert isinstance(taken(engine, token, waits=True), Busy)
@@ -485,7 +485,7 @@ def test_a_lock_that_was_long_waited_for_stands_for_its_lease(open_: Open, monke
 
 
 def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its end was told to nobody: a waiter would sleep until it looks."""
+    """If the lock was released before the wait began, the wait returns, although no event will come."""
     monkeypatch.setattr(lock_steps, "SAFETY", LONG)
     engine, other, token = open_(), open_(), new_id()
     assert isinstance(taken(engine, token), Granted)
@@ -494,13 +494,13 @@ def test_what_has_gone_before_one_waits_for_it_is_not_waited_for(open_: Open, mo
     start = time.monotonic()
     for each, busy in waiters:
         assert isinstance(busy, Busy)
-        if busy.token == token and busy is not waiters[3][1]:  # the last one waits for the other who has a place
+        if busy.token == token and busy is not waiters[3][1]:  # the last one waits for the other waiter with a place
             run(each.blocking.locks.wait("l", busy, LONG))
     assert time.monotonic() - start < 5
 
 
 def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells nothing either, and who waits would not know."""
+    """If a member gives no answers, its watches end too, and the waiters on it are woken."""
     monkeypatch.setattr(lock_steps, "SAFETY", LONG)
     engine, holder = open_(), open_()
     assert isinstance(taken(holder), Granted)
@@ -513,7 +513,7 @@ def test_a_member_without_answers_is_not_listened_to(open_: Open, monkeypatch: p
 
 
 def test_who_waits_for_longer_than_a_lease_keeps_its_place(open_: Open) -> None:
-    """It would be the last again and again."""
+    """A waiter that waits for longer than its lease keeps its place in the queue."""
     holder, patient, late = open_(), open_(), open_()
     lock, order = Lock("l", on=holder), list[str]()
     assert lock.acquire()
@@ -533,7 +533,7 @@ def test_who_waits_for_longer_than_a_lease_keeps_its_place(open_: Open) -> None:
 
 
 def test_the_server_s_shortest_lease_is_respected(open_: Open) -> None:
-    """Who asks for a tenth of a second would believe that he has it."""
+    """A lease shorter than the server's minimum becomes that minimum, so the lock does not end early."""
     engine, token = open_(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", token, 0.1)), Granted)
     time.sleep(0.3)
@@ -541,7 +541,7 @@ def test_the_server_s_shortest_lease_is_respected(open_: Open) -> None:
 
 
 def test_users_and_passwords(open_: Open) -> None:
-    """A cluster that asks who one is could not be used; or a token that has ended would be for ever."""
+    """The engine logs in with user and password, and logs in again when its token has ended."""
     server = EtcdServer()
     try:
         server.ask("/v3/auth/user/add", name="root", password="s:@/cret")
@@ -565,7 +565,7 @@ def test_users_and_passwords(open_: Open) -> None:
 
 
 def test_tls(open_: Open) -> None:
-    """Passwords would go in the clear, or waiters of an encrypted server never be woken."""
+    """Locks and watches work over TLS, and a certificate that can't be verified is refused."""
     authority = Authority()
     server = EtcdServer(authority=authority)
     try:
@@ -595,19 +595,19 @@ def test_tls(open_: Open) -> None:
     ],
 )
 def test_a_url_that_can_be_none_is_refused(url: str, why: str) -> None:
-    """It would be found out by the first lock, at night."""
+    """A wrong URL is refused when it is checked, and not at the first lock."""
     with pytest.raises(OptionError, match=why):
         check_url(url)
 
 
 def test_files_that_are_not_there() -> None:
-    """The error would be the ssl module's, and name nothing."""
+    """If a certificate file is missing, the error names the file."""
     with pytest.raises(OptionError, match=r"nowhere\.pem"):
         from_url("etcd://h?ca=nowhere.pem")
 
 
 def test_a_lock_that_ends_is_lost(open_: Open) -> None:
-    """Leaving a block whose lock was lost would be silent."""
+    """If a lock was lost, its `release` raises LockLost."""
     engine, admin = open_(), open_()
     lock = Lock("l", on=engine, lease=0.9)
     assert lock.acquire() and lock.token is not None

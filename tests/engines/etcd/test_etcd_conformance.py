@@ -1,4 +1,4 @@
-"""The etcd engine does what every engine has to do; its peer is another engine on the same server."""
+"""The etcd engine passes the suites for every engine. Its peer is another engine on the same server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _cell(engine: EtcdEngine) -> Cell:
 
 
 class TestEtcdLocks(LocksSuite):
-    short = 0.9  # of which the server makes one second, and ends it up to half a second later
+    short = 0.9  # the server makes it one second, and ends it up to half a second later
     slack = 0.4
 
     def make_engine(self) -> Engine:
@@ -45,5 +45,5 @@ class TestEtcdLocks(LocksSuite):
 class TestEtcdLocksAsync(TestEtcdLocks):
     suspending = True
 
-    # Seconds of sleep, and then what both colours ask by the same lines.
+    # These sleep for seconds, and test lines that both colours share.
     test_renewing_a_lock_moves_its_end = test_an_end_nobody_noticed_is_an_end = None  # type: ignore[assignment]

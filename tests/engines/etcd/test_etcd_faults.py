@@ -1,4 +1,4 @@
-"""Locks on a cluster of three etcd members that are killed and frozen, and of processes that are, too."""
+"""Locks on a cluster of three etcd members. Members and lock holders are killed or frozen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _cluster() -> EtcdCluster:
 
 @pytest.fixture
 def cluster() -> Iterator[EtcdCluster]:
-    """Three members, all well and empty."""
+    """Three members, all running and empty."""
     made = _cluster()
     made.members[0].empty()
     yield made
@@ -61,7 +61,7 @@ Open = Callable[[str], EtcdEngine]
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -> None:
-    """Its holder would lose the lock with a server, or another have it too; those who wait would never be told."""
+    """If the leader is killed or frozen, the holder keeps its lock, and the waiters get it in their order."""
     url = f"{cluster.url}?timeout=5"  # a third of it is lost to a frozen member, and an election takes a second
     holder, waiters = open_(url), [open_(url) for _ in range(2)]
     lock, order = Lock("l", on=holder, lease=2 * LEASE), list[int]()
@@ -90,14 +90,14 @@ def test_locks_outlive_the_leader(cluster: EtcdCluster, open_: Open, how: str) -
     lock.release()
     fences = [first, *(fence for each in herd for fence in each.join())]
     assert all(isinstance(each, int) for each in fences), fences
-    assert time.monotonic() - began < 2 * LEASE  # at the latest by a look of their own
+    assert time.monotonic() - began < 2 * LEASE  # at the latest when they look by themselves
     assert order == [0, 1]
     assert fences == sorted(set(fences))  # type: ignore[type-var]
 
 
 def test_a_question_outlasts_an_election(cluster: EtcdCluster, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members that choose a leader, and one that is dead, would be taken for a cluster that is: who waits for a lock
-    would have an error within a quarter of a second."""
+    """A request waits for the end of an election. Otherwise a waiter for a lock would get an error within a quarter of
+    a second, as if the cluster was down."""
     engine = open_(f"{cluster.url}?timeout=15")
     asked, tried = list[Any](), engine._gateway._tried
 
@@ -118,7 +118,7 @@ def test_a_question_outlasts_an_election(cluster: EtcdCluster, open_: Open, monk
 
 
 def test_without_a_majority_nobody_is_let_in(cluster: EtcdCluster, open_: Open) -> None:
-    """A lock would be had of one member that knows nothing of the others; or its holder not hear of the trouble."""
+    """Without a majority of the members no lock is granted, and a holder learns that its lock is lost."""
     engine = open_(f"{cluster.url}?timeout=1")
     lock = Lock("l", on=engine, lease=1.0)
     assert lock.acquire()
@@ -129,7 +129,7 @@ def test_without_a_majority_nobody_is_let_in(cluster: EtcdCluster, open_: Open) 
     until(lambda: lock.lost, LEASE)
     for each in cluster.members[:2]:
         threading.Thread(target=each.start).start()
-    with pytest.raises(EngineError):  # LockLost is one of its kind, once they are back
+    with pytest.raises(EngineError):  # `_left` turns LockLost into it, once they are back
         raise _left(lock)
     until(lambda: all(each._process is not None for each in cluster.members))
 
@@ -146,7 +146,7 @@ def _left(lock: Lock) -> Exception:
 
 
 def hold(pipe: Connection, url: str) -> None:
-    """Take the lock, and say so."""
+    """Takes the lock, and says so."""
     lock = Lock("l", on=from_url(url), lease=1.0)
     assert lock.acquire()
     pipe.send(lock.fence)
@@ -154,7 +154,7 @@ def hold(pipe: Connection, url: str) -> None:
 
 
 def test_a_killed_holder_blocks_nobody_beyond_its_lease(open_: Open) -> None:
-    """The lock would be its own for ever."""
+    """If a holder is killed, its lock can be acquired when its lease has ended."""
     shared_etcd().empty()
     engine = open_(shared_etcd().url)
     with other(hold, shared_etcd().url) as one:
@@ -168,7 +168,7 @@ def test_a_killed_holder_blocks_nobody_beyond_its_lease(open_: Open) -> None:
 
 
 def increment(pipe: Connection, url: str, number: int) -> None:
-    """Enter again and again, and write down the fence; the last half of them wait in tasks."""
+    """Enters the lock again and again, and records the fences. A process with an odd number does so in a task."""
     import asyncio
 
     lock, fences = Lock("l", on=from_url(url), lease=1.0), list[tuple[float, int | None, float]]()
@@ -195,7 +195,7 @@ def increment(pipe: Connection, url: str, number: int) -> None:
 
 
 def test_one_at_a_time_of_many_processes_on_many_members(cluster: EtcdCluster) -> None:
-    """Two would be inside; or the fences not tell who came later. A member that waiters hear is killed meanwhile."""
+    """Processes enter one at a time, in the order of their fences, also while a member is killed."""
     with others(1, increment, cluster.url, 0) as (a,), others(1, increment, cluster.url, 1) as (b,):
         assert [each.hear() for each in (a, b)] == ["ready"] * 2
         for each in (a, b):
@@ -211,7 +211,7 @@ def test_one_at_a_time_of_many_processes_on_many_members(cluster: EtcdCluster) -
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_has_none_of_its_parent_s(open_: Open) -> None:
-    """It would release its parent's locks, use its connections, or wait for a thread that isn't there."""
+    """A forked child does not use the locks, the connections or the threads of its parent."""
     shared_etcd().empty()
     engine = open_(shared_etcd().url)
     lock = Lock("l", on=engine)
@@ -240,7 +240,7 @@ def _visit(engine: EtcdEngine) -> bool:
 
 
 def test_many_loops_one_after_the_other(open_: Open) -> None:
-    """A client that belongs to the first loop would be of no use to the next."""
+    """Several event loops, one after the other and at once, can use one engine."""
     import asyncio
 
     shared_etcd().empty()

@@ -91,7 +91,7 @@ def kept(engine: MemcachedEngine, key: str = "k") -> Entry[bytes] | None:
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_hit_is_one_command_and_a_miss_three(server: MemcachedServer, engine: MemcachedEngine, looks: bool) -> None:
-    """Each more would be paid at every call."""
+    """A hit takes one command, and a miss takes three. Each additional one would slow down every call."""
     granted(engine, key="warm")
     before = server.commands()
     if looks:
@@ -118,7 +118,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_many_claims_are_few_round_trips(engine: MemcachedEngine, asked: list[int]) -> None:
-    """A batch would ask for one key after another."""
+    """A batch claims its keys in a few round trips, and fills them in one."""
     put(engine, some(b"there"), "there")
     put(engine, some(b"stale", fresh=0.0, keep=LONG), "stale")
     busy = granted(engine, key="busy")
@@ -139,7 +139,7 @@ def test_many_claims_are_few_round_trips(engine: MemcachedEngine, asked: list[in
 
 
 def test_a_batchs_leases_are_its_own_over_any_connection(engine: MemcachedEngine) -> None:
-    """A thread that finds the pool empty would lose the leases of its batch."""
+    """A batch can fill its keys over another connection than the one that claimed them."""
     tokens = {str(number): new_id() for number in range(3)}
     claims = [Asked("claim", (key, token, Ask(LONG))) for key, token in tokens.items()]
     assert all(isinstance(reply, Granted) for reply in engine.many.ask_many(claims))
@@ -151,7 +151,7 @@ def test_a_batchs_leases_are_its_own_over_any_connection(engine: MemcachedEngine
 def test_what_one_turn_of_the_loop_asks_goes_out_together(
     server: MemcachedServer, engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred tasks would be a hundred packets, one after another."""
+    """Requests of one turn of the event loop are sent in one write, and not one after another."""
     sent: list[bytes] = []
 
     async def scenario() -> None:
@@ -171,7 +171,7 @@ def test_what_one_turn_of_the_loop_asks_goes_out_together(
 
 @pytest.mark.parametrize("value", [b"\r\n", b"END\r\n", b"MN\r\n", b"VA 5 t1 c1\r\nhello\r\n", b"HD\r\nEN\r\n", b""])
 def test_replies_are_read_by_length(engine: MemcachedEngine, value: bytes) -> None:
-    """A value that looks like a reply would be cut, and everything after it be given to the wrong callers."""
+    """A value that looks like a reply is read by its length. Otherwise later replies would go to the wrong callers."""
     names = [f"k{number}" for number in range(3)]
     for name in names:
         assert fill(engine, granted(engine, key=name), some(value), name)
@@ -184,7 +184,7 @@ def test_replies_are_read_by_length(engine: MemcachedEngine, value: bytes) -> No
 
 
 def test_a_reply_may_come_in_any_pieces() -> None:
-    """A reply that is split in its middle would be misread."""
+    """A reply is read correctly, wherever it is split."""
     whole = b"VA 9 t5 c77 f1470758913\r\na\r\nEND\r\nb\r\nEN\r\n"
     for stop in range(len(whole)):
         parser = meta.MetaParser()
@@ -204,7 +204,7 @@ def test_a_reply_may_come_in_any_pieces() -> None:
 
 
 def test_a_lease_is_never_a_value(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """Foreign readers and our own would be given an empty value while the key is computed."""
+    """While a key is computed, its lease is not returned as a value. Its flags tell foreign readers apart."""
     token = granted(engine)
     for _ in range(2):
         assert kept(engine) is None
@@ -226,7 +226,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("flags, value", FOREIGN.values(), ids=FOREIGN)
 def test_foreign_bytes_are_a_miss(server: MemcachedServer, engine: MemcachedEngine, flags: bytes, value: bytes) -> None:
-    """What another program has put under our name would be taken for a value, or keep everybody waiting."""
+    """Bytes that another program stored under our name are a miss, and the key can be claimed and filled."""
     server.say(b"ms s:k %d F%b T60\r\n%b\r\n" % (len(value), flags, value))
     token = new_id()
     assert isinstance(claim(engine, token), Granted)
@@ -235,7 +235,7 @@ def test_foreign_bytes_are_a_miss(server: MemcachedServer, engine: MemcachedEngi
 
 
 def test_renewal_touches_only_the_own_lease(engine: MemcachedEngine) -> None:
-    """`mg T` would prolong whatever is there: somebody else's lease, or the value."""
+    """A renewal extends only the caller's own lease. `mg T` would extend whatever is stored under the key."""
     token = granted(engine)
     run_blocking(engine.blocking.store.invalidate("k"))
     put(engine, some(b"set", fresh=20.0))
@@ -245,7 +245,7 @@ def test_renewal_touches_only_the_own_lease(engine: MemcachedEngine) -> None:
 
 
 def test_three_leases_long_is_never_robbed(server: MemcachedServer) -> None:
-    """A long computation would be done twice, its value lost, or its stub taken for a value."""
+    """A computation that lasts for three leases runs once, and its value is stored."""
     mine, other = (Cache(server.url) for _ in range(2))
     computed: list[int] = []
 
@@ -271,7 +271,7 @@ def test_three_leases_long_is_never_robbed(server: MemcachedServer) -> None:
 
 
 def test_a_loops_lease_can_be_given_back_by_others(engine: MemcachedEngine) -> None:
-    """What a loop computed when it was closed, or the interpreter ended, would be waited for."""
+    """A lease that was claimed in an event loop can be given back outside of it, for example after the loop."""
     token = new_id()
     assert isinstance(asyncio.run(engine.suspending.claims.claim("k", token, Ask(LONG))), Granted)  # type: ignore[arg-type]
     assert run_blocking(engine.blocking.claims.abandon("k", token))
@@ -280,7 +280,7 @@ def test_a_loops_lease_can_be_given_back_by_others(engine: MemcachedEngine) -> N
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_late_fill_after_a_restart_is_refused(colour: str) -> None:
-    """CAS numbers begin anew with the server: another lease may have the very number of an older one."""
+    """A lease from before a restart is lost. CAS numbers start again, so a new lease may have the same number."""
     server = MemcachedServer()
     engine, other = MemcachedEngine(server.address), MemcachedEngine(server.address)
     try:
@@ -301,7 +301,7 @@ def test_a_late_fill_after_a_restart_is_refused(colour: str) -> None:
                     break
                 run_blocking(other.blocking.claims.abandon("k", claimed))
             assert found.cas == number.cas
-            assert had(side.store.get(["k"])) == [None]  # by now there is a connection with the new one
+            assert had(side.store.get(["k"])) == [None]  # now there is a connection with the new server
             assert not had(side.claims.fill("k", token, some(b"late")))
             assert isinstance(claim(engine), Busy)
             assert fill(other, claimed, some(b"in time"))
@@ -313,7 +313,7 @@ def test_a_late_fill_after_a_restart_is_refused(colour: str) -> None:
 
 @pytest.mark.parametrize("renewed", [False, True])
 def test_a_lease_outlives_its_connection(engine: MemcachedEngine, renewed: bool) -> None:
-    """Long computations would be lost with every hiccup of the network."""
+    """A lease remains valid when its connection breaks, so the value of a long computation can be stored."""
     token = granted(engine)
     if renewed:
         engine._line.close()
@@ -325,7 +325,7 @@ def test_a_lease_outlives_its_connection(engine: MemcachedEngine, renewed: bool)
 
 
 def test_the_refresher_of_a_value_may_die(engine: MemcachedEngine) -> None:
-    """The server's own mark of an early or stale refresh comes once: nobody would refresh after its winner's death."""
+    """If the caller that refreshes a value dies, another one refreshes it. The server's own mark is given only once."""
     early, stale = some(b"early"), some(b"stale", keep=2 * LONG)
     put(engine, early, "early")
     put(engine, stale, "stale")
@@ -344,7 +344,7 @@ def test_the_refresher_of_a_value_may_die(engine: MemcachedEngine) -> None:
 
 @pytest.mark.parametrize("ttl", [0.001, 0.4, 1, 2.5, 86_400 * 30, 86_400 * 30 + 1, 86_400 * 365, 1e12])
 def test_times_are_whole_and_never_for_ever(server: MemcachedServer, engine: MemcachedEngine, ttl: float) -> None:
-    """T0 means for ever, fractions are errors, and above 30 days a time is taken for a date."""
+    """Times are whole seconds, from 1 second to 30 days: T0 means for ever, and a larger number means a date."""
     put(engine, some(fresh=ttl))
     left = int(server.say(b"mg s:k t\r\n").split()[1][1:])
     assert 1 <= left <= meta.MONTH
@@ -359,7 +359,7 @@ def test_times_are_whole_and_never_for_ever(server: MemcachedServer, engine: Mem
 
 
 def test_clocks_are_never_compared(engine: MemcachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    """Promise 14: the age of a value does not depend on the clock of the machine, which may be years off."""
     put(engine, some(fresh=20.0))
     for now in (1e8, 1e10):
         monkeypatch.setattr(time, "time", partial(float, now))
@@ -368,7 +368,7 @@ def test_clocks_are_never_compared(engine: MemcachedEngine, monkeypatch: pytest.
 
 
 def test_for_ever_is_for_ever_while_it_is_refreshed(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """A value without an end would get one by a refresh that failed."""
+    """A refresh that fails does not give an end to a value that has none."""
     put(engine, some(fresh=float("inf")))
     token = granted(engine, force=True)
     run_blocking(engine.blocking.claims.abandon("k", token))
@@ -376,7 +376,7 @@ def test_for_ever_is_for_ever_while_it_is_refreshed(server: MemcachedServer, eng
 
 
 def test_damaged_items_are_none_of_ours() -> None:
-    """A number that is none would reach every caller of the key as a ValueError, or make a lease stand for ever."""
+    """NaN or infinity in an item causes no ValueError, and no lease without an end."""
     entry = Entry(b"v", new_id(), 1.0, 1.0, 60.0, 60.0, 90.0)
     kept, lease = Kept(entry, entry.fresh, entry.keep), Lease(b"t" * 8, 10.0)
     past = Past().with_failure(b"t" * 8, Verdict("failed", "E", "m"), 5.0, 0.0)
@@ -394,7 +394,7 @@ def test_damaged_items_are_none_of_ours() -> None:
 
 
 def test_keys_that_the_protocol_cannot_hold_are_hashed() -> None:
-    """A blank would end the key, a line's end would begin a command."""
+    """Keys with special characters are hashed: a blank would end the key, a line break would begin a command."""
     odd = ["", " ", "a b", "a\r\nflush_all", "\x00", "ä", "k" * 201, "\ud800"]
     names = [items.name_of(key) for key in odd]
     assert len(set(names)) == len(odd)
@@ -404,7 +404,7 @@ def test_keys_that_the_protocol_cannot_hold_are_hashed() -> None:
 
 
 def test_too_large_is_told_and_nobody_waits(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """The server throws away what is there, the lease in it too: waiters would compute one after another."""
+    """If a value is too large, its waiters learn it. Otherwise they would compute one after another."""
     large = some(b"x" * (1 << 20))
     other = MemcachedEngine(server.address)
     token = granted(engine)
@@ -420,7 +420,7 @@ def test_too_large_is_told_and_nobody_waits(server: MemcachedServer, engine: Mem
 
 
 def test_too_large_in_the_servers_words(engine: MemcachedEngine) -> None:
-    """The same where the limit is another than we think; the lease is lost then."""
+    """If only the server knows that a value is too large, TooLarge is raised, too, and the lease is lost."""
     token = granted(engine)
     engine._servers.all[0].longest = 1 << 30
     with pytest.raises(TooLarge):
@@ -430,7 +430,7 @@ def test_too_large_in_the_servers_words(engine: MemcachedEngine) -> None:
 
 
 def test_generations_are_asked_for_once_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """Every hit would be two commands."""
+    """A generation is read once a second. Otherwise every hit would take two commands."""
     run_blocking(engine.blocking.store.generation("f"))
     before = server.commands()
     for _ in range(100):
@@ -439,7 +439,7 @@ def test_generations_are_asked_for_once_a_second(server: MemcachedServer, engine
 
 
 def test_a_generation_is_believed_for_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """What somebody else has cleared would be served until the process ends."""
+    """A process learns of a new generation. Otherwise it would serve values that another process has cleared."""
     other = MemcachedEngine(server.address)
     old = run_blocking(engine.blocking.store.generation("f"))
     run_blocking(other.blocking.store.bump("f"))
@@ -448,7 +448,7 @@ def test_a_generation_is_believed_for_a_second(server: MemcachedServer, engine: 
 
 
 def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """What was invalidated would come back with the first number."""
+    """A generation that was evicted gets a new number. With the first number, invalidated values would come back."""
     met = set()
     for _ in range(3):
         met.add(run_blocking(engine.blocking.store.generation("f")))
@@ -464,7 +464,7 @@ def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: Mem
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("cost", [0.0, 0.01, 0.2, 3.0, 100.0])
 def test_pauses_are_never_long_and_never_a_spin(cost: float, chance: float) -> None:
-    """Waiters would come late, or ask a thousand times."""
+    """The pauses of a waiter are short enough to see a value soon, and long enough to send few requests."""
     waited, looks = 0.0, 0
     while waited < 20:
         step = pause(waited, cost, chance)
@@ -477,7 +477,7 @@ def test_pauses_are_never_long_and_never_a_spin(cost: float, chance: float) -> N
 
 @pytest.mark.parametrize("cost", [0.02, 0.2, 1.0])
 def test_a_look_is_aimed_at_the_known_end(cost: float) -> None:
-    """Waiters would come a whole pause after the value."""
+    """If the cost is known, a waiter looks when the computation should end, and not a whole pause later."""
     waited = 0.0
     while waited < cost:
         waited += pause(waited, cost, 0.5)
@@ -488,7 +488,7 @@ def test_a_look_is_aimed_at_the_known_end(cost: float) -> None:
 @pytest.mark.parametrize("late", [0.0, 0.05, 0.1])
 @pytest.mark.parametrize("share", [0.8, 1.0, 1.2])
 def test_a_known_end_may_be_missed_a_little(share: float, late: float, chance: float) -> None:
-    """Costs vary, and waiters begin later than the holder: each would come a whole pause late, or ask all the time."""
+    """If a computation takes a little more or less time than expected, a waiter still looks soon after its end."""
     cost, waited, looks = 0.2, late * 0.2, 0
     while waited < share * cost:
         waited += pause(waited - late * cost, cost, chance)
@@ -498,7 +498,7 @@ def test_a_known_end_may_be_missed_a_little(share: float, late: float, chance: f
 
 
 def test_the_cost_is_the_entrys_own(server: MemcachedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters would look for a long computation as often as for a short one, and miss its end."""
+    """A waiter plans its looks by the cost of the last entry of this key that its engine has seen."""
     costs: list[float] = []
 
     def told(waited: float, cost: float, chance: float) -> float:
@@ -528,7 +528,7 @@ def test_the_cost_is_the_entrys_own(server: MemcachedServer, monkeypatch: pytest
 
 
 def test_a_renewal_wakes_nobody(engine: MemcachedEngine, server: MemcachedServer) -> None:
-    """Waiters would begin to wait anew, just when the value is about to come."""
+    """The renewal of a lease does not wake the waiters."""
     other = MemcachedEngine(server.address)
     token = granted(engine)
     busy = claim(other)
@@ -544,7 +544,7 @@ def test_a_renewal_wakes_nobody(engine: MemcachedEngine, server: MemcachedServer
 
 
 def test_a_lock_is_released_only_by_its_owner(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """A bare delete would free what somebody else has by now."""
+    """Only the holder's release frees a lock. A bare delete would free the lock of a later holder."""
     lock, other = Lock("nightly", engine), Lock("nightly", engine)
     assert lock.acquire()
     server.empty()  # as if it had been evicted
@@ -556,7 +556,7 @@ def test_a_lock_is_released_only_by_its_owner(server: MemcachedServer, engine: M
 
 
 def test_a_free_lock_is_two_commands(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """Who gives it back would look first whose it is, as if the way were free."""
+    """Taking and releasing a lock takes two commands: the release does not first read whose lock it is."""
     token = new_id()
     for _ in range(2):  # the first one connects
         before = server.commands()
@@ -564,7 +564,7 @@ def test_a_free_lock_is_two_commands(server: MemcachedServer, engine: MemcachedE
         assert run_blocking(engine.blocking.locks.release("nightly", token))
     assert server.commands() - before == 2
     other = MemcachedEngine(server.address)
-    for renewer in (engine, other):  # it has another number by then
+    for renewer in (engine, other):  # a renewal gives it another number
         assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", token, LONG)), Granted)
         assert run_blocking(renewer.blocking.locks.renew("nightly", token, LONG))
         assert run_blocking(engine.blocking.locks.release("nightly", token))
@@ -572,28 +572,28 @@ def test_a_free_lock_is_two_commands(server: MemcachedServer, engine: MemcachedE
 
 
 def test_a_lock_outlasts_a_second_that_the_server_skips(server: MemcachedServer, engine: MemcachedEngine) -> None:
-    """Its ticks are late by a little each, so that its clock leaps over a second now and then: who took a lock just
-    before that would lose it a second too early, and two be inside, each sure to be alone."""
+    """A lock lasts for its whole lease, although the server's clock skips a second now and then. Otherwise two holders
+    could be inside at once."""
     for number in range(20):
         name, began = f"l{number}", server.say(b"stats\r\n", b"END\r\n")
         assert isinstance(run_blocking(engine.blocking.locks.acquire(name, b"token", 1.0)), Granted)
         told = server.say(b"mg l:%s t\r\n" % name.encode())
         if uptime(began) == uptime(server.say(b"stats\r\n", b"END\r\n")):
             break  # there was no tick meanwhile
-    # A moment after it was taken comes the next tick, which leaps; and it has to stand for a second after that.
+    # The next tick may come a moment after the lock was taken, and skip a second: one second must then be left.
     assert int(told.split()[1].removeprefix(b"t")) - 2 >= 1
 
 
 def uptime(stats: bytes) -> bytes:
-    """Seconds, by the clock that items end by."""
+    """The line with the uptime in seconds, by the clock that items end by."""
     return next(line for line in stats.splitlines() if line.startswith(b"STAT uptime"))
 
 
-# -- what is given to it -------------------------------------------------------------------------------------------
+# -- URLs and connections ------------------------------------------------------------------------------------------
 
 
 def test_urls() -> None:
-    """Servers or options of a URL would be lost, or wrong ones be noticed at the first call."""
+    """The servers and options of a URL are used, and a wrong URL is refused at once."""
     engine = from_url("memcached://h1:1234,h2,[::1]:5?timeout=0.5", connect_timeout=2)
     assert [server.address for server in engine._servers.all] == [("h1", 1234), ("h2", 11211), ("::1", 5)]
     options = engine._servers.all[0].options
@@ -605,7 +605,7 @@ def test_urls() -> None:
 
 
 def test_without_pymemcache_there_is_a_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has not installed the extra would have to guess its name."""
+    """Without pymemcache, the error names the pip command that installs it."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "pymemcache"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pymemcache", None)
@@ -614,7 +614,7 @@ def test_without_pymemcache_there_is_a_pip_line(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_connection_is_one_threads_at_a_time(server: MemcachedServer) -> None:
-    """Two threads would read each other's replies."""
+    """Threads do not share a connection. Otherwise two threads would read each other's replies."""
     engine = MemcachedEngine(server.address)
 
     def work(number: int) -> None:
@@ -630,7 +630,7 @@ def test_a_connection_is_one_threads_at_a_time(server: MemcachedServer) -> None:
 
 
 def test_each_loop_has_connections_of_its_own(engine: MemcachedEngine) -> None:
-    """Two loops at once would share a connection that belongs to one."""
+    """Each event loop has its own connections, because a connection belongs to one loop."""
     with asyncio.Runner() as one, asyncio.Runner() as two:
         one.run(engine.suspending.store.set("k", some()))  # type: ignore[union-attr,arg-type]
         for runner in (two, one):
@@ -639,7 +639,7 @@ def test_each_loop_has_connections_of_its_own(engine: MemcachedEngine) -> None:
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
-    """A server without a port could not be used."""
+    """A server on a Unix socket can be used."""
     path = tmp_path / "memcached.sock"
     program = shutil.which("memcached")
     if program is None:
@@ -665,12 +665,12 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> None:
-    """Parent and child would read each other's replies, or the child fill for its parent."""
+    """A forked child has connections of its own, and does not hold the leases of its parent."""
     token = granted(engine)
     assert renew(engine, token)
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: that is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)  # it warns of forks beside threads, which are tested here
         pid = os.fork()
     if pid == 0:
         try:
@@ -689,7 +689,7 @@ def test_a_forked_child_has_connections_of_its_own(engine: MemcachedEngine) -> N
 
 
 def test_an_old_server_is_named() -> None:
-    """Without the meta protocol every command fails, and nobody knows why."""
+    """A server without the needed commands is refused, and the error names the version that is needed."""
     from stampede.engines.memcached.servers import MemcachedNode, checked
 
     server = MemcachedNode(("h", 1), {})
@@ -701,7 +701,7 @@ def test_an_old_server_is_named() -> None:
 
 
 def test_what_the_server_has_confirmed_is_believed_again(server: MemcachedServer) -> None:
-    """The local tier would be of use for one second of an entry's life, and each later call ask the server."""
+    """An entry that the server has confirmed is served by the local tier again, each time for its ttl."""
     with Cache(server.url, local={"entries": 10, "ttl": 0.05}, early=0) as cache:
         for _ in range(3):
             assert cache.get_or_compute("k", lambda: 1) == 1
@@ -712,7 +712,7 @@ def test_what_the_server_has_confirmed_is_believed_again(server: MemcachedServer
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_value_that_was_refused_is_not_believed(server: MemcachedServer, colour: str) -> None:
-    """What another process has invalidated while it was computed would be in this one's local tier for a second."""
+    """A value that was invalidated while it was computed is not kept in the local tier."""
     with Cache(server.url, local=True, early=0) as cache, Cache(server.url) as other:
 
         def compute() -> int:

@@ -1,4 +1,4 @@
-"""The memcached engine does what every engine has to do; its peer is another engine on the same servers."""
+"""The memcached engine passes the suites for every engine. Its peer is another engine on the same servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stampede.testing.conformance.suite import Suite
 
 
 class HastyServer(MemcachedServer):
-    """Its clock goes four times as fast as ours."""
+    """A server whose clock runs four times as fast as ours."""
 
     pace = 4
 
@@ -48,7 +48,7 @@ class OnMemcached:
 
 
 class InHaste(OnMemcached, Suite):
-    """What ends, ends by the server's clock, whoever asks: here it needn't take as long."""
+    """Leases and values end by the server's clock, which is faster here to make the tests shorter."""
 
     server = staticmethod(hasty)
 
@@ -69,10 +69,10 @@ class TestMemcachedStoreAsync(TestMemcachedStore):
 
 
 class TestMemcachedLocks(InHaste, LocksSuite):
-    slack = 1.7  # and leaps, now and then
+    slack = 1.7  # the clock skips a second now and then
 
     def test_who_lost_it_knows_before_the_next_is_in(self) -> None:
-        """It goes by its own clock, and the server's has to go as fast."""
+        """A holder uses its own clock, so the server's clock must run at the same speed here."""
         self.server = shared_memcached
         super().test_who_lost_it_knows_before_the_next_is_in()
 
@@ -85,7 +85,7 @@ class TestMemcachedLocksAsync(TestMemcachedLocks):
 class TestMemcachedAsync(TestMemcached):
     suspending = True
 
-    # Ends are seconds here, and the server's, whoever asks: those are tried that a waiter sleeps for.
+    # Leases and values end after seconds, for both colours alike: only those ends are tested that a waiter sleeps for.
     test_a_value_ends = test_kept_has_an_end_too = test_a_rest_ends = None
     test_fill_after_the_lease_is_refused = None
     test_a_lease_that_has_ended_is_not_shown = None

@@ -1,4 +1,4 @@
-"""The memcached engine among dead holders, dead servers and a network that cuts, delays and halves."""
+"""The memcached engine with dead holders, dead servers, and a network that cuts, delays and splits replies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def some(value: bytes = b"value", fresh: float = LONG) -> Entry[bytes]:
 
 
 def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
-    """A reply in pieces would be misread."""
+    """A reply that arrives late and in pieces is read correctly."""
     proxy.piece = 7
     engine = MemcachedEngine(at(proxy))
     value = b"VA 5 t1\r\n" * 50
@@ -81,13 +81,13 @@ def test_halved_and_delayed_replies_are_whole(proxy: Proxy) -> None:
 
 
 def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
-    """Half a value would be given out; or the other half to the next caller."""
+    """A reply that is cut in the middle is an error. No caller, not even a later one, gets a part of a value."""
     engine = MemcachedEngine(at(proxy))
     run_blocking(engine.blocking.store.set("k", some(b"x" * 1000)))
-    proxy.at(b"s:k", answered=500, times=2)  # it is asked for again, once
+    proxy.at(b"s:k", answered=500, times=2)  # the engine asks again, once
     with pytest.raises(EngineError):
         run_blocking(engine.blocking.store.get(["k"]))
-    run_blocking(engine.blocking.store.get(["k"]))  # over a connection that stands it is
+    run_blocking(engine.blocking.store.get(["k"]))  # the engine asks again only over a connection that was open
     proxy.at(b"s:k", answered=500)
     (entry,) = run_blocking(engine.blocking.store.get(["k"]))
     assert entry is not None and len(entry.value) == 1000
@@ -106,7 +106,7 @@ def test_a_reply_cut_in_the_middle_is_an_error(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, proxy: Proxy, colour: str) -> None:
-    """A value would be stored that is said not to be; or the key be blocked behind one attempt to give it back."""
+    """If a fill is cut at any byte, its caller gets an error, and can repeat the fill or give back the lease."""
     runner = asyncio.Runner() if colour == "async" else None
     had: Callable[[Any], Any] = run_blocking if runner is None else runner.run
     near, engine = MemcachedEngine(server.address), MemcachedEngine(at(proxy))
@@ -136,9 +136,9 @@ def test_a_fill_cut_at_every_byte_says_what_it_did(server: MemcachedServer, prox
 
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedServer, step: str) -> None:
-    """A renewal under way would prolong the value, or put the lease back over it; or make its fill a lost lease."""
+    """A fill during a renewal succeeds. The renewal does not extend the value or put the lease back over it."""
     engine, token = MemcachedEngine(at(proxy)), new_id()
-    for number in range(2):  # the second time over what is kept already
+    for number in range(2):  # the second time a value is stored already
         entry, filled = some(b"%d" % number, 20.0), []
         assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG, force=True))), Granted)
         assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
@@ -156,11 +156,11 @@ def test_a_fill_between_the_steps_of_a_renewal(proxy: Proxy, server: MemcachedSe
 
 
 def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: MemcachedServer) -> None:
-    """Promise 4: what was set, after all that the late value was computed from, would be overwritten."""
+    """Promise 4: a late fill does not overwrite a value that was set between its two steps."""
     engine, near, token = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id()
     assert isinstance(run_blocking(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
     assert run_blocking(engine.blocking.claims.renew("k", token, LONG))
-    engine._numbers.clear()  # as over a connection that doesn't know the lease: its name is looked for in the item
+    engine._numbers.clear()  # as if the engine had no CAS number of the lease: it looks for its token in the item
     new = some(b"new")
     proxy.at(b"ms s:k", before=lambda: run_blocking(near.blocking.store.set("k", new)))
     assert not run_blocking(engine.blocking.claims.fill("k", token, some(b"late")))
@@ -174,7 +174,7 @@ def test_a_change_between_the_steps_of_a_late_fill(proxy: Proxy, server: Memcach
 def test_a_lock_that_is_taken_between_the_steps_of_a_release(
     proxy: Proxy, server: MemcachedServer, renewed: bool
 ) -> None:
-    """It would be free while somebody holds it; by its number, or after a look."""
+    """If another caller takes the lock during a release, the release frees it neither by number nor after a look."""
     engine, near, mine, theirs = MemcachedEngine(at(proxy)), MemcachedEngine(server.address), new_id(), new_id()
 
     def taken() -> None:
@@ -193,7 +193,7 @@ def test_a_lock_that_is_taken_between_the_steps_of_a_release(
 
 
 def test_a_lock_whose_end_was_not_heard(proxy: Proxy) -> None:
-    """It would be told as lost, although it was given back; or else as given back, although nobody knows."""
+    """If the reply to a release is lost, the caller gets an EngineError, because the outcome is not known."""
     engine, token = MemcachedEngine(at(proxy)), new_id()
     assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", token, LONG)), Granted)
     proxy.at(b"md l:nightly", answered=0)
@@ -205,13 +205,13 @@ def test_a_lock_whose_end_was_not_heard(proxy: Proxy) -> None:
 
 
 def test_a_lock_of_a_server_that_is_a_new_one(own_server: MemcachedServer) -> None:
-    """Numbers begin anew with a server: another's lock would be given back by the number that ours had."""
+    """After a restart, numbers start again. A release must not free another's lock that has the same number."""
     engine, mine, theirs = MemcachedEngine(own_server.address), new_id(), new_id()
     assert isinstance(run_blocking(engine.blocking.locks.acquire("nightly", mine, LONG)), Granted)
     own_server.restart()
     other = MemcachedEngine(own_server.address)
     assert isinstance(run_blocking(other.blocking.locks.acquire("nightly", theirs, LONG)), Granted)
-    assert run_blocking(engine.blocking.locks.holder("nightly"))  # by a connection that stands
+    assert run_blocking(engine.blocking.locks.holder("nightly"))  # so that a connection is open
     assert not run_blocking(engine.blocking.locks.release("nightly", mine))
     assert run_blocking(other.blocking.locks.renew("nightly", theirs, LONG))
     engine.close()
@@ -219,7 +219,7 @@ def test_a_lock_of_a_server_that_is_a_new_one(own_server: MemcachedServer) -> No
 
 
 def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
-    """Every connection that a firewall has forgotten would be an error of somebody's call."""
+    """A connection that breaks between two calls causes no error, as when a firewall has forgotten it."""
     engine = MemcachedEngine(at(proxy))
     tokens = {key: new_id() for key in ("fill", "renew", "abandon", "async")}
     for key, token in tokens.items():
@@ -247,7 +247,7 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
         for number in range(3):
             entry = some()
             await engine.suspending.store.set("k", entry)
-            proxy.cut()  # and the loop has not looked at its sockets since
+            proxy.cut()  # and the loop has not checked its sockets since
             reply = await engine.suspending.claims.claim("k", new_id(), Ask(LONG))
             assert isinstance(reply, Found) and reply.entry.id == entry.id
             proxy.cut()
@@ -265,7 +265,7 @@ def test_a_cut_between_calls_is_not_noticed(proxy: Proxy) -> None:
 
 @pytest.mark.alone
 def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> None:
-    """A frozen server would freeze every caller."""
+    """If the server hangs, calls fail soon with an EngineError, and the event loop is not blocked."""
     engine = MemcachedEngine(own_server.address, timeout=0.2, connect_timeout=0.2)
     run_blocking(engine.blocking.store.set("k", some()))
     _has_hung_before(own_server)
@@ -307,7 +307,7 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
 
 
 def _has_hung_before(server: MemcachedServer) -> None:
-    """What is imported for the first trouble is compiled, perhaps, and its loop stands still for that."""
+    """Causes a first failure: what it imports may have to be compiled, which would block the event loop later."""
     engine = MemcachedEngine(server.address, timeout=0.01, connect_timeout=0.01)
     server.freeze()
     with suppress(EngineError):
@@ -317,7 +317,7 @@ def _has_hung_before(server: MemcachedServer) -> None:
 
 
 def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
-    """pymemcache waits for ever; who has asked would, too."""
+    """By default, a call to a server that hangs fails after about a second. pymemcache alone would wait for ever."""
     engine = MemcachedEngine(at(proxy))
     run_blocking(engine.blocking.store.get(["k"]))
     proxy.hold()
@@ -330,8 +330,8 @@ def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
 
 @pytest.mark.alone
 def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that was blocked for longer than a server may take would give up its connection, and the value with it."""
-    monkeypatch.setattr("stampede.engines.kit.pipe.LOOK", 0.0)  # after the block the look comes before the reply
+    """If the event loop was blocked for longer than the timeout, a reply that has arrived is still used."""
+    monkeypatch.setattr("stampede.engines.kit.pipe.LOOK", 0.0)  # then the timeout is checked before the reply
     engine = MemcachedEngine(server.address, timeout=0.1)
 
     async def scenario() -> None:
@@ -351,7 +351,7 @@ def test_a_blocked_loop_is_no_server_that_hangs(server: MemcachedServer, monkeyp
 
 
 def test_a_cancelled_task_leaves_the_others_replies_alone(server: MemcachedServer) -> None:
-    """Replies come in the order of the questions: the next caller would get the cancelled one's."""
+    """If a task is cancelled, the others still get their own replies, which come in the order of the requests."""
     engine = MemcachedEngine(server.address)
 
     async def scenario() -> None:
@@ -373,7 +373,7 @@ def test_a_cancelled_task_leaves_the_others_replies_alone(server: MemcachedServe
 
 
 def test_a_cancelled_first_task_leaves_the_connection_to_the_others(server: MemcachedServer) -> None:
-    """Promise 11: all who wait for the loop's first connection would be cancelled with the one that asked for it."""
+    """Promise 11: if the task that opens a loop's first connection is cancelled, tasks that wait for it go on."""
     engine = MemcachedEngine(server.address)
 
     async def scenario() -> None:
@@ -392,7 +392,7 @@ def test_a_cancelled_first_task_leaves_the_connection_to_the_others(server: Memc
 
 
 def test_a_restarted_server_is_only_empty(own_server: MemcachedServer) -> None:
-    """Its clients would raise once for every connection they had."""
+    """A restarted server is only empty: the broken connections of its clients cause no errors."""
     engine = MemcachedEngine(own_server.address)
     for number in range(5):
         assert isinstance(run_blocking(engine.blocking.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
@@ -408,7 +408,7 @@ SMALL = "-m", "1", "-I", "512k"
 
 
 def test_a_full_server_forgets_and_lies_not() -> None:
-    """Under memory pressure leases are evicted too: a value of another key, or of an older lease, would come back."""
+    """A full server evicts values and leases, but never returns the value of another key or of an older lease."""
     server = MemcachedServer(*SMALL)
     try:
         engine = MemcachedEngine(server.address)
@@ -438,7 +438,7 @@ def test_a_full_server_forgets_and_lies_not() -> None:
 
 
 def test_a_lease_is_evicted_too() -> None:
-    """Under memory pressure the late value of a lease that is gone would overwrite the next one's."""
+    """If a lease is evicted from a full server, its late value does not overwrite the next holder's value."""
     server = MemcachedServer(*SMALL)
     try:
         engine, other = MemcachedEngine(server.address), MemcachedEngine(server.address)
@@ -447,7 +447,7 @@ def test_a_lease_is_evicted_too() -> None:
         for start in itertools.count(0, 1000):
             names = range(start, start + 1000)
             server.say(b"".join(b"ms f:%d 0 q\r\n\r\n" % name for name in names) + b"mn\r\n", b"MN\r\n")
-            if server.say(b"me s:k\r\n") == b"EN\r\n":  # which, unlike `mg`, keeps nothing alive
+            if server.say(b"me s:k\r\n") == b"EN\r\n":  # unlike `mg`, it keeps nothing alive
                 break
             assert start < 100_000
         assert isinstance(run_blocking(other.blocking.claims.claim("k", next_token, Ask(LONG))), Granted)
@@ -461,7 +461,7 @@ def test_a_lease_is_evicted_too() -> None:
 
 
 def test_an_evicted_lease_is_lost(server: MemcachedServer) -> None:
-    """Its late value would overwrite what the next holder has computed."""
+    """The late value of an evicted lease does not overwrite the value of the next holder."""
     engine = MemcachedEngine(server.address)
     for renewed in (False, True):
         token, next_token = new_id(), new_id()
@@ -489,12 +489,12 @@ def ring() -> Iterator[list[MemcachedServer]]:
 
 
 def has(engine: MemcachedEngine, name: bytes) -> str:
-    """Which server of the ring has that."""
+    """The name of the server of the ring that this name belongs to."""
     return engine._servers.of(name).name
 
 
 def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes would look for a key on different servers, or one server have them all."""
+    """Processes find each key on the same server, in any order of the addresses, and each server gets its share."""
     addresses = [server.address for server in ring]
     one, two = MemcachedEngine(*addresses), MemcachedEngine(*reversed(addresses))
     keys = [f"user:{number}" for number in range(300)]
@@ -530,7 +530,7 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
 
 
 def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
-    """Its keys would be kept elsewhere, and be out of date when it comes back; or all others be down too."""
+    """If one server of a ring is down, only its keys fail. They are not stored on the other servers."""
     engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
     keys = [f"user:{number}" for number in range(30)]
     for key in keys:
@@ -562,7 +562,7 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
 
 
 def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -> None:
-    """One dead server of three would keep all others from a `clear`; or it would seem to be done there too."""
+    """If one server of a ring is down, a `clear` takes effect on the others, and raises because of the dead one."""
     one, two = (MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2) for _ in range(2))
     scopes = [f"f{number}" for number in range(30)]
     old = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
@@ -582,7 +582,7 @@ def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -
 
 
 def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServer]) -> None:
-    """While a server is out of reach its keys would go to others, and two answers be there when it is back."""
+    """While a server can't be reached, its keys do not move to others. Otherwise two values would exist afterwards."""
     proxy = Proxy(ring[0].port)
     addresses = [at(proxy), *(server.address for server in ring[1:])]
     engine = MemcachedEngine(*addresses)
@@ -619,7 +619,7 @@ def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServ
 
 
 def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServer]) -> None:
-    """Promise 4: it would change a key that only this process asks for, and seem to be done."""
+    """Promise 4: a change raises if the generation can't be read. It would change a key that only this process uses."""
     engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
     scopes = map(str, itertools.count())
     scope = next(scope for scope in scopes if has(engine, items.name_of(scope, b"g")) == ring[0].address)
@@ -631,7 +631,7 @@ def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServ
 
 
 def test_a_hung_server_of_a_ring_is_asked_once_a_second(ring: list[MemcachedServer]) -> None:
-    """Each call for one of its keys would take as long as an answer may."""
+    """If a server of a ring hangs, only one call in a second waits for it."""
     proxy = Proxy(ring[0].port)
     engine = MemcachedEngine(at(proxy), *(server.address for server in ring[1:]), timeout=0.3, connect_timeout=0.3)
     lost = next(key for key in map(str, itertools.count()) if has(engine, items.name_of(key)) == at(proxy))
@@ -659,7 +659,7 @@ def test_a_hung_server_of_a_ring_is_asked_once_a_second(ring: list[MemcachedServ
 def test_the_rest_of_a_ring_goes_on(
     ring: list[MemcachedServer], face: Callable[..., Face], colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One dead server of three would send all keys of all functions to this process's refuge."""
+    """If one server of a ring is down, its keys are computed once in this process, and other keys are still read."""
     # The server that has the generation's number may be the dead one.
     monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", LONG)
     url = "memcached://" + ",".join(server.address for server in ring)
@@ -667,7 +667,7 @@ def test_the_rest_of_a_ring_goes_on(
     keys = [f"user:{number}" for number in range(30)]
 
     def stored(key: str) -> bool:
-        """False: its server still counts as down."""
+        """Sets the key. Returns False if its server still counts as down."""
         with suppress(EngineError):
             asked.run("set", key, key)
             return True

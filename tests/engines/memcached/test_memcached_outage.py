@@ -1,4 +1,4 @@
-"""Faults that only memcached has: it turns callers away, is too old, or has no room for a value."""
+"""Faults that only memcached has: it refuses connections, is too old, or has no room for a value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CROWD = 20
 
 
 class Face(both_colours.Face):
-    """One cache on memcached, with short times."""
+    """A cache on memcached, with short timeouts."""
 
     def __init__(self, address: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
         url = f"memcached://{address}?timeout={timeout}&connect_timeout={timeout}"
@@ -35,7 +35,7 @@ class Face(both_colours.Face):
         super().__init__(url, colour, breakers=breakers, **options)
 
     def a_second_later(self) -> None:
-        """When generations are asked for again: a server that was restarted has lost them too."""
+        """Makes the cache read generations again, as after a second. A restarted server has lost them, too."""
         engine: Any = self.cache._core.engine
         engine.blocking.claims._generations.clear()
 
@@ -56,12 +56,12 @@ def at(proxy: Proxy) -> str:
     return f"127.0.0.1:{proxy.port}"
 
 
-# -- troubles: each begins, and ends --------------------------------------------------------------------------------
+# -- troubles that begin and end ------------------------------------------------------------------------------------
 
 
 @contextmanager
 def refusing(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
-    """It has as many connections as it takes, and turns the next ones away."""
+    """During the block, the server has its maximum number of connections and refuses others."""
     proxy.cut()
     with ExitStack() as crowd:
         welcome = b"VERSION"
@@ -73,7 +73,7 @@ def refusing(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
 
 
 def test_a_server_that_refuses_is_no_outage(own: MemcachedServer, before: Before, face: Faces, colour: str) -> None:
-    """Calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    """If the server refuses connections, a herd computes once, changes raise, and the cache recovers by itself."""
     proxy, warm, origin = before(own), Number(), Number(0.02)
     asked = face(at(proxy), colour, local=True, timeout=1.0)
     assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
@@ -84,7 +84,7 @@ def test_a_server_that_refuses_is_no_outage(own: MemcachedServer, before: Before
         assert asked.count(events.EngineDown) == 1
         with pytest.raises(EngineError):
             asked.invalidate("k")
-        assert asked("k", origin) == 2  # and yet it is gone here
+        assert asked("k", origin) == 2  # the value is gone in this process
         with pytest.raises(EngineError):
             asked.lock("l")
     until(lambda: asked(new_id().hex(), Number()) and asked.count(events.EngineUp))
@@ -96,7 +96,7 @@ def test_a_server_that_refuses_is_no_outage(own: MemcachedServer, before: Before
 def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
     before: Before, face: Faces, monkeypatch: pytest.MonkeyPatch, colour: str
 ) -> None:
-    """The generation that is known here is of before: what others have cleared would be served once more."""
+    """After an outage, the generation is read again. Otherwise values that others have cleared would be served."""
     monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", LONG)
     server = shared_memcached()
     server.empty()
@@ -118,7 +118,7 @@ def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
 
 
 def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -> None:
-    """The caller would get an error, nobody would know why the key is never there, or its waiters wait for nothing."""
+    """The caller gets a value that is too large to store, the failure is reported, and waiters do not wait for it."""
     server = shared_memcached()
     server.empty()
     large, origin = "x" * (1 << 20), Origin()
@@ -148,7 +148,7 @@ def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -
 
 @pytest.fixture
 def old_server() -> Iterator[str]:
-    """The address of what says that it is memcached 1.6.12; all else is an error to it."""
+    """The address of a server that claims to be memcached 1.6.12, and answers all other commands with ERROR."""
     door = socket.create_server(("127.0.0.1", 0))
 
     def serve(line: socket.socket) -> None:
@@ -169,7 +169,7 @@ def old_server() -> Iterator[str]:
 def test_an_older_server_is_said_to_be_one(
     old_server: str, face: Faces, colour: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody would know why nothing is kept."""
+    """If the server is too old, the log and the errors name its version and the version that is needed."""
     asked = face(old_server, colour)
     with caplog.at_level(logging.WARNING, "stampede"):
         assert asked("k", lambda: "computed") == "computed"
@@ -184,7 +184,7 @@ def test_an_older_server_is_said_to_be_one(
 
 
 def test_batches(face: Faces, colour: str) -> None:
-    """A batch would ask key by key, compute what is there or what others compute, or keep the leases of a failure."""
+    """A batch computes only keys that are missing and that no other caller computes. A failure leaves no leases."""
     server = shared_memcached()
     server.empty()
     asked, other = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)

@@ -1,4 +1,4 @@
-"""What somebody who wants to break the Postgres engine's promises would try."""
+"""Attempts to break the promises of the Postgres engine."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def cache(server: PostgresServer) -> Iterator[Cache]:
 
 
 def test_a_lock_that_is_taken_while_others_are_reaped_stands(server: PostgresServer) -> None:
-    """Who has just connected, and took a dead one's lock, would lose it to a look at who was connected before."""
+    """A new lock is not removed by a cleanup of dead holders that began before its holder connected."""
     url = server.postgres_url
     with psycopg.connect(url) as first, psycopg.connect(f"{url}&application_name=reaps", autocommit=True) as reaps:
-        # The first is seen as gone by a look at the backends; the others have ended.
+        # The backend of the first holder is gone; the leases of the others have ended.
         for name, seconds, pid in [("a", LONG, 2**30), ("b", -1.0, None), ("c", -1.0, None)]:
             first.execute(HELD, (lock_id(name), seconds, pid))
         first.execute("INSERT INTO stampede.missed VALUES (%s, 0, stampede.clock() - 1)", (2**30,))
@@ -65,7 +65,7 @@ def test_a_lock_that_is_taken_while_others_are_reaped_stands(server: PostgresSer
 
 
 def test_a_lock_that_a_transaction_releases_twice_is_released_once(server: PostgresServer, cache: Cache) -> None:
-    """Who says it twice would have all his work undone, for a lock that was his to the end."""
+    """A transaction that releases its lock twice still commits: it held the lock to the end."""
     with psycopg.connect(server.postgres_url) as connection:
         lock = cache.lock("l", release_via=on_commit(connection))
         with lock:
@@ -77,7 +77,7 @@ def test_a_lock_that_a_transaction_releases_twice_is_released_once(server: Postg
 
 
 def test_no_fence_comes_twice_where_commits_do_not_wait_for_the_disk() -> None:
-    """Behind a crash the second holder's writes would pass for the first's."""
+    """A fence is not given twice, even after a crash of a server that does not wait for its disk."""
     server = PostgresServer("synchronous_commit=off", "wal_writer_delay=10s")
     try:
         server.prepare()
@@ -96,7 +96,7 @@ def test_no_fence_comes_twice_where_commits_do_not_wait_for_the_disk() -> None:
 
 
 def test_who_takes_long_to_hear_a_large_value_holds_nobody_up(server: PostgresServer, cache: Cache) -> None:
-    """A process that is frozen as it claims would keep everybody from the key: also from invalidating it."""
+    """A process that is frozen while it claims a large value does not prevent others from invalidating the key."""
     with closing(Cache(f"{server.postgres_url}&timeout=30")) as patient:  # a busy server needs seconds
         patient.set("k", os.urandom(24_000_000), ttl=LONG)
     ((id,),) = server.ask("SELECT id FROM stampede.entries")
@@ -113,7 +113,7 @@ def test_who_takes_long_to_hear_a_large_value_holds_nobody_up(server: PostgresSe
 
 @pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 1 << 20])
 def test_a_large_value_that_is_claimed_is_whole(server: PostgresServer, size: int) -> None:
-    """What is fetched apart would be missing, or another value's."""
+    """A large value, which is fetched in a second step, comes back whole and as the value of its own key."""
     engine = PostgresEngine(server.postgres_url)
     try:
         assert engine.blocking.claims is not None and engine.blocking.store is not None and engine.many is not None

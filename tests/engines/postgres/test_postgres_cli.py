@@ -1,4 +1,4 @@
-"""The tables of the Postgres engine, as a command makes them; and what commands show of its locks."""
+"""`stampede postgres init` creates the tables of the Postgres engine; other commands show its locks and keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def server() -> PostgresServer:
-    """The session's, with the tables."""
+    """The session's server, with the tables."""
     shared_postgres().prepare()
     return shared_postgres()
 
@@ -50,7 +50,7 @@ def bare() -> Iterator[str]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """What a command says that ends with this code."""
+    """Run a command, check that it ends with the exit code `code`, and return its output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STAMPEDE_SETTINGS", raising=False)
 
@@ -86,7 +86,7 @@ def works(url: str) -> bool:
 
 
 def test_init_makes_the_tables_once(run: Run, bare: str) -> None:
-    """The second deployment would fail, or begin with an empty cache."""
+    """A second `init` changes nothing. Otherwise a second deployment would fail, or begin with an empty cache."""
     assert f"made version {VERSION}" in run("postgres", "init", bare)
     assert works(bare)
     assert f"version {VERSION} was there already" in run("postgres", "init", bare)
@@ -95,7 +95,7 @@ def test_init_makes_the_tables_once(run: Run, bare: str) -> None:
 
 
 def test_init_takes_a_cache_of_the_settings(run: Run, bare: str, tmp_path: Path) -> None:
-    """Who has a settings file would have to write the address, and its password, into a shell."""
+    """`init` accepts the name of a cache in the settings, so that no password has to be typed into a shell."""
     (tmp_path / "stampede.toml").write_text(
         f'[caches.shop]\nurl = "{bare}"\n[caches.jobs]\nurl = "disk://{tmp_path}/d"\nlocks = "{bare}"\n'
         '[caches.here]\nurl = "memory://"\n'
@@ -108,7 +108,7 @@ def test_init_takes_a_cache_of_the_settings(run: Run, bare: str, tmp_path: Path)
 
 
 def test_what_sql_prints_makes_the_same(run: Run, bare: str) -> None:
-    """Who migrates by hand would have other tables, or tables that the next release can't upgrade."""
+    """`init --sql` prints SQL that creates the same tables as `init` does."""
     text = run("postgres", "init", "--sql", "--grant", "root")
     with line(bare) as own:
         own.execute(text.encode())
@@ -118,7 +118,7 @@ def test_what_sql_prints_makes_the_same(run: Run, bare: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
 def test_two_at_once_make_them_once(isolation: str) -> None:
-    """Of two machines that are deployed at the same time one would fail, also where each sees what was there before."""
+    """If two machines run `init` at the same time, both succeed, even if each works on an old snapshot."""
     server, said = shared_postgres(), []
 
     def init() -> None:
@@ -141,7 +141,7 @@ def test_two_at_once_make_them_once(isolation: str) -> None:
 
 
 def test_a_database_whose_transactions_begin_otherwise(run: Run) -> None:
-    """The tables couldn't be made where SERIALIZABLE is the default, or their second maker would not see them."""
+    """`init` works where SERIALIZABLE is the default isolation of transactions."""
     server = shared_postgres()
     with server.database(default_transaction_isolation="serializable") as name:
         assert "made" in run("postgres", "init", server.url_of(database=name))
@@ -149,14 +149,14 @@ def test_a_database_whose_transactions_begin_otherwise(run: Run) -> None:
 
 
 def test_durable_tables_are_logged(run: Run, bare: str) -> None:
-    """Values would be gone after a crash of the server for whoever has asked that they are not."""
+    """Durable tables are logged: values survive a crash of the server."""
     logged = """SELECT relname FROM pg_class
         WHERE relnamespace = 'stampede'::regnamespace AND relkind = 'r' AND relpersistence = 'u'"""
     run("postgres", "init", bare)
     name = database_of(bare)
     assert ("entries",) in shared_postgres().ask(logged, database=name)
     assert "durable from now on" in run("postgres", "init", bare, "--durable")
-    assert shared_postgres().ask(logged, database=name) == [("runs",)]  # which has to be lost in a crash
+    assert shared_postgres().ask(logged, database=name) == [("runs",)]  # these must be lost in a crash
     assert "durable" not in run("postgres", "init", bare, "--durable")
     assert works(bare)
     with shared_postgres().database() as other:
@@ -166,13 +166,13 @@ def test_durable_tables_are_logged(run: Run, bare: str) -> None:
 
 
 def test_init_goes_through_a_pooler(run: Run, bare: str) -> None:
-    """Who has no other way in couldn't make the tables."""
+    """`init` works through a pooler, for users that have no direct connection."""
     with closing(PgBouncer(shared_postgres(), "default_pool_size=1")) as bouncer:
         assert "made" in run("postgres", "init", bouncer.url_of(database=database_of(bare)))
 
 
 def catalog(own: psycopg.Connection[Any]) -> list[Any]:
-    """All that is in the schema, as it is defined."""
+    """The definition of everything in the schema."""
     questions = (
         """SELECT c.relname, c.relkind, c.relpersistence, c.reloptions, a.attname, format_type(a.atttypid, a.atttypmod),
             a.attnotnull, a.attstorage, a.attidentity, pg_get_expr(d.adbin, d.adrelid)
@@ -197,7 +197,7 @@ OTHER = "CREATE OR REPLACE FUNCTION stampede.version() RETURNS int LANGUAGE sql 
 
 
 def test_tables_of_another_version_are_left_as_they_are(bare: str) -> None:
-    """A release would work with tables that it does not know, or drop locks that are held."""
+    """Tables of another release are refused and not changed. A change could drop locks that are held."""
     with line(bare) as own:
         make(own)
         for version, told in ((VERSION - 1, "DROP SCHEMA stampede CASCADE"), (VERSION + 1, "newer release")):
@@ -223,7 +223,7 @@ def test_tables_of_another_version_are_left_as_they_are(bare: str) -> None:
 def test_tables_that_are_not_this_releases_are_told_with_the_command(
     run: Run, bare: str, version: int | None, told: str
 ) -> None:
-    """Who deploys would see a function that doesn't exist, and look for what to do; programs would fail."""
+    """If the tables are missing or of another release, the error names the remedy, and calls still return values."""
     if version is not None:
         with line(bare) as own:
             make(own)
@@ -233,7 +233,7 @@ def test_tables_that_are_not_this_releases_are_told_with_the_command(
     with Cache(bare, on_engine_error="raise") as cache, pytest.raises(EngineError, match=told):
         asyncio.run(aget(cache))
     with Cache(bare) as cache:
-        assert cache.get_or_compute("key", lambda: 7) == 7  # calls go on
+        assert cache.get_or_compute("key", lambda: 7) == 7  # calls still work
     if version is None:
         assert "made" in run("postgres", "init", re.search(told, str(error.value))[1])  # type: ignore[index]
     elif version > VERSION:
@@ -241,7 +241,7 @@ def test_tables_that_are_not_this_releases_are_told_with_the_command(
 
 
 def test_tables_that_go_away_are_told_with_the_command(bare: str) -> None:
-    """The same of those that are dropped below a program that runs."""
+    """If the tables are dropped while a program runs, the error names the command to run."""
     with line(bare) as own:
         make(own)
         with Cache(bare, on_engine_error="raise") as cache:
@@ -255,7 +255,7 @@ def test_tables_that_go_away_are_told_with_the_command(bare: str) -> None:
 
 
 def test_a_role_with_these_rights_can_do_all_and_no_more(run: Run, server: PostgresServer) -> None:
-    """The rights that the docs give wouldn't do, or would be those of an owner."""
+    """`--grant` gives a role all rights that a cache needs, but not those of the owner."""
     with server.role() as role:
         mine = server.url_of(user=role)
         assert "has the rights" in run("postgres", "init", server.postgres_url, "--grant", role)
@@ -269,7 +269,7 @@ def test_a_role_with_these_rights_can_do_all_and_no_more(run: Run, server: Postg
 
 
 def test_a_role_without_rights_is_told_what_is_lacking(run: Run, server: PostgresServer) -> None:
-    """Its programs would compute everything for themselves, and nobody would know why."""
+    """If a role lacks rights, the error names the command that grants them. Calls still return values."""
     with server.role() as role, server.role("USAGE ON SCHEMA stampede") as other:
         for each in (role, other):
             mine = server.url_of(user=each)
@@ -280,11 +280,11 @@ def test_a_role_without_rights_is_told_what_is_lacking(run: Run, server: Postgre
             assert "permission denied" in str(error.value)
             assert "`stampede postgres init" in str(error.value) and "--grant ROLE" in str(error.value)
             with Cache(mine) as cache:
-                assert cache.get_or_compute("key", lambda: 7) == 7  # calls go on
+                assert cache.get_or_compute("key", lambda: 7) == 7  # calls still work
 
 
 def test_who_may_not_make_schemas_is_told_what_to_do(run: Run, bare: str) -> None:
-    """He would see PostgreSQL's words, and not that --sql is for him; or be refused in a schema that is his."""
+    """If a role may not create schemas, the error names `--sql`. In a schema that the role owns, `init` works."""
     server, name = shared_postgres(), database_of(bare)
     with server.role() as role:
         mine = server.url_of(user=role, database=name)
@@ -296,7 +296,7 @@ def test_who_may_not_make_schemas_is_told_what_to_do(run: Run, bare: str) -> Non
 
 
 def test_a_role_that_is_not_there(run: Run, url: str) -> None:
-    """What is wrong would be guessed at."""
+    """If the role of `--grant` does not exist, the error names `CREATE ROLE`. The SQL quotes a role's name."""
     assert "CREATE ROLE" in run("postgres", "init", url, "--grant", "no such role", code=2)
     assert grants('a"; DROP') == grants("x").replace('"x"', '"a""; DROP"')
 
@@ -308,7 +308,7 @@ ODD = "nightly\x1b[31m\0\ud800 ü"
 
 
 def test_locks_shows_who_holds_what(run: Run, url: str) -> None:
-    """Who wants to know why a job doesn't run would read tables of ours."""
+    """`stampede locks` shows each held lock and its holder, and escapes control characters in names."""
     assert run("locks", url) == "no lock is held\n"
     assert json.loads(run("locks", url, "--json")) == []
     with Cache(url, namespace="shop") as cache, cache.lock("first"), cache.lock(ODD) as lock:
@@ -335,7 +335,7 @@ def test_locks_shows_who_holds_what(run: Run, url: str) -> None:
 
 
 def test_history_shows_what_failed(run: Run, url: str) -> None:
-    """A job that failed at night would leave no trace, or one that nobody finds."""
+    """`stampede locks --history` shows the locks whose jobs failed, with their errors."""
     assert "no lock is in the record" in run("locks", url, "--history")
     with Cache(url) as cache:
         with cache.lock("good"):
@@ -343,7 +343,7 @@ def test_history_shows_what_failed(run: Run, url: str) -> None:
         with pytest.raises(ValueError), cache.lock("bad"):
             raise ValueError("\x1b[31mwith details\nand more")
     both = json.loads(run("locks", url, "--history", "--json"))
-    assert [each["problem"] for each in both] == ["failed", ""]  # newest first
+    assert [each["problem"] for each in both] == ["failed", ""]  # the newest first
     (bad,) = json.loads(run("locks", url, "--history", "--failed", "--since", "1h", "--json"))
     assert bad["exception"].endswith("ValueError") and "with details\nand more" in bad["message"]
     assert "raise ValueError" in bad["traceback"]
@@ -375,13 +375,13 @@ def test_history_shows_what_failed(run: Run, url: str) -> None:
     ],
 )
 def test_what_cannot_be_done_is_told(run: Run, arguments: list[str], told: str) -> None:
-    """A traceback would be shown, or a password."""
+    """An impossible command ends with an explanation. It shows neither a traceback nor a password."""
     said = run(*arguments, code=2)
     assert told in said and "hunter2" not in said
 
 
 def test_a_wrong_time_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--since yesterday` would be an hour, or a traceback."""
+    """`--since yesterday` is refused with an explanation. It must not end in a traceback or mean an hour."""
     with pytest.raises(SystemExit):
         main(["locks", "--history", "--since", "yesterday"])
     assert "give a time such as" in capsys.readouterr().err
@@ -396,7 +396,7 @@ def settings(tmp_path: Path) -> Callable[[str], None]:
 
 
 def test_check_and_stats_of_a_database(run: Run, url: str, settings: Callable[[str], None]) -> None:
-    """Who sets it up couldn't see whether it works, and what it holds."""
+    """`stampede check` and `stampede stats` work with a database, and show what it holds."""
     settings(url)
     assert "median ping" in run("check")
     shown = run("stats")
@@ -406,7 +406,7 @@ def test_check_and_stats_of_a_database(run: Run, url: str, settings: Callable[[s
 
 
 def test_check_tells_of_missing_tables(run: Run, bare: str, settings: Callable[[str], None]) -> None:
-    """It would say that all is well, and programs would find out."""
+    """`stampede check` reports missing tables. Otherwise programs would be the first to find out."""
     settings(bare)
     assert "run `stampede postgres init" in run("check", code=1)
     assert "run `stampede postgres init" in run("stats", code=2)
@@ -415,7 +415,7 @@ def test_check_tells_of_missing_tables(run: Run, bare: str, settings: Callable[[
 def test_check_tells_that_nobody_is_told_behind_a_pooler(
     run: Run, server: PostgresServer, settings: Callable[[str], None]
 ) -> None:
-    """A cache whose waiters only look would be taken for one that is told."""
+    """`stampede check` reports that no notifications arrive through a pooler, unless `listen=` is given."""
     with closing(PgBouncer(server)) as bouncer:
         settings(bouncer.postgres_url)
         assert "listen=" in run("check")
@@ -424,14 +424,14 @@ def test_check_tells_that_nobody_is_told_behind_a_pooler(
 
 
 def test_reports_are_declared(url: str) -> None:
-    """`stampede locks` would have to try engines out."""
+    """The engine declares that it can report its locks, so that `stampede locks` need not try."""
     with closing(PostgresEngine(url)) as engine:
         assert engine.reports is not None
         assert run_blocking(engine.reports.released(failed=False, since=60.0, most=1)) == []
 
 
 def test_keys_are_shown_and_invalidated(run: Run, url: str, settings: Callable[[str], None]) -> None:
-    """What other engines show of a key would be an error here."""
+    """The commands that show and invalidate keys work with a database."""
     settings(url)
     with Cache(url) as cache:
         cache.set("greeting", "hello")
@@ -442,7 +442,7 @@ def test_keys_are_shown_and_invalidated(run: Run, url: str, settings: Callable[[
 
 
 def test_locks_of_a_pair_are_those_of_its_locks(run: Run, url: str, tmp_path: Path) -> None:
-    """They would be looked for where the values are."""
+    """`stampede locks` asks the engine of the locks if it differs from the engine of the values."""
     pair = f'[caches.default]\nurl = "disk://{tmp_path}/values"\nlocks = "{url}"\n'
     (tmp_path / "stampede.toml").write_text(pair)
     with Cache(f"disk://{tmp_path}/values", locks=url) as cache, cache.lock("job"):

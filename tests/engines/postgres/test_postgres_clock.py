@@ -1,4 +1,4 @@
-"""A Postgres server whose clock is set: nothing has more time left than it was given, and nobody waits for longer."""
+"""A Postgres server whose clock is changed: no time that was given becomes longer, and no caller waits longer."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def claimed(engine: PostgresEngine, token: bytes | None = None, **terms: Any) ->
 
 
 def test_an_entry_is_kept_no_longer_than_it_was_given(clock: MovedClock, engine: PostgresEngine) -> None:
-    """Promise 14: a clock that is set back by a year would keep a value for a year."""
+    """Promise 14: if the clock is set back by a year, a value must not be kept for a year."""
     run(engine.blocking.store.set("k", some()))
     clock.step(-YEAR)
-    assert run(engine.blocking.claims.look("k")) is None  # which only a claim can judge
+    assert run(engine.blocking.claims.look("k")) is None  # only a claim can judge the time left
     (kept,) = run(engine.blocking.store.get(["k"]))
     assert kept is not None
     assert kept.fresh <= GIVEN + 1
@@ -53,13 +53,13 @@ def test_an_entry_is_kept_no_longer_than_it_was_given(clock: MovedClock, engine:
     assert isinstance(found, Found)
     assert found.entry.fresh <= GIVEN
     assert found.entry.keep <= 2 * GIVEN
-    assert run(engine.blocking.claims.look("k")) is not None  # it has set it right
+    assert run(engine.blocking.claims.look("k")) is not None  # the claim has corrected the times
     clock.step(-YEAR + GIVEN)
     assert isinstance(claimed(engine), Granted)
 
 
 def test_a_dead_holders_lease_is_no_longer_than_it_was(clock: MovedClock, engine: PostgresEngine) -> None:
-    """Promise 3: nobody would compute what a dead process was about to, for a year."""
+    """Promise 3: if the clock is set back by a year, the lease of a dead process must not block its key for a year."""
     token = new_id()
     assert isinstance(claimed(engine, token), Granted)
     clock.step(-YEAR)
@@ -75,7 +75,7 @@ def test_a_dead_holders_lease_is_no_longer_than_it_was(clock: MovedClock, engine
 
 
 def test_a_rest_is_no_longer_than_it_was(clock: MovedClock, engine: PostgresEngine) -> None:
-    """Promise 6: one failure of the origin would be told for a year."""
+    """Promise 6: if the clock is set back by a year, one failure of the origin must not be reported for a year."""
     token = new_id()
     claimed(engine, token)
     run(engine.blocking.claims.abandon("k", token, Verdict("failed"), GIVEN))
@@ -96,7 +96,7 @@ CHANGES: dict[str, Callable[[PostgresEngine], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_holds_whatever_the_clock_says(clock: MovedClock, engine: PostgresEngine, change: str) -> None:
-    """Promise 4: what was ended would come back with the time in which it was fresh."""
+    """Promise 4: a value that was ended or replaced must not be fresh again because the clock is set back."""
     run(engine.blocking.store.set("k", old := some()))
     clock.step(-YEAR)
     CHANGES[change](engine)
@@ -107,7 +107,7 @@ def test_a_change_holds_whatever_the_clock_says(clock: MovedClock, engine: Postg
 
 
 def test_a_clock_that_is_set_forward_ends_things_early(clock: MovedClock, engine: PostgresEngine) -> None:
-    """Promise 14: what is over by the server's clock is over, whatever ours says."""
+    """Promise 14: an entry that has expired by the server's clock has expired, whatever the caller's clock says."""
     run(engine.blocking.store.set("k", some()))
     clock.step(GIVEN + 1)
     assert run(engine.blocking.claims.look("k")) is None

@@ -1,4 +1,4 @@
-"""The coherent local tier on Postgres: it follows what others change, and serves nothing of which nobody tells."""
+"""The coherent local tier on Postgres follows changes of others, and serves nothing while no notifications arrive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stampede.model.entry import Entry, new_id
 from stampede.runtime.colour import run_blocking as run
 
 LATE = 1.0
-"""Seconds within which each change has to be seen, on a machine that does much else. A quiet one takes a few ms."""
+"""Seconds within which each change must be seen on a busy machine. On an idle one it takes a few milliseconds."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ answers: dict[str, Any] = {}
 
 
 def report_of(cache: Cache) -> Any:
-    """The same function in every process, which gives what it is told to give there."""
+    """A cached function with the same keys in every process. It returns what `answers` holds in its process."""
 
     @cache.cached(ttl=600)
     def report(customer: int) -> Any:
@@ -62,7 +62,7 @@ def read(cache: Cache) -> Any:
 
 
 def is_kept(cache: Cache, ask: Callable[[Cache], object] = read) -> bool:
-    """Whether the answer comes from this process' memory."""
+    """Whether the value comes from the memory of this process."""
     before = cache.stats().hits
     ask(cache)
     return cache.stats().hits > before
@@ -72,7 +72,7 @@ def is_kept(cache: Cache, ask: Callable[[Cache], object] = read) -> bool:
 
 
 def follow(pipe: Connection, url: str) -> None:
-    """Keeps what it is given, round by round; says so, and when it was given something else."""
+    """In each round, wait until the value is in memory and say so. Then send the time when another value is read."""
     cache = cache_at(url)
     report = report_of(cache)
     answers["next"] = "read again"
@@ -98,7 +98,7 @@ CHANGES: dict[str, Callable[[Any, Cache], object]] = {
 
 @pytest.mark.alone
 def test_a_local_tier_follows_what_others_change(server: PostgresServer) -> None:
-    """Another process would go on to serve what was replaced, invalidated or expired here, until its time ends."""
+    """A change in one process reaches the local tiers of others, which would serve the old value until it expires."""
     lags: dict[str, float] = {}
     with other(follow, server.postgres_url) as reader, closing(cache_at(server.postgres_url)) as cache:
         report = report_of(cache)
@@ -116,7 +116,7 @@ def test_a_local_tier_follows_what_others_change(server: PostgresServer) -> None
 
 
 def test_who_changes_sees_it_at_once(server: PostgresServer) -> None:
-    """A process would serve what it has replaced itself, until the server tells it so."""
+    """A process sees its own change at once, before the server notifies it."""
     with closing(cache_at(server.postgres_url)) as cache:
         for number in range(200):
             cache.set("k", number)
@@ -125,12 +125,12 @@ def test_who_changes_sees_it_at_once(server: PostgresServer) -> None:
 
 
 def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read under the old generation, with a ticket from behind it: every hit would be old until its time ends."""
+    """If a bump comes between a read of the generation and its ticket, the local tier must not keep the old value."""
     with closing(cache_at(server.postgres_url)) as near, closing(cache_at(server.postgres_url)) as far:
         first, second = report_of(near), report_of(far)
         answers["next"] = "old"
         second(1)
-        first.peek(2)  # the generation is known here
+        first.peek(2)  # now this process knows the generation
         engine: Any = near.engine
         news = engine._all.news
         until(lambda: news.reporter)
@@ -189,7 +189,7 @@ def holds(its: Any) -> bool:
 
 @pytest.fixture
 def keeper(server: PostgresServer) -> Iterator[PostgresEngine]:
-    """An engine that is told of changes."""
+    """An engine that is notified of changes."""
     engine = PostgresEngine(server.postgres_url)
     engine.follow()
     run(engine.blocking.claims.look("k"))
@@ -199,7 +199,7 @@ def keeper(server: PostgresServer) -> Iterator[PostgresEngine]:
 
 
 def kept(engine: PostgresEngine) -> Any:
-    """A ticket that nothing which was told before has ended."""
+    """A ticket that no notification of an earlier change can end."""
     news, slot = engine._all.news, verbs.names("k").slot
     with closing(PostgresEngine(engine.url)) as writer:
         before = news.stamps[slot]
@@ -213,7 +213,7 @@ def kept(engine: PostgresEngine) -> Any:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_writer_leaves_no_tier_behind(server: PostgresServer, keeper: PostgresEngine, point: str) -> None:
-    """What tells of a change would die with who has made it: tiers would keep the old value until its end."""
+    """If a writer is killed after its change is stored, local tiers are still notified. None keeps the old value."""
     its = kept(keeper)
     with other(write_and_die, f"{server.postgres_url}&application_name=dying", point) as writer:
         assert writer.hear() == "ready"
@@ -229,11 +229,11 @@ def test_a_killed_writer_leaves_no_tier_behind(server: PostgresServer, keeper: P
     assert found.entry.value == there
 
 
-# -- while nobody tells ----------------------------------------------------------------------------------------------
+# -- while no notifications arrive -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_served_from_memory_while_nobody_tells(server: PostgresServer) -> None:
-    """The listening connection alone is lost, and what others change meanwhile is never told."""
+    """While the listening connection alone is lost, hits come from the server: changes are not notified meanwhile."""
     with closing(Proxy(server.port)) as proxy:
         way = server.postgres_url.replace(f":{server.port}/", f":{proxy.port}/")
         with (
@@ -257,7 +257,7 @@ def test_nothing_is_served_from_memory_while_nobody_tells(server: PostgresServer
 
 
 def test_an_administrator_ends_what_listens(server: PostgresServer) -> None:
-    """What was changed between two connections is told on neither."""
+    """If the listening connection is ended, changes made before the next one must still be seen: none is notified."""
     with closing(cache_at(server.postgres_url)) as cache, closing(Cache(server.postgres_url)) as writer:
         news = cache.engine._all.news  # type: ignore[attr-defined]
         for number in range(2):
@@ -272,7 +272,7 @@ def test_an_administrator_ends_what_listens(server: PostgresServer) -> None:
 
 
 def test_a_server_that_hangs(server: PostgresServer, keeper: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that sleeps says nothing: what is changed when it wakes may be told to nobody who was given up."""
+    """While the server hangs, tickets are invalid: the server may drop this listener and not notify it of changes."""
     monkeypatch.setattr(feed, "TICK", 0.1)
     its, news = kept(keeper), keeper._all.news
     server.freeze()
@@ -287,7 +287,7 @@ def test_a_server_that_hangs(server: PostgresServer, keeper: PostgresEngine, mon
 
 
 def test_a_server_that_crashes() -> None:
-    """Its tables are empty behind that, and what was there would live on in local tiers, whatever is changed since."""
+    """After a crash of the server its tables are empty, and local tiers must not serve values from before the crash."""
     with closing(PostgresServer()) as own:
         own.prepare()
         with closing(cache_at(own.postgres_url)) as cache, closing(Cache(own.postgres_url)) as writer:

@@ -1,4 +1,4 @@
-"""The Postgres engine does what every engine has to do; its peer is another engine on the same server."""
+"""The Postgres engine passes the suites for every engine. Its peer is another engine on the same server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestPostgres(ClaimsSuite, StoreSuite, LocksSuite):
         return _engines()[1]
 
     def drop_engine(self, engine: Engine) -> None:
-        """It goes on: each new connection has the server compile its functions, which takes longer than most cases."""
+        """Leave the engine open. For each new connection the server compiles its functions, which takes long."""
 
 
 class TestPostgresAsync(TestPostgres):
@@ -41,7 +41,7 @@ class TestPostgresAsync(TestPostgres):
 
 
 def test_the_first_claim_has_a_sign_of_life() -> None:
-    """A process that is killed as it computes its first value would block that for a whole lease."""
+    """The first claim has a sign of life already. Without it, a killed process would block the key for its lease."""
     shared_postgres().prepare()
     engine = PostgresEngine(shared_postgres().postgres_url)
     try:

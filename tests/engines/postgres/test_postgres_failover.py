@@ -1,4 +1,4 @@
-"""A Postgres server that is lost, and the replica that takes over: a streaming one, which is promoted."""
+"""A Postgres server is lost, and its streaming replica is promoted."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 class Pair(NamedTuple):
-    """A server, and what follows it."""
+    """A server and its replica."""
 
     primary: PostgresServer
     replica: Any
 
     @property
     def url(self) -> str:
-        """Of whichever takes writes."""
+        """A URL for whichever of the two accepts writes."""
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in self)
         return f"postgres://root@{hosts}/postgres?sslmode=disable&target_session_attrs=read-write"
 
@@ -52,7 +52,7 @@ def pair() -> Iterator[Pair]:
 
 
 def kept(cache: Cache) -> int:
-    """How many values are kept in this process."""
+    """How many values this process keeps in memory."""
     return len(cache._core.local_tier.residents or ())
 
 
@@ -63,7 +63,7 @@ def stored(server: PostgresServer) -> int:
 
 @both
 def test_calls_go_on(pair: Pair, face: Faces, colour: str) -> None:
-    """An outage of the server would be one of the callers, or never end for the cache."""
+    """A failover causes no error for callers, and afterwards values are shared through the new server."""
     one, two = face(pair.url, colour), face(pair.url, colour)
     origin = Origin()
     assert one("k", lambda: 1) == two("k", lambda: 2) == 1
@@ -72,15 +72,15 @@ def test_calls_go_on(pair: Pair, face: Faces, colour: str) -> None:
     pair.fail_over()
     assert two("other", lambda: 3) == 3
     origin.let_on()
-    assert herd.join() == [1]  # its lease is lost there, which is nobody's error
-    until(lambda: one("shared", lambda: 4) == two("shared", lambda: 5))  # until then each has its own for the outage
+    assert herd.join() == [1]  # the lease is lost in the failover, but the caller gets no error
+    until(lambda: one("shared", lambda: 4) == two("shared", lambda: 5))  # until then, each has a value of its own
     until(lambda: stored(pair.replica) > 0)
     assert not one.down and not two.down
 
 
 @both
 def test_a_lock_is_held_over_it(pair: Pair, face: Faces, colour: str) -> None:
-    """A second holder would be let in, since no connection of the first stands there; or its fence be a lower one."""
+    """A lock remains held after a failover, although its holder is not connected there. The next fence is higher."""
     one, two = face(pair.url, colour), face(pair.url, colour)
     assert one.lock("nightly")
     before = one._locks[0].fence
@@ -89,7 +89,7 @@ def test_a_lock_is_held_over_it(pair: Pair, face: Faces, colour: str) -> None:
     def refused() -> bool:
         try:
             return not two.lock("nightly")
-        except ConnectionError:  # the engine has not been reached yet: locks are never open
+        except ConnectionError:  # the engine is not reachable yet: no lock is granted without it
             return False
 
     until(refused)
@@ -100,7 +100,7 @@ def test_a_lock_is_held_over_it(pair: Pair, face: Faces, colour: str) -> None:
 
 @both
 def test_what_is_kept_in_the_process_follows(pair: Pair, face: Faces, colour: str) -> None:
-    """It would go on to be served, whatever is changed on the server that nobody listens to yet."""
+    """After a failover, the local tier follows changes on the new server. It must not serve values from before."""
     one, two = face(pair.url, colour, local=True), face(pair.url, colour)
 
     def is_kept() -> bool:
@@ -119,7 +119,7 @@ def test_what_is_kept_in_the_process_follows(pair: Pair, face: Faces, colour: st
 
 @both
 def test_one_that_writes_nothing_yet(pair: Pair, face: Faces, colour: str) -> None:
-    """A replica would fail its callers, or nobody would see that it has been promoted."""
+    """A replica that is not promoted yet causes no error for calls that compute. Its promotion is noticed."""
     pair.replica.catch_up()
     cache = face(pair.replica.postgres_url, colour)
     assert [cache("k", lambda: 1), cache("k", lambda: 2)] == [1, 1]
@@ -140,7 +140,7 @@ def test_one_that_writes_nothing_yet(pair: Pair, face: Faces, colour: str) -> No
 
 @pytest.mark.parametrize("verb", ["invalidate", "clear"])
 def test_what_was_ended_does_not_come_back(pair: Pair, verb: str) -> None:
-    """What the replica hasn't got are generations, too: under one that is told anew, old values would be today's."""
+    """Values ended before a failover do not come back, although the replica has lost the generations."""
     with Cache(pair.url, local=True) as near, Cache(pair.url, local=True) as far:
         for cache in near, far:
             until(lambda: cache.get_or_compute("k", lambda: "old") == "old" and kept(cache))
@@ -162,7 +162,7 @@ def test_what_was_ended_does_not_come_back(pair: Pair, verb: str) -> None:
         pair.fail_over()
         until(lambda: is_stored(near))
         hold.set()
-        assert late.join() == ["old"]  # its caller asked before
+        assert late.join() == ["old"]  # its caller asked before the invalidation
         for cache in near, far:
             until(lambda: cache.get_or_compute("probe", lambda: 1) == 1)
             assert cache.get("k") is None
@@ -178,7 +178,7 @@ def is_stored(cache: Cache) -> bool:
 
 
 def test_what_is_logged_is_there(pair: Pair) -> None:
-    """`durable` would promise values and leases on the replica that are not there."""
+    """With `durable`, values are on the replica after a failover."""
     pair.primary.say("DROP SCHEMA stampede CASCADE", statements(durable=True))
     with Cache(pair.primary.postgres_url) as cache:
         assert cache.get_or_compute("k", lambda: 1) == 1

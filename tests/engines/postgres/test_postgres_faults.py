@@ -1,4 +1,4 @@
-"""The Postgres engine among servers that freeze, restart, refuse and forget, and a network that cuts."""
+"""The Postgres engine with servers that freeze, restart, refuse or lose their tables, and a network that is cut."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def its_own() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def own_server(its_own: PostgresServer) -> PostgresServer:
-    """One that a test may stop and freeze."""
+    """A server that a test may stop and freeze."""
     its_own.thaw()
     its_own.prepare()
     return its_own
@@ -76,7 +76,7 @@ def some(value: bytes = b"value") -> Entry[bytes]:
 
 
 class Asker:
-    """An engine's verbs in one colour."""
+    """The verbs of an engine in one colour."""
 
     def __init__(self, engine: PostgresEngine, colour: str) -> None:
         self.engine = engine
@@ -111,7 +111,7 @@ Asking = Callable[..., Asker]
 
 @pytest.mark.alone
 def test_who_closes_waits_for_no_connection_that_is_being_made() -> None:
-    """A program that has met a server which lets nobody in would stay for a second more."""
+    """`close` does not wait for a connection attempt that hangs. Otherwise a program would end a second late."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen()
@@ -127,17 +127,17 @@ def test_who_closes_waits_for_no_connection_that_is_being_made() -> None:
 def test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time(
     before: Before, server: PostgresServer, asking: Asking, colour: str
 ) -> None:
-    """libpq would wait for two seconds at least: each call for as long as nobody has asked for."""
+    """`timeout` limits the wait for a server that accepts no session. libpq alone would wait at least two seconds."""
     proxy = before(server)
     proxy.hold()
     asked, began = asking(at(proxy.port, timeout=0.3), colour), time.monotonic()
-    with pytest.raises(EngineError, match=r"0\.3 s|another's question"):  # or the news were the first to find out
+    with pytest.raises(EngineError, match=r"0\.3 s|another's question"):  # or the listener noticed first
         asked(asked.claims.claim("k", new_id(), Ask(LONG)))
     assert time.monotonic() - began < 1.5
     proxy.let_go()
 
     def answers() -> bool:
-        try:  # a busy machine may need longer than this engine waits
+        try:  # on a busy machine this may take longer than `timeout`
             return isinstance(asked(asked.claims.claim("k", new_id(), Ask(LONG))), (Granted, Busy))
         except EngineError:
             return False
@@ -147,7 +147,7 @@ def test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time(
 
 @both
 def test_a_restart_is_nobodys_error(own_server: PostgresServer, face: Faces, colour: str) -> None:
-    """Each connection that was idle meanwhile would be found out by a call of its own, which had an error."""
+    """If connections end while they are idle, no call gets an error, also after a restart of the server."""
     asked = face(own_server.postgres_url, colour, on_engine_error="raise")
     asked.herd(8, "warm", lambda: 1)
     herds = [asked.herd(8, f"k{n}", lambda: 1) for n in range(3)]
@@ -165,7 +165,7 @@ def test_a_restart_is_nobodys_error(own_server: PostgresServer, face: Faces, col
 
 
 def test_connections_of_a_loop_that_end_together_are_nobodys_error(server: PostgresServer) -> None:
-    """What was asked over one would be asked again over the next, which has ended too."""
+    """If all connections of a loop end together, no call fails because it is asked again on another ended one."""
     engine = PostgresEngine(server.postgres_url)
 
     async def scenario() -> None:
@@ -173,7 +173,7 @@ def test_connections_of_a_loop_that_end_together_are_nobodys_error(server: Postg
             asked = [engine.suspending.claims.claim(f"{number}.{n}", new_id(), Ask(LONG)) for n in range(40)]
             assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*asked))
             if number % 4 == 3:
-                server.terminate("stampede")  # and this loop has not run since
+                server.terminate("stampede")  # the loop has not noticed it yet
 
     asyncio.run(scenario())
     engine.close()
@@ -198,8 +198,8 @@ except EngineError as error:
 def test_an_answer_that_has_come_but_for_its_end_is_waited_for_as_any_is(
     before: Before, server: PostgresServer
 ) -> None:
-    """libpq waits for it with the interpreter's lock held: all threads of the process stood still, and none could time
-    out. A server that is frozen just then, or a packet that is lost there, was enough."""
+    """If the end of an answer does not arrive, the call times out. libpq would wait for it with the interpreter's lock
+    held, so that all threads of the process stop."""
     proxy = before(server)
     with Script(ASKS_TWICE, at(proxy.port, timeout=1)) as asks:
         assert asks.stdout.readline() == "ready\n"
@@ -216,7 +216,7 @@ def test_an_answer_that_has_come_but_for_its_end_is_waited_for_as_any_is(
 
 @both
 def test_hits_go_on_where_nothing_may_be_written(server: PostgresServer, face: Faces, colour: str) -> None:
-    """A server that only reads would count as away, and its values be computed anew by everybody."""
+    """Hits work on a server that only reads. If it counted as down, every process would compute its values."""
     with server.role(default_transaction_read_only="on") as role:
         server.say(grants(role))
         writer, reader = face(server.postgres_url, colour), face(server.url_of(user=role), colour)
@@ -234,7 +234,7 @@ def test_hits_go_on_where_nothing_may_be_written(server: PostgresServer, face: F
 
 @both
 def test_a_standby_has_no_values_and_says_so(its_own: PostgresServer, asking: Asking, colour: str) -> None:
-    """Each question would break a connection, as if what it was prepared for had changed."""
+    """A standby refuses each question with an error that names it, and the connection remains."""
     its_own.prepare()
     with closing(its_own.replica()) as replica:
         replica.start() if replica._process is None else None
@@ -252,7 +252,7 @@ def test_a_standby_has_no_values_and_says_so(its_own: PostgresServer, asking: As
 def test_who_is_refused_a_connection_uses_those_that_stand(
     server: PostgresServer, asking: Asking, face: Faces, colour: str
 ) -> None:
-    """53300: threads and tasks that come in numbers would have errors, while there are connections."""
+    """If the server refuses further connections (53300), callers share the existing ones and get no error."""
     with server.role() as role:
         server.say(grants(role), f"ALTER ROLE {role} NOSUPERUSER CONNECTION LIMIT 4")
         asked = face(server.url_of(user=role), colour, on_engine_error="raise")
@@ -271,7 +271,7 @@ def test_who_is_refused_a_connection_uses_those_that_stand(
 def test_what_waits_for_anothers_lock_has_an_end_and_does_nothing_later(
     server: PostgresServer, asking: Asking, colour: str
 ) -> None:
-    """A claim whose caller has long gone would be granted when the lock is free, and stand for a lease."""
+    """A claim that waits for another session's lock times out. It must not be granted later: its caller has gone."""
     import psycopg
 
     asked = asking(server.postgres_url + "&timeout=1", colour)
@@ -282,21 +282,21 @@ def test_what_waits_for_anothers_lock_has_an_end_and_does_nothing_later(
         with pytest.raises(EngineError) as late:
             asked(asked.claims.claim("k", new_id(), Ask(LONG)))
         assert time.monotonic() - began < 3
-        assert late.value.partial  # it is the key that is in trouble, and not the server
+        assert late.value.partial  # only this key is in trouble, not the server
     assert isinstance(asked(asked.claims.claim("k", new_id(), Ask(LONG))), Granted)
 
 
 @both
 @pytest.mark.parametrize("setting", ["statement_timeout", "idle_session_timeout", "lock_timeout"])
 def test_time_limits_of_a_role(server: PostgresServer, asking: Asking, colour: str, setting: str) -> None:
-    """What was ended for idleness would be somebody's error."""
-    seconds = 1.0 if setting == "idle_session_timeout" else 0.25  # until it has said that it wants more, it has these
+    """Time limits of a role cause no error, even if the server ends a connection that was idle."""
+    seconds = 1.0 if setting == "idle_session_timeout" else 0.25  # these limits apply until the engine has set its own
     with server.role(**{setting: f"{seconds * 1000:.0f}ms"}) as role:
         server.say(grants(role))
         asked = asking(server.url_of(user=role), colour)
         for number in range(2):
             assert isinstance(asked(asked.claims.claim(f"k{number}", new_id(), Ask(LONG))), Granted)
-            time.sleep(0 if number else 1.2 * seconds)  # it is idle for longer than it may be
+            time.sleep(0 if number else 1.2 * seconds)  # it is idle for longer than the limit
         asked.close()
 
 
@@ -304,7 +304,7 @@ def test_time_limits_of_a_role(server: PostgresServer, asking: Asking, colour: s
 def test_a_backend_that_is_cancelled_or_ended_in_the_middle(
     server: PostgresServer, asking: Asking, colour: str
 ) -> None:
-    """pg_cancel_backend refuses a question and no more; what pg_terminate_backend ends is asked again."""
+    """pg_cancel_backend fails one question at most. A question that pg_terminate_backend ends is asked again."""
     asked = asking(server.postgres_url + "&timeout=1", colour)
     asked(asked.claims.claim("warm", new_id(), Ask(LONG)))
     for how in "cancel", "terminate":
@@ -331,7 +331,7 @@ def test_a_backend_that_is_cancelled_or_ended_in_the_middle(
 
 @both
 def test_a_schema_that_is_made_anew_under_connections(own_server: PostgresServer, asking: Asking, colour: str) -> None:
-    """Statements that were prepared for the old one would fail until the program is started again."""
+    """If the schema is dropped and created again, the engine prepares its statements again and needs no restart."""
     asked = asking(own_server.postgres_url, colour)
     token = new_id()
     asked(asked.claims.claim("k", token, Ask(LONG)))
@@ -345,7 +345,7 @@ def test_a_schema_that_is_made_anew_under_connections(own_server: PostgresServer
     assert asked(asked.claims.fill("k", token, some()))
     (entry,) = asked(asked.store.get(["k"]))
     assert entry.value == b"value"
-    own_server.say("ALTER TABLE stampede.entries ALTER COLUMN raised TYPE int USING 0")  # 0A000
+    own_server.say("ALTER TABLE stampede.entries ALTER COLUMN raised TYPE int USING 0")  # SQLSTATE 0A000
     own_server.say("ALTER TABLE stampede.entries ALTER COLUMN raised TYPE bool USING false")
     (entry,) = asked(asked.store.get(["k"]))
     assert entry.value == b"value"
@@ -356,8 +356,8 @@ def test_a_schema_that_is_made_anew_under_connections(own_server: PostgresServer
 
 @both
 def test_values_of_every_size_and_byte(server: PostgresServer, asking: Asking, colour: str) -> None:
-    """A value would come back as another."""
-    asked = asking(server.postgres_url + "&timeout=30", colour)  # how long it waits, hung servers tell
+    """Values of every size and every byte come back unchanged."""
+    asked = asking(server.postgres_url + "&timeout=30", colour)  # timeouts are tested with servers that hang
     for value in b"", bytes(range(256)) * 2, os.urandom(1 << 20), b"\0" * 30_000_000:
         asked(asked.store.set("k", some(value)))
         (entry,) = asked(asked.store.get(["k"]))
@@ -367,7 +367,7 @@ def test_values_of_every_size_and_byte(server: PostgresServer, asking: Asking, c
 
 @both
 def test_a_batch_is_larger_than_all_buffers(server: PostgresServer, asking: Asking, colour: str) -> None:
-    """Who sends without reading, to a server that answers without reading, waits for ever."""
+    """A batch larger than all buffers does not block for ever: the engine reads answers while it sends."""
     asked = asking(server.postgres_url, colour)
     keys = [f"k{n}" for n in range(2000)]
     value = os.urandom(4000)
@@ -389,7 +389,7 @@ async def _sets(asked: Asker, keys: list[str], value: bytes) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @both
 def test_a_child_holds_nothing_of_its_parents(server: PostgresServer, asking: Asking, colour: str) -> None:
-    """As long as it lived, a parent that was killed would seem to live; or it would say goodbye for its parent."""
+    """A forked child neither holds nor ends its parent's connections. Otherwise a killed parent would seem alive."""
     url = server.postgres_url + "&application_name=parent"
 
     def parent() -> None:
@@ -425,7 +425,7 @@ def test_a_child_holds_nothing_of_its_parents(server: PostgresServer, asking: As
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @both
 def test_a_child_says_nothing_over_its_parents_connections(server: PostgresServer, asking: Asking, colour: str) -> None:
-    """Its end, or its garbage, would end them; and it would read what the parent is told."""
+    """A forked child neither uses nor closes its parent's connections, not even when its objects are collected."""
     asked = asking(server.postgres_url + "&application_name=both", colour)
     asked(asked.claims.claim("k", new_id(), Ask(LONG)))
     backends = server.backends("both")
@@ -443,7 +443,7 @@ def test_a_child_says_nothing_over_its_parents_connections(server: PostgresServe
 
 
 def test_loops_that_end_leave_no_connections(server: PostgresServer) -> None:
-    """A server takes a few hundred: a program that runs loops would use them all up."""
+    """A loop that ends leaves no connections. Otherwise a program that runs many loops would use up the server's."""
     engine = PostgresEngine(server.postgres_url + "&application_name=loops")
 
     async def ask() -> None:
@@ -458,7 +458,7 @@ def test_loops_that_end_leave_no_connections(server: PostgresServer) -> None:
 
 @pytest.mark.alone
 def test_a_loop_that_was_blocked_calls_nobody_hung(server: PostgresServer) -> None:
-    """A computation that blocks its loop for longer than an answer may take would be an outage."""
+    """If a computation blocks the loop for longer than `timeout`, the server does not count as hung."""
     engine = PostgresEngine(server.postgres_url + "&timeout=0.2")
 
     async def scenario() -> None:
@@ -477,7 +477,7 @@ def test_a_loop_that_was_blocked_calls_nobody_hung(server: PostgresServer) -> No
 
 @both
 def test_batches_are_cut(server: PostgresServer, before: Before, asking: Asking, colour: str) -> None:
-    """What a pipeline had done by then is done once more; nothing else."""
+    """A batch whose connection is cut at any byte is asked again, and is stored or read completely."""
     proxy = before(server)
     asked = asking(at(proxy.port), colour)
     asked(_sets(asked, ["warm"], b""))
@@ -490,12 +490,12 @@ def test_batches_are_cut(server: PostgresServer, before: Before, asking: Asking,
         assert len(asked(asked.store.get(keys))) == 20
 
 
-# -- who may come in ----------------------------------------------------------------------------------------------
+# -- authentication and encryption --------------------------------------------------------------------------------
 
 
 @both
 def test_a_wrong_password_is_told(its_own: PostgresServer, asking: Asking, colour: str) -> None:
-    """An outage of which nobody could say why."""
+    """The error of a wrong password says so, and does not show the password."""
     its_own.prepare()
     hba = its_own._directory / "data" / "pg_hba.conf"
     had = hba.read_text()
@@ -534,7 +534,7 @@ def encrypted() -> Iterator[tuple[PostgresServer, Authority]]:
 @both
 @pytest.mark.parametrize("mode", ["require", "verify-full"])
 def test_it_speaks_tls(encrypted: tuple[PostgresServer, Authority], asking: Asking, colour: str, mode: str) -> None:
-    """What is encrypted comes in other pieces than were sent; and a stranger's server would be believed."""
+    """The engine speaks TLS. With `verify-full` it refuses a server whose certificate another authority has signed."""
     server, authority = encrypted
     url = f"postgres://root@127.0.0.1:{server.port}/postgres?sslmode={mode}&application_name={mode}-{colour}"
     asked = asking(url + (f"&sslrootcert={authority.ca}" if mode == "verify-full" else ""), colour)
@@ -554,7 +554,7 @@ def test_it_speaks_tls(encrypted: tuple[PostgresServer, Authority], asking: Aski
 
 @both
 def test_more_callers_than_connections(server: PostgresServer, face: Faces, colour: str) -> None:
-    """Who comes when all are in use would have an error, and not wait."""
+    """If all connections are in use, further callers wait for one and get no error."""
     asked = face(server.postgres_url + "&max_connections=2", colour, on_engine_error="raise")
     for number in range(3):
         assert asked.herd(60, f"k{number}", lambda: 1) == [1] * 60
@@ -562,7 +562,7 @@ def test_more_callers_than_connections(server: PostgresServer, face: Faces, colo
 
 @pytest.fixture
 def tiny() -> Iterator[Path]:
-    """A disk of two megabytes, for a server that runs as nobody."""
+    """A disk of two megabytes that belongs to `nobody`, the user of the server."""
     made = Path(tempfile.mkdtemp(prefix="stampede-tiny-"))
     mounted = os.geteuid() == 0 and shutil.which("mount") is not None
     if not mounted or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tiny", made], check=False).returncode:
@@ -577,7 +577,7 @@ def tiny() -> Iterator[Path]:
 
 @both
 def test_a_full_disk_refuses_and_hits_go_on(tiny: Path, face: Faces, colour: str) -> None:
-    """A server that answers, and has no room, would count as away; nobody would have what it has."""
+    """A server with a full disk refuses writes, but does not count as down: hits are still served."""
     with closing(PostgresServer()) as server:
         server.prepare()
         server.say(f"CREATE TABLESPACE tiny LOCATION '{tiny}'", "ALTER TABLE stampede.entries SET TABLESPACE tiny")
@@ -587,5 +587,5 @@ def test_a_full_disk_refuses_and_hits_go_on(tiny: Path, face: Faces, colour: str
             asked.run("set_many", {f"large {number}": os.urandom(500_000) for number in range(8)})
         assert full.value.refused
         assert asked("small", lambda: 2) == 1
-        assert asked("large", lambda: b"x" * 3_000_000) == b"x" * 3_000_000  # it is served, and not kept
+        assert asked("large", lambda: b"x" * 3_000_000) == b"x" * 3_000_000  # the value is returned, but not stored
         asked.close()

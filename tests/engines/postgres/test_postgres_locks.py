@@ -1,4 +1,4 @@
-"""Locks in a Postgres database: who is next, whose holder is dead, and what is recorded of how each was held."""
+"""Locks in a Postgres database: the order of waiters, holders that die, and the record of how each lock was held."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def server() -> PostgresServer:
 
 @pytest.fixture
 def open_(server: PostgresServer, request: pytest.FixtureRequest) -> Open:
-    """Caches that are closed at the end."""
+    """Open caches that are closed at the end of the test."""
 
     def opened(url: str = "", **options: Any) -> Cache:
         cache = Cache(PostgresEngine(url or server.postgres_url, **options))
@@ -72,12 +72,12 @@ def record(server: PostgresServer, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def waiting(server: PostgresServer, count: int) -> None:
-    """Returns when so many have a place in the queue."""
+    """Wait until so many callers have a place in the queue."""
     until(lambda: server.ask("SELECT count(*) FROM stampede.waiting") == [(count,)])
 
 
 def inside(lock: Lock, colour: str, work: Callable[[], object]) -> None:
-    """Do it in a block of this lock."""
+    """Do `work` while this lock is held."""
 
     async def suspending() -> None:
         async with lock:
@@ -101,7 +101,7 @@ print(lock.lost, flush=True)
 
 @both
 def test_a_killed_holder_is_followed_at_once(server: PostgresServer, open_: Open, colour: str) -> None:
-    """A nightly job would stand still for the rest of a dead one's lease, and nobody would know why."""
+    """If a holder is killed, the next waiter gets the lock at once. It does not wait for the end of the lease."""
     lock, took = open_().lock("l", wait=LONG), []
     with process(server.postgres_url, HOLDS.format(lease=LONG)) as holder:
         waiter = Thread(target=inside, args=(lock, colour, lambda: took.append(time.monotonic())))
@@ -116,7 +116,7 @@ def test_a_killed_holder_is_followed_at_once(server: PostgresServer, open_: Open
 
 
 def test_a_holder_whose_connections_are_reset_comes_back(server: PostgresServer, open_: Open) -> None:
-    """A load balancer that is reloaded would let two in, though the holder and the server are well."""
+    """A holder whose connections are reset keeps its lock: it comes back before another caller may take over."""
     with closing(Proxy(server.port)) as proxy:
         holder = open_(server.postgres_url.replace(f":{server.port}/", f":{proxy.port}/"))
         lock, next_ = holder.lock("l", lease=LONG), open_().lock("l", wait=LONG)
@@ -126,7 +126,7 @@ def test_a_holder_whose_connections_are_reset_comes_back(server: PostgresServer,
             waiting(server, 1)
             proxy.hold()
             proxy.cut()
-            until(lambda: server.ask("UPDATE stampede.missed SET since = since + 60 RETURNING pid") != [])  # no hurry
+            until(lambda: server.ask("UPDATE stampede.missed SET since = since + 60 RETURNING pid") != [])  # more time
             proxy.let_go()
             until(lambda: server.ask("SELECT pid FROM stampede.locks") == [(None,)])
         waiter.join(SOON)
@@ -134,7 +134,7 @@ def test_a_holder_whose_connections_are_reset_comes_back(server: PostgresServer,
 
 
 def test_a_dead_holder_has_a_second_to_come_back(server: PostgresServer, open_: Open) -> None:
-    """The first one who asks would be in before the holder can say that it lives; or nobody until its lease's end."""
+    """A holder that seems dead has one second to come back. After that, the lock is granted to another caller."""
     engine = open_().engine
     assert engine.blocking.locks is not None
     run(engine.blocking.locks.acquire("l", new_id(), LONG))
@@ -149,7 +149,7 @@ def test_a_dead_holder_has_a_second_to_come_back(server: PostgresServer, open_: 
 def test_a_lock_that_is_taken_as_the_listening_connection_ends_is_no_dead_ones(
     server: PostgresServer, open_: Open
 ) -> None:
-    """It would be bound to a connection that is gone already, and the next one be let in beside its holder."""
+    """A lock that is taken while the listening connection ends remains exclusive: its holder does not count as dead."""
     cache = open_()
     with cache.lock("first"):
         ((old,),) = server.ask("SELECT pid FROM stampede.locks")
@@ -170,7 +170,7 @@ def test_a_lock_that_is_taken_as_the_listening_connection_ends_is_no_dead_ones(
 
 
 def test_a_frozen_holder_has_its_lease_and_no_more(server: PostgresServer, open_: Open) -> None:
-    """It would go on beside the next one, and neither know; or the next one's fence be one that it may have, too."""
+    """A frozen holder has the lock until its lease ends, and then learns that it is lost. The next fence is higher."""
     lock = open_().lock("l", wait=LONG)
     with process(server.postgres_url, HOLDS.format(lease=0.5)) as holder:
         ((before,),) = server.ask("SELECT fence FROM stampede.locks")
@@ -184,7 +184,7 @@ def test_a_frozen_holder_has_its_lease_and_no_more(server: PostgresServer, open_
 
 
 def test_a_dead_holder_is_in_the_record_before_anybody_wants_its_lock(server: PostgresServer, open_: Open) -> None:
-    """Who looks in the morning would see nothing of a job that died in the night; and its row stay for ever."""
+    """A dead holder is recorded before another caller wants its lock, and its row is removed."""
     with process(server.postgres_url, HOLDS.format(lease=LONG)) as holder:
         ((name, held_by),) = server.ask("SELECT name, process FROM stampede.held")
         assert (name, held_by) == ("l", holder.pid)
@@ -205,7 +205,7 @@ def test_a_dead_holder_is_in_the_record_before_anybody_wants_its_lock(server: Po
 
 
 def test_a_holder_whose_listening_connection_alone_is_gone_is_no_dead_one(server: PostgresServer, open_: Open) -> None:
-    """Somebody else would be in beside it, because of an administrator, or of a firewall."""
+    """If only the listening connection of a holder ends, the lock remains held, and no other caller gets it."""
     with open_().lock("l", lease=LONG), open_().lock("m", wait=0) as mine:
         ((pid,),) = server.ask("SELECT pid FROM stampede.locks WHERE name = 'l'")
         server.ask("SELECT pg_terminate_backend(%s, 5000)", pid)
@@ -216,7 +216,7 @@ def test_a_holder_whose_listening_connection_alone_is_gone_is_no_dead_one(server
 
 
 def test_an_unbound_lock_stands_when_its_server_alone_hears_of_a_cut(server: PostgresServer, open_: Open) -> None:
-    """Its holder can't know of that, and would have somebody beside it: who can't have that leaves it at the lease."""
+    """With `bound=false`, a lock whose connections are cut is free only when its lease ends: its holder can't know."""
     url = f"{server.postgres_url}&bound=false"
     with closing(Proxy(server.port)) as proxy:
         before = set(server.ask("SELECT pid FROM pg_stat_activity"))
@@ -234,9 +234,9 @@ def test_an_unbound_lock_stands_when_its_server_alone_hears_of_a_cut(server: Pos
             lock.release()
 
 
-@pytest.mark.alone  # who does not come within 0.2 s when it is called has lost its turn
+@pytest.mark.alone  # a waiter that does not come within 0.2 s of its call loses its turn
 def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresServer, open_: Open) -> None:
-    """One of them would wait for ever, or two be inside."""
+    """Eight processes share a lock: never two at once, and each gets it once before one of them gets it twice."""
     herd = """
     cache.close()
     for number in range(8):
@@ -272,7 +272,7 @@ def test_eight_processes_have_it_in_the_order_of_their_arrival(server: PostgresS
 
 @both
 def test_an_error_of_the_block_is_in_the_record(server: PostgresServer, open_: Open, colour: str) -> None:
-    """Who looks in the morning would see that a job has ended, and not that it has failed, with what, and where."""
+    """If the block of a lock fails, the record shows the error, its message and its traceback."""
 
     def imports_the_orders() -> None:
         raise ValueError("no \0 such \ud800 file: \u4e00")
@@ -289,7 +289,7 @@ def test_an_error_of_the_block_is_in_the_record(server: PostgresServer, open_: O
 
 
 def test_an_error_that_can_not_say_what_it_is_is_recorded_all_the_same(server: PostgresServer, open_: Open) -> None:
-    """The lock would stand for the rest of its lease, as its release has failed; or a row be of any size."""
+    """An error whose `__str__` fails, or that is very long, is recorded in short, and the lock is released."""
 
     class Odd(Exception):
         def __str__(self) -> str:
@@ -306,7 +306,7 @@ def test_an_error_that_can_not_say_what_it_is_is_recorded_all_the_same(server: P
 
 
 def test_names_are_of_any_characters(server: PostgresServer, open_: Open) -> None:
-    """Two names would be one lock; or one be a piece of a statement."""
+    """Names of any characters are separate locks, and no name is read as SQL."""
     engine = open_().engine
     tokens = [new_id() for _ in NAMES]
     for name, token in zip(NAMES, tokens, strict=True):
@@ -320,7 +320,7 @@ def test_names_are_of_any_characters(server: PostgresServer, open_: Open) -> Non
 
 
 def test_a_release_that_is_sent_again_is_answered_the_same(server: PostgresServer) -> None:
-    """Who has lost a reply on the wire would be told that its lock was lost."""
+    """A release that is sent again because its reply was lost gets the same reply."""
     acquire = "SELECT granted FROM stampede.acquire(%s, 'l', %s, 9, 'h', 1, 'p', NULL, NULL, false, '', NULL, 9, 9, 1)"
     release = "SELECT stood FROM stampede.release(%s, %s, %s, '', NULL, NULL, NULL)"
     id = b"i" * 16
@@ -333,7 +333,7 @@ def test_a_release_that_is_sent_again_is_answered_the_same(server: PostgresServe
 
 
 def test_the_record_is_as_long_as_it_may_be(server: PostgresServer, open_: Open) -> None:
-    """It would fill the disk."""
+    """`history_rows` and `history` limit the record. Otherwise it would fill the disk."""
     lock = open_(history_rows=5).lock("l")
     for _ in range(20):
         with lock:
@@ -349,7 +349,7 @@ def test_the_record_is_as_long_as_it_may_be(server: PostgresServer, open_: Open)
 
 @both
 def test_behind_a_pooler_only_the_end_of_a_lease_counts(server: PostgresServer, open_: Open, colour: str) -> None:
-    """A connection that has gone back to the pooler's pool would be taken for a holder that has died."""
+    """Behind a pooler, locks are not bound to connections: one that closes does not mean that a holder is dead."""
     with closing(PgBouncer(server, "default_pool_size=2", "server_round_robin=1")) as bouncer:
         cache = open_(bouncer.postgres_url)
         lock, other = cache.lock("l", lease=0.3), open_(bouncer.postgres_url).lock("l", wait=LONG)
@@ -376,12 +376,12 @@ def server_connection(url: str) -> psycopg.Connection[Any]:
 @contextmanager
 def transaction(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
     with server_connection(server.postgres_url) as connection:
-        connection.execute("SELECT FROM pg_stat_activity")  # what it sees of that, it sees to its end
+        connection.execute("SELECT FROM pg_stat_activity")  # the transaction sees this state until it ends
         yield connection
 
 
 def test_a_release_is_a_part_of_the_commit(server: PostgresServer, open_: Open) -> None:
-    """The next one would look before the row is there, and make it once more."""
+    """With `on_commit`, the commit releases the lock. Until then, no other caller gets it."""
     cache = open_()
     with transaction(server) as connection:
         with cache.lock("l", release_via=on_commit(connection)):
@@ -397,7 +397,7 @@ def test_a_release_is_a_part_of_the_commit(server: PostgresServer, open_: Open) 
 
 
 def test_a_rollback_releases_nothing(server: PostgresServer, open_: Open) -> None:
-    """A lock would be free whose holder has done nothing, and may try again; or its error keep it for a whole lease."""
+    """A rollback does not release the lock: the work is not done. If the block fails, the lock is released at once."""
     cache = open_()
     with transaction(server) as connection:
         with cache.lock("l", release_via=on_commit(connection)):
@@ -412,7 +412,7 @@ def test_a_rollback_releases_nothing(server: PostgresServer, open_: Open) -> Non
 
 
 def test_a_commit_fails_whose_lock_was_lost(server: PostgresServer, open_: Open) -> None:
-    """Two would have been inside, and both have done it."""
+    """A commit fails if the lock was lost before it: another holder may have been inside."""
     cache = open_()
     with transaction(server) as connection:
         with cache.lock("l", release_via=on_commit(connection)):
@@ -425,7 +425,7 @@ def test_a_commit_fails_whose_lock_was_lost(server: PostgresServer, open_: Open)
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_commit_that_sees_nothing_new_releases_nothing(server: PostgresServer, open_: Open, isolation: str) -> None:
-    """Who waited for the lock would not see what its last holder has done, and do it again."""
+    """`on_commit` requires READ COMMITTED: otherwise the transaction would not see the work of the last holder."""
     cache = open_()
     with transaction(server) as connection:
         connection.rollback()
@@ -438,7 +438,7 @@ def test_a_commit_that_sees_nothing_new_releases_nothing(server: PostgresServer,
 
 
 def test_a_release_without_a_transaction_is_at_once(server: PostgresServer, open_: Open) -> None:
-    """It would wait for the commit of whatever comes next on that connection."""
+    """If no transaction is open, `on_commit` releases at once. It does not wait for a later commit."""
     cache = open_()
     with transaction(server) as connection:
         connection.commit()
@@ -449,7 +449,7 @@ def test_a_release_without_a_transaction_is_at_once(server: PostgresServer, open
 
 
 def test_a_release_with_the_commit_of_a_loops_connection(server: PostgresServer, open_: Open) -> None:
-    """Half of the users would have no such thing."""
+    """`on_commit` works with an async connection, and then refuses a plain `with`."""
 
     async def main() -> None:
         url = server.postgres_url.replace("postgres://", "postgresql://")
@@ -470,7 +470,7 @@ def test_a_release_with_the_commit_of_a_loops_connection(server: PostgresServer,
 
 
 def test_a_commit_elsewhere_releases_nothing(server: PostgresServer, open_: Open) -> None:
-    """The lock would stand for its whole lease, and nobody know why."""
+    """`on_commit` fails with a connection to another database, and the lock is released at once."""
     cache = open_()
     with ExitStack() as stack:
         url = server.url_of(database=stack.enter_context(server.database())).replace("postgres://", "postgresql://")
@@ -482,11 +482,11 @@ def test_a_commit_elsewhere_releases_nothing(server: PostgresServer, open_: Open
         pass
 
 
-@pytest.mark.alone  # a connection has 0.4 s to say that it may be idle
+@pytest.mark.alone  # a connection has 0.4 s to lift its limit of idleness
 @both
 def test_a_program_s_role_has_the_rights_it_needs(server: PostgresServer, open_: Open, colour: str) -> None:
-    """Who follows the docs would get errors in the middle of the night; or a lock end with an idle connection."""
-    with server.role(idle_session_timeout="400ms") as role:  # a connection has so long to say that it may be idle
+    """The rights in the docs are enough for a program's role, and its locks outlive a limit of idle time."""
+    with server.role(idle_session_timeout="400ms") as role:  # a connection must lift this limit in time
         server.say(grants(role))
         url = server.url_of(user=role)
         cache, other = open_(url), open_(url)
@@ -496,7 +496,7 @@ def test_a_program_s_role_has_the_rights_it_needs(server: PostgresServer, open_:
                 cache.lock("l", release_via=on_commit(connection) if colour == "sync" else None), colour, lambda: None
             )
             connection.commit()
-        with cache.lock("l", lease=1.8):  # which is renewed when they would have ended
+        with cache.lock("l", lease=1.8):  # renewed after the connections would have ended
             with pytest.raises(ZeroDivisionError):
                 other.get_or_compute("k", lambda: 1 // 0)
             until(lambda: server.ask("SELECT ends - given > taken FROM stampede.locks") == [(True,)])  # renewed

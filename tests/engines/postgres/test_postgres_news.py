@@ -1,4 +1,4 @@
-"""Who is told what by a Postgres server and its teller, and what becomes of news that are odd, late, or cut."""
+"""Notifications of a Postgres server and of the teller: their receivers, and odd, late or lost ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def server() -> PostgresServer:
 
 @pytest.fixture
 def open_(request: pytest.FixtureRequest, server: PostgresServer) -> Callable[..., PostgresEngine]:
-    """Engines that are closed at the end; with `keeps`, as a cache has one that has a local tier."""
+    """Open engines that are closed at the end. With `keeps`, an engine follows changes, as for a local tier."""
 
     def opened(url: str | None = None, *, keeps: bool = False, **options: Any) -> PostgresEngine:
         engine = PostgresEngine(url or server.postgres_url, **options)
@@ -69,7 +69,7 @@ def news_of_engine(engine: PostgresEngine) -> PostgresNews:
 
 
 def kept(engine: PostgresEngine) -> None:
-    """Returns when changes are told to it."""
+    """Wait until the engine is notified of changes."""
     run(engine.blocking.claims.look("k"))
     until(lambda: news_of_engine(engine).reporter)
 
@@ -89,7 +89,7 @@ def ticket(engine: PostgresEngine, key: str = "k") -> Any:
 
 
 def shared(near: PostgresEngine, far: PostgresEngine) -> Any:
-    """What one has put there, as the other keeps it that has heard so."""
+    """Store a value with `near`, and return the ticket that `far` has for it after it was notified."""
     news, slot = news_of_engine(far), int(SLOT, 16)
     before = news.stamps[slot]
     put(near)
@@ -105,7 +105,7 @@ def holds(its: Any) -> bool:
 
 @contextmanager
 def stranger(server: PostgresServer, *channels: str) -> Iterator[Callable[[], list[tuple[str, str]]]]:
-    """Somebody who listens there; asked, what has come until now."""
+    """Another listener on these channels. The function returns the notifications that have arrived until now."""
     with psycopg.connect(server.postgres_url, autocommit=True) as line:
         for each in channels:
             line.execute(f"LISTEN {each}")
@@ -142,7 +142,7 @@ def fill(engine: PostgresEngine) -> None:
 
 
 def test_a_fill_has_a_ticket_until_the_next_change(server: PostgresServer, open_: Open) -> None:
-    """With server and origin down, a process would have nothing of what it has computed and not yet read."""
+    """A filled value has a ticket until its next change, so that the local tier can keep it without a new read."""
     engine, other = open_(keeps=True), open_()
     for change in ("set", "expire", "invalidate", "fill"):
         token = new_id()
@@ -154,7 +154,7 @@ def test_a_fill_has_a_ticket_until_the_next_change(server: PostgresServer, open_
 
 
 def test_changes_are_told_while_somebody_keeps(server: PostgresServer, open_: Open) -> None:
-    """Each change would cost what a notification costs, or tiers would not hear of one."""
+    """Changes are notified only while some process keeps values, because each notification has a cost."""
     writer = open_()
     with stranger(server, "stampede") as heard:
         for change in CHANGES.values():
@@ -172,7 +172,7 @@ def test_changes_are_told_while_somebody_keeps(server: PostgresServer, open_: Op
 
 
 def test_claims_are_no_changes(server: PostgresServer, open_: Open) -> None:
-    """Local tiers would read again for nothing, and hits of others would wait for notifying commits."""
+    """Claims, renewals and abandoned leases notify no change. Otherwise local tiers would read again for nothing."""
     engine, token = open_(keeps=True), new_id()
     with stranger(server, "stampede") as heard:
         assert isinstance(run(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
@@ -182,7 +182,7 @@ def test_claims_are_no_changes(server: PostgresServer, open_: Open) -> None:
 
 
 def test_bumps_are_told_to_all(server: PostgresServer, open_: Open) -> None:
-    """Who keeps no values believes in a generation, too."""
+    """A bump is notified to every process, also to those that keep no values: each of them uses generations."""
     engine = open_()
     with stranger(server, "stampede") as heard:
         run(engine.blocking.store.bump("scope"))
@@ -191,7 +191,7 @@ def test_bumps_are_told_to_all(server: PostgresServer, open_: Open) -> None:
 
 
 def test_many_clears_make_changes_no_dearer_than_they_are(open_: Open) -> None:
-    """Each change goes to the generations that ended a moment ago, too: of twenty clears four hundred."""
+    """Changes also go to generations that ended recently. Their number grows by one per clear, not by a square."""
     recalls = open_().recalls
     store = open_().blocking.store
     assert recalls is not None
@@ -205,7 +205,7 @@ def test_many_clears_make_changes_no_dearer_than_they_are(open_: Open) -> None:
 
 
 def test_what_is_no_more_there_can_be_expired(server: PostgresServer, open_: Open) -> None:
-    """What was removed to make room lives on in local tiers: it would be fresh there after it was expired."""
+    """A value that the server has removed can still be expired. Otherwise it would remain fresh in local tiers."""
     near, far = open_(), open_(keeps=True)
     its = shared(near, far)
     server.say("DELETE FROM stampede.entries")
@@ -215,7 +215,7 @@ def test_what_is_no_more_there_can_be_expired(server: PostgresServer, open_: Ope
 
 
 def test_no_change_is_missed_by_who_begins_to_keep(server: PostgresServer, open_: Open) -> None:
-    """A change that is under way has looked before us who keeps: what we read before its commit would stay here."""
+    """A process that begins to keep values waits for changes under way, and so misses none of them."""
     near, far = open_(), open_()
     put(near, b"old")
     its = names("k")
@@ -226,7 +226,7 @@ def test_no_change_is_missed_by_who_begins_to_keep(server: PostgresServer, open_
         until(lambda: news_of_engine(far).listens)
         waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         until(lambda: server.ask(waits))
-        assert ticket(far) is None  # it is there still
+        assert ticket(far) is None  # the value is still stored
         writer.commit()
     until(lambda: news_of_engine(far).reporter)
     assert run(far.blocking.claims.look("k")) is None
@@ -235,7 +235,7 @@ def test_no_change_is_missed_by_who_begins_to_keep(server: PostgresServer, open_
 def test_who_begins_to_keep_waits_for_nobody_for_long(
     server: PostgresServer, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All changes wait behind it: one transaction that somebody leaves open would stop every writer."""
+    """A process that begins to keep values waits only briefly for open transactions: all changes wait behind it."""
     monkeypatch.setattr(news_module, "PATIENCE", "100ms")
     monkeypatch.setattr(news_module, "TICK", 0.1)
     near, far, its = open_(), open_(), names("other")
@@ -256,11 +256,11 @@ def test_who_begins_to_keep_waits_for_nobody_for_long(
     "how", ["TRUNCATE stampede.generations", "DELETE FROM stampede.generations", "TRUNCATE stampede.entries"]
 )
 def test_an_emptied_table_is_told(server: PostgresServer, open_: Open, how: str) -> None:
-    """Who listens would go on in its generation, where no change of the others is seen; or with what it keeps."""
+    """If a table is emptied, listeners are notified: they take a new generation and keep no old value."""
     near, far = Cache(engine=open_(), ttl=60), Cache(engine=open_(keeps=True), ttl=60, local=True)
     near.set("k", 1)
     until(lambda: far.get("k") == 1 and news_of_engine(far._core.engine).reporter)
-    assert far.get_or_compute("k", lambda: 0) == 1  # and keeps it
+    assert far.get_or_compute("k", lambda: 0) == 1  # and the value is kept in memory
     server.say(how)
     until(lambda: far.get("k") is None)
     near.set("k", 2)
@@ -270,7 +270,7 @@ def test_an_emptied_table_is_told(server: PostgresServer, open_: Open, how: str)
 
 
 def test_a_connection_that_was_given_up_takes_no_other_s_place(server: PostgresServer, open_: Open) -> None:
-    """What it had asked may be heard late, behind what the next one asks: nobody would tell us, who are sure of it."""
+    """A late request of a lost connection must not end the keeper of its process: changes would not be notified."""
     keeper = open_(keeps=True)
     news, keep = news_of_engine(keeper), "SELECT stampede.keep(%s, %s, %s)"
     with psycopg.connect(server.postgres_url, autocommit=True) as late:
@@ -287,7 +287,7 @@ def test_a_connection_that_was_given_up_takes_no_other_s_place(server: PostgresS
 
 
 def test_who_has_died_is_told_of_nothing(server: PostgresServer, open_: Open) -> None:
-    """Processes that were killed would be noted as keepers for ever."""
+    """Processes that were killed do not remain keepers."""
     dead = open_(keeps=True)
     backend = news_of_engine(dead).home_backend
     assert backend is not None
@@ -298,7 +298,7 @@ def test_who_has_died_is_told_of_nothing(server: PostgresServer, open_: Open) ->
 
 
 def test_a_role_that_may_not_keep(server: PostgresServer, open_: Open) -> None:
-    """Local tiers would believe in news that nobody sends, or nobody would hear why they keep nothing."""
+    """If the role may not become a keeper, the engine reports it once, and local tiers keep nothing."""
     grants = ["USAGE ON SCHEMA stampede"] + [
         f"SELECT, INSERT, UPDATE, DELETE ON stampede.{table}" for table in ("entries", "leases", "generations")
     ]
@@ -313,11 +313,11 @@ def test_a_role_that_may_not_keep(server: PostgresServer, open_: Open) -> None:
             assert len(said.how) == 1
             assert "keepers" in said.how[0]
             assert ticket(engine) is None
-            assert news_of_engine(engine).listens  # wake-ups come all the same
+            assert news_of_engine(engine).listens  # wake-ups still arrive
 
 
 class Said:
-    """What those who use an engine are told of it."""
+    """Collects what an engine reports to its users."""
 
     def __init__(self) -> None:
         self.how: list[str] = []
@@ -333,7 +333,7 @@ class Said:
 
 
 def busy(engine: PostgresEngine) -> tuple[bytes, Busy]:
-    """A lease on k, and what others are told of it."""
+    """The token of a lease on `k`, and the reply `Busy` to another claim."""
     token = new_id()
     assert isinstance(run(engine.blocking.claims.claim("k", token, Ask(LONG))), Granted)
     refused = run(engine.blocking.claims.claim("k", new_id(), Ask(LONG)))
@@ -347,14 +347,14 @@ def awaited(server: PostgresServer, token: bytes, home: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, SMALL, SMALL + 1])
 def test_who_waits_is_told_the_value_and_nobody_else_is(server: PostgresServer, open_: Open, size: int) -> None:
-    """Waiters would ask for what could have come along; or all processes would hear of every herd."""
+    """A waiter is notified with the value if it is small enough. Other processes are not notified."""
     engine = open_()
     token, _ = busy(engine)
     awaited(server, token, "0123456789ab")
     with stranger(server, "stampede_0123456789ab", "stampede") as heard, stranger(server, "stampede_f00") as apart:
         entry = Entry(b"v" * size, token, 1.0, 2.0, LONG, LONG, 2 * LONG)
         assert run(engine.blocking.claims.fill("k", token, entry))
-        engine.close()  # what is to be told has been
+        engine.close()  # now all notifications are sent
         ((channel, payload),) = heard()
         assert channel == "stampede_0123456789ab"
         key, _, message = payload.partition(" ")
@@ -365,7 +365,7 @@ def test_who_waits_is_told_the_value_and_nobody_else_is(server: PostgresServer, 
 
 
 def test_nobody_waits_nobody_is_told(server: PostgresServer, open_: Open) -> None:
-    """Every fill would be a notification: a few hundred a second is all that a server does."""
+    """A fill without waiters sends no notification: a server manages only a few hundred a second."""
     engine = open_()
     with psycopg.connect(server.postgres_url, autocommit=True) as line:
         before = line.execute("SELECT pg_notification_queue_usage()").fetchone()
@@ -375,7 +375,7 @@ def test_nobody_waits_nobody_is_told(server: PostgresServer, open_: Open) -> Non
 
 
 def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
-    """Anybody can notify on our channels: odd words would end the news, or wake nobody any more."""
+    """Malformed notifications, which any client can send, neither end the feed nor prevent later wake-ups."""
     engine = open_(keeps=True)
     news = news_of_engine(engine)
     told, key = news.reporter, names("k").channel.decode()
@@ -396,11 +396,11 @@ def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
     found: list[Any] = []
     waiting.start()
     until(lambda: server.ask("SELECT homes FROM stampede.leases") == [([news.home],)])
-    forged = message_of(Entry(b"forged", new_id(), ttl=LONG, fresh=LONG, keep=LONG))  # of no computation that we know
+    forged = message_of(Entry(b"forged", new_id(), ttl=LONG, fresh=LONG, keep=LONG))  # of an unknown computation
     payload = f"{key} {base64.b64encode(forged).decode()}"
     server.ask("SELECT pg_notify(%s, %s)::text", news.channel.decode(), payload)
     waiting.join(10)
-    assert found == [None]  # it looks for itself
+    assert found == [None]  # the waiter has to look itself
     assert run(engine.blocking.claims.abandon("k", token))
 
 
@@ -408,7 +408,7 @@ def test_what_strangers_say(server: PostgresServer, open_: Open) -> None:
 
 
 class Here:
-    """The process, as its teller sees it."""
+    """The feed of this process, as the teller uses it."""
 
     home = "ours"
 
@@ -420,7 +420,7 @@ class Here:
 
 
 def test_what_is_for_this_process_takes_no_round_trip() -> None:
-    """Waiters of the process itself would wait for the server to tell it what it knows."""
+    """A notification for waiters of the same process takes no round trip to the server."""
     here, asked = Here(), []
     teller = Teller(asked.append, here)
     teller.tell(["ours"], b"channel", b"message")
@@ -431,7 +431,7 @@ def test_what_is_for_this_process_takes_no_round_trip() -> None:
 
 
 def test_what_comes_while_one_is_told_goes_together() -> None:
-    """The server does notifying commits one by one: a herd of herds would stand in line there."""
+    """Notifications that come while one is sent go together: the server runs notifying commits one by one."""
     inside, go, asked = threading.Event(), threading.Event(), []
 
     def ask(telling: Any) -> None:
@@ -446,13 +446,13 @@ def test_what_comes_while_one_is_told_goes_together() -> None:
         teller.tell(["a", "b", "ours"], b"%d" % number, b"")
     go.set()
     teller.flush(20)
-    assert asked[0] == [["a"], ["0 "]]  # too long: it wakes, and says nothing
+    assert asked[0] == [["a"], ["0 "]]  # too long: it is sent without the message
     assert [len(homes) for homes, _ in asked] == [1, 198]
     assert max(len(payload) for _, payloads in asked for payload in payloads) < 8000
 
 
 def test_a_teller_that_cannot_send_goes_on() -> None:
-    """One trouble with the server, and nobody would ever be told again; or memory would fill while it lasts."""
+    """If the server fails to send a notification, the teller still sends later ones."""
     asked: list[Any] = []
 
     def ask(telling: Any) -> None:
@@ -469,7 +469,7 @@ def test_a_teller_that_cannot_send_goes_on() -> None:
 
 
 def test_a_server_that_hangs_costs_no_memory_and_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is to be told would heap up; and the end of the program would wait for a server that says nothing."""
+    """While the server hangs, the queue of the teller is bounded, and `close` does not wait for the server."""
     monkeypatch.setattr(tell, "AT_EXIT", 0.05)
     inside, go, asked = threading.Event(), threading.Event(), []
 
@@ -493,7 +493,7 @@ def test_a_server_that_hangs_costs_no_memory_and_no_close(monkeypatch: pytest.Mo
 
 
 def test_a_flush_waits_for_what_was_told_just_now() -> None:
-    """A close would leave something untold: what is told while the thread ends its work is no work that has ended."""
+    """`flush` waits for a notification that was queued just before, even while the thread ends its last work."""
     asked: list[int] = []
     teller = Teller(lambda telling: asked.append(len(telling[1][0])), Here())
     for number in range(300):
@@ -521,7 +521,7 @@ for number, token in enumerate(tokens):
 
 
 def test_what_was_stored_last_is_told_at_the_end_of_the_program(server: PostgresServer) -> None:
-    """Whoever waits for what a job computes last would look for it a second later."""
+    """At the end of a program, the last notifications are sent. Otherwise waiters would notice a second later."""
     with stranger(server, "stampede_0123456789ab") as heard:
         subprocess.run([sys.executable, "-c", AT_EXIT, server.postgres_url], check=True, timeout=60)
         assert [payload.partition(" ")[0] for _, payload in heard()] == [
@@ -530,7 +530,7 @@ def test_what_was_stored_last_is_told_at_the_end_of_the_program(server: Postgres
 
 
 def test_a_forked_child_tells_and_is_told(server: PostgresServer, open_: Open) -> None:
-    """Both would have one home, or the child would have nobody who tells: its parent's thread isn't there."""
+    """A forked child has a home and a teller of its own: the thread of its parent's teller does not run there."""
     engine = open_(keeps=True)
     put(engine)
     home, told, news = news_of_engine(engine).home, news_of_engine(engine).reporter, news_of_engine(engine)
@@ -567,7 +567,7 @@ def awaited_here(engine: PostgresEngine, token: bytes) -> None:
 
 @pytest.fixture
 def way(server: PostgresServer) -> Iterator[Proxy]:
-    """A port before the server's."""
+    """A proxy in front of the server."""
     with closing(Proxy(server.port)) as made:
         yield made
 
@@ -578,7 +578,7 @@ def way(server: PostgresServer) -> Iterator[Proxy]:
 def test_a_connection_that_is_cut_without_a_word(
     server: PostgresServer, way: Proxy, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A firewall that forgets would leave a tier that hears of no change, for ever."""
+    """A connection that is cut silently is recognized. Otherwise its local tier would never hear of changes again."""
     monkeypatch.setattr(feed, "TICK", 0.1)
     engine = open_(server.postgres_url.replace(f":{server.port}/", f":{way.port}/"), keeps=True)
     its, told = shared(open_(), engine), news_of_engine(engine).reporter
@@ -592,7 +592,7 @@ def test_a_connection_that_is_cut_without_a_word(
 
 
 def test_pings_keep_a_connection_that_has_nothing_to_say(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet hour would end the news, and empty every tier."""
+    """Pings keep a quiet connection alive. Otherwise a quiet hour would empty every local tier."""
     monkeypatch.setattr(feed, "TICK", 0.3)
     engine = open_(keeps=True)
     its, news, ticks = shared(open_(), engine), news_of_engine(engine), threading.Semaphore(0)
@@ -604,7 +604,7 @@ def test_pings_keep_a_connection_that_has_nothing_to_say(open_: Open, monkeypatc
 
 
 def test_a_process_is_known_by_the_very_start_of_its_connection(server: PostgresServer) -> None:
-    """Where numbers are told with fewer digits, no backend would be the one that was meant: every holder were dead."""
+    """The start of a connection is read exactly where floats have few digits. Otherwise each holder would seem dead."""
     with (
         server.role("USAGE ON SCHEMA stampede", extra_float_digits=0) as role,
         closing(PostgresEngine(server.url_of(user=role))) as engine,
@@ -617,7 +617,7 @@ def test_a_process_is_known_by_the_very_start_of_its_connection(server: Postgres
 
 
 def test_an_end_is_heard_at_once(server: PostgresServer, open_: Open) -> None:
-    """An administrator ends a connection: tiers would serve what they have until the next ping."""
+    """If the server ends the listening connection, tickets end at once, not at the next ping."""
     engine = open_(keeps=True)
     news, its = news_of_engine(engine), shared(open_(), engine)
     told = news.reporter
@@ -638,7 +638,7 @@ def bouncer() -> Iterator[PgBouncer]:
 
 
 def test_nobody_is_told_behind_a_pooler(bouncer: PgBouncer, server: PostgresServer, open_: Open) -> None:
-    """LISTEN is lost there without an error: tiers would believe in news that never come, and nobody would say so."""
+    """LISTEN has no effect behind a pooler. The engine notices it, reports it once, and gives no tickets."""
     engine, said = open_(bouncer.postgres_url), Said()
     engine.audience.add(said)  # type: ignore[arg-type]
     engine.follow()
@@ -657,7 +657,7 @@ def test_nobody_is_told_behind_a_pooler(bouncer: PgBouncer, server: PostgresServ
 
 
 def test_a_direct_address_beside_a_pooler(bouncer: PgBouncer, server: PostgresServer, open_: Open) -> None:
-    """With `listen=` all is told as without a pooler."""
+    """With `listen=`, notifications arrive as they do without a pooler."""
     near, far = (open_(bouncer.postgres_url, keeps=True, listen=server.postgres_url) for _ in range(2))
     its = shared(near, far)
     put(near)
@@ -665,7 +665,7 @@ def test_a_direct_address_beside_a_pooler(bouncer: PgBouncer, server: PostgresSe
 
 
 def test_who_waits_behind_a_pooler_looks(bouncer: PgBouncer, server: PostgresServer) -> None:
-    """Waiters there would wait for the lease's end."""
+    """Behind a pooler, waiters look for the value. Otherwise they would wait until the lease ends."""
     with closing(Cache(bouncer.postgres_url)) as near, closing(Cache(bouncer.postgres_url)) as far:
         inside, go = threading.Event(), threading.Event()
 
@@ -690,7 +690,7 @@ def test_who_waits_behind_a_pooler_looks(bouncer: PgBouncer, server: PostgresSer
 
 
 def test_who_can_t_listen_is_told_why(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was kept, waiters polled, and neither the log nor `stampede check` said so."""
+    """If the listening connection fails, observers and `stampede check` are told the reason, once."""
     monkeypatch.setattr(feed, "DEAF", 0.05)
     monkeypatch.setattr(feed, "AGAIN", 0.02)
     nobody = quote("postgres://root@127.0.0.1:1/postgres", safe="")
@@ -709,7 +709,7 @@ def test_who_can_t_listen_is_told_why(server: PostgresServer, monkeypatch: pytes
 
 
 def test_a_server_that_is_down_is_not_one_that_can_t_be_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each outage would be told twice."""
+    """An outage is not also reported as a failure to listen. It is one only if the server answers other connections."""
     monkeypatch.setattr(feed, "DEAF", 0.0)
     news, told = PostgresNews(lambda: None), list[str]()
     news.on_deaf = told.append
@@ -720,6 +720,6 @@ def test_a_server_that_is_down_is_not_one_that_can_t_be_listened_to(monkeypatch:
     for _ in range(3):
         news._failed(OSError("refused"), inf)
     assert len(told) == 1
-    news._failed(OSError("it broke"), -inf)  # once it has stood for a while
+    news._failed(OSError("it broke"), -inf)  # after it has lasted for a while
     news._failed(OSError("refused"), inf)
     assert len(told) == 2

@@ -1,4 +1,4 @@
-"""What is told the Postgres engine by URLs, pools and other libraries' settings; and that no message shows a secret."""
+"""Options of the Postgres engine from URLs, pools and the settings of other libraries. No message shows a password."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stampede.errors import EngineError, OptionError, StampedeError
 
 @pytest.fixture
 def server() -> PostgresServer:
-    """The session's, with the tables."""
+    """The session's server, with the tables."""
     shared_postgres().prepare()
     return shared_postgres()
 
@@ -59,7 +59,7 @@ def server() -> PostgresServer:
     ],
 )  # fmt: skip
 def test_a_url_is_read_as_libpq_and_sqlalchemy_read_it(url: str, options: dict[str, str]) -> None:
-    """A URL that works elsewhere would lead elsewhere, or nowhere."""
+    """A URL means the same here as for libpq and SQLAlchemy, and can be written and read again."""
     read = address.checked(address.read(url), url)
     assert read == options
     assert address.read(address.written(read)) == options
@@ -67,7 +67,7 @@ def test_a_url_is_read_as_libpq_and_sqlalchemy_read_it(url: str, options: dict[s
 
 
 def test_sqlalchemys_url_of_odd_names_is_read() -> None:
-    """Who hands over `engine.url.render_as_string(False)` would be told that the password is wrong."""
+    """A URL that SQLAlchemy renders is read with the same password and options, whatever their characters."""
     sa = pytest.importorskip("sqlalchemy")
     odd = "p@s s/+%:?#&=ü"
     url = sa.URL.create("postgresql+psycopg", f"u{odd}", odd, "h", 5, "d", {"options": f"-c a={odd}"})
@@ -91,13 +91,13 @@ def test_sqlalchemys_url_of_odd_names_is_read() -> None:
     ],
 )
 def test_a_wrong_option_is_told_the_right_one(url: str, told: str) -> None:
-    """A slip of the pen would be found out in production, as an outage."""
+    """A misspelled or wrong option is an error that names the right one. Otherwise it would fail in production."""
     with pytest.raises(OptionError, match=told):
         check_url(url)
 
 
 def test_a_wrong_option_beside_the_url_is_told_the_right_one() -> None:
-    """The same of those that are given in code, or in a settings file's table."""
+    """Options that are given in code are checked in the same way as those of a URL."""
     with pytest.raises(OptionError, match="did you mean 'sslmode'"):
         open_engine("postgres://h/d", sslmod="require")
     with pytest.raises(OptionError, match="did you mean 'max_connections'"):
@@ -127,7 +127,7 @@ def test_a_wrong_option_beside_the_url_is_told_the_right_one() -> None:
     ],
 )
 def test_no_error_shows_a_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It would stand in logs and error trackers, as libpq quotes what it can't read, and urllib too."""
+    """No error and no log shows a password, although libpq and urllib quote what they can't read."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(StampedeError) as told, Cache(url, on_engine_error="raise") as cache:
         cache.get("key")
@@ -136,7 +136,7 @@ def test_no_error_shows_a_password(url: str, caplog: pytest.LogCaptureFixture) -
 
 
 def test_an_engine_shows_no_password() -> None:
-    """It would stand in events, in metrics, in what `check` prints, and in the command that makes the tables."""
+    """The engine's name and the command in its errors show no password: events, metrics and `check` contain them."""
     url = "postgres://u:hunter2@h/d?listen=postgres%3A%2F%2Fu%3Ahunter2%40direct%2Fd&sslpassword=hunter2"
     with closing(open_engine(url)) as engine:
         assert "hunter2" not in engine.url + engine.called + repr(engine)
@@ -146,14 +146,14 @@ def test_an_engine_shows_no_password() -> None:
 
 
 def test_what_is_shown_of_a_command_can_be_copied() -> None:
-    """A shell would cut it at the `&`, or run what stands in it."""
+    """The command in an error can be copied into a shell: `&` and `$(...)` are quoted."""
     assert PostgresConnector("x", {"host": "a,b", "dbname": "$(oops)", "sslmode": "disable"}).init == (
         "`stampede postgres init 'postgres:///%24%28oops%29?host=a,b&sslmode=disable'`"
     )
 
 
 def test_the_first_host_that_takes_writes_is_asked(server: PostgresServer) -> None:
-    """A cluster's URL would lead to its standby, or to none while one of its machines is down."""
+    """If a URL has several hosts, the first one that accepts writes is used, even if others are down."""
     port, options = server.port, "target_session_attrs=read-write&sslmode=disable"
     with Cache(f"postgres://root@127.0.0.1:1,127.0.0.1:{port}/postgres?{options}", on_engine_error="raise") as cache:
         cache.set("key", 1)
@@ -166,7 +166,7 @@ async def _aget(cache: Cache) -> Any:
 
 
 def test_a_socket_of_the_machine_is_asked() -> None:
-    """The address of most servers on the same machine would be none."""
+    """A server can be reached through its Unix socket."""
     with closing(PostgresServer("unix_socket_directories=/tmp")) as server:
         server.prepare()
         with Cache(f"postgres://root@/postgres?host=/tmp&port={server.port}", on_engine_error="raise") as cache:
@@ -179,7 +179,7 @@ ODD = "p@s s/+%:?#&=ü'\"\\"
 
 @pytest.fixture(scope="module")
 def asking() -> Iterator[PostgresServer]:
-    """A server that asks others than us for a password."""
+    """A server that asks every role but `root` for a password."""
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as rules:
         rules.write("host all root 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
         rules.flush()
@@ -193,7 +193,7 @@ def asking() -> Iterator[PostgresServer]:
 
 @pytest.mark.postgres
 def test_a_password_of_odd_characters_is_told_the_server(asking: PostgresServer) -> None:
-    """Who has one would be refused, and not know why."""
+    """A password of any characters reaches the server, from each kind of URL, and is not shown."""
     sa = pytest.importorskip("sqlalchemy")
     where = {"host": "127.0.0.1", "port": asking.port}
     django = {"NAME": "postgres", "USER": "odd", "PASSWORD": ODD, "HOST": "127.0.0.1", "PORT": asking.port}
@@ -212,7 +212,7 @@ def test_a_password_of_odd_characters_is_told_the_server(asking: PostgresServer)
 
 @pytest.mark.postgres
 def test_a_wrong_password_is_told_and_not_shown(asking: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
-    """It would stand in logs, or nobody would know what is wrong."""
+    """A wrong password is reported as such, and is not shown in errors or logs."""
     caplog.set_level(logging.DEBUG)
     with Cache(asking.url_of(user="odd:hunter2"), on_engine_error="raise") as cache:
         with pytest.raises(EngineError, match='password authentication failed for user "odd"') as error:
@@ -227,7 +227,7 @@ def test_a_wrong_password_is_told_and_not_shown(asking: PostgresServer, caplog: 
 def test_init_asks_for_a_password_on_a_terminal(
     asking: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command that an error shows, without its password, could not be run as it stands."""
+    """The command in an error, which has no password, asks for it on a terminal."""
     from stampede.__main__ import main
 
     monkeypatch.delenv("PGPASSWORD", raising=False)
@@ -244,17 +244,17 @@ def test_init_asks_for_a_password_on_a_terminal(
 
 
 def test_a_cache_is_on_a_pool(server: PostgresServer) -> None:
-    """Who has a pool would write its address once more; or the cache would take the pool's connections."""
+    """A cache takes its address from a pool, but uses no connection of the pool."""
     pools = pytest.importorskip("psycopg_pool")
     for kind in (pools.ConnectionPool, pools.NullConnectionPool):
         pool = kind(server.postgres_url, min_size=0, max_size=1, open=True)
-        with pool, Cache(pool) as cache, pool.connection(), cache.lock("job"):  # its only one
+        with pool, Cache(pool) as cache, pool.connection(), cache.lock("job"):  # its only connection
             cache.set("key", 1)
             assert cache.get("key") == 1
 
 
 def test_a_cache_is_on_a_pool_of_an_event_loop(server: PostgresServer) -> None:
-    """The same of the other colour, which is opened when a loop runs."""
+    """A cache takes its address from an async pool, even if the pool is not open yet."""
     pools = pytest.importorskip("psycopg_pool")
 
     async def with_it() -> Any:
@@ -270,7 +270,7 @@ def test_a_cache_is_on_a_pool_of_an_event_loop(server: PostgresServer) -> None:
 
 
 def test_a_pool_is_a_recipe(server: PostgresServer) -> None:
-    """A cache would end with a pool that is closed before it, or wait for one that is opened later."""
+    """A cache works whether its pool is open or closed: it uses only the pool's address and options."""
     pools = pytest.importorskip("psycopg_pool")
     pool = pools.ConnectionPool(server.postgres_url, min_size=0, max_size=1, open=False)
     with Cache(pool, on_engine_error="raise") as cache:
@@ -281,7 +281,7 @@ def test_a_pool_is_a_recipe(server: PostgresServer) -> None:
 
 
 def test_a_pools_own_options_are_those_of_the_connections(server: PostgresServer) -> None:
-    """They would lead to another database, or as another role, than the program's own."""
+    """The options of a pool also apply to the cache's connections: database, role and the others."""
     pools = pytest.importorskip("psycopg_pool")
     kwargs = {
         "dbname": "postgres", "user": "root", "application_name": "of-a-pool", "sslmode": "disable",
@@ -306,7 +306,7 @@ def test_a_pools_own_options_are_those_of_the_connections(server: PostgresServer
     ],
 )
 def test_a_pool_that_tells_no_address_is_refused(options: dict[str, Any], told: str) -> None:
-    """A cache would be on whatever server the machine's defaults lead to."""
+    """A pool that does not tell its address is refused. Otherwise the cache would use the machine's default server."""
     pools = pytest.importorskip("psycopg_pool")
     for kind in (pools.ConnectionPool, pools.AsyncConnectionPool):
         with pytest.raises(OptionError, match=told) as error:
@@ -315,7 +315,7 @@ def test_a_pool_that_tells_no_address_is_refused(options: dict[str, Any], told: 
 
 
 def test_a_pool_that_connects_in_its_own_way_is_refused() -> None:
-    """What its class does to be let in would be left out, and every call would be refused."""
+    """A pool whose class connects in its own way is refused: the engine could not connect in that way."""
     pools = pytest.importorskip("psycopg_pool")
 
     class Connects(psycopg.Connection[Any]):
@@ -352,19 +352,19 @@ def test_a_pool_that_connects_in_its_own_way_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_djangos_settings_lead_to_its_database(database: dict[str, Any], options: dict[str, str]) -> None:
-    """Who uses Django would write the same address twice, and its password wrong."""
+    """Django's settings lead to the same database, so that its address and password are not written twice."""
     for engine in ("django.db.backends.postgresql", "django.contrib.gis.db.backends.postgis"):
         assert address.read(url_of({"ENGINE": engine, **database})) == options
 
 
 def test_another_database_of_djangos_is_told() -> None:
-    """It would be taken for a Postgres at the machine's default address."""
+    """Django's settings for another kind of database are refused. They must not lead to a default server."""
     with pytest.raises(OptionError, match=r"sqlite3.*not Postgres.*disk://"):
         url_of({"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"})
 
 
 def test_a_cache_is_on_djangos_database(server: PostgresServer) -> None:
-    """The same with the server itself, and what Django adds to such a dict by itself."""
+    """A cache works with the settings that Django itself completes."""
     pytest.importorskip("django")
     from django.db.utils import ConnectionHandler
 

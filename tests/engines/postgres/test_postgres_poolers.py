@@ -1,4 +1,4 @@
-"""The Postgres engine behind pgbouncer, and where a database, a role or a server has settings that are in its way."""
+"""The Postgres engine behind pgbouncer, and with difficult settings of a database, a role or a server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ everywhere = pytest.mark.parametrize("way", ["direct", "listens", "looks"])
 
 @contextmanager
 def program_s_role(server: PostgresServer, **settings: object) -> Iterator[str]:
-    """One that may do what the docs say it has to, and nothing else."""
+    """A role with the rights that the docs name, and no others."""
     with server.role(**settings) as role:
         server.say(grants(role))
         yield role
@@ -48,14 +48,14 @@ def program_s_role(server: PostgresServer, **settings: object) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def bouncer() -> Iterator[PgBouncer]:
-    """Two connections to the server for all who come: whoever asks twice is on another one."""
+    """A pooler with two connections to the server for all clients. Each question goes over another one."""
     with closing(PgBouncer(shared_postgres(), "default_pool_size=2", "server_round_robin=1")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[PostgresServer]:
-    """A server that takes six connections, and two more for its administrator."""
+    """A server that accepts six connections, and two more for its administrator."""
     settings = "max_connections=8", "superuser_reserved_connections=2", "max_wal_senders=0"
     with closing(PostgresServer(*settings)) as made:
         yield made
@@ -69,7 +69,7 @@ def server() -> PostgresServer:
 
 
 def at(way: str, server: PostgresServer, bouncer: PgBouncer, **who: str) -> str:
-    """Where a cache is to be: straight to the server, or through the pooler, with or without a way to be told."""
+    """The URL of a cache: directly to the server, or through a pooler, with or without a direct address for LISTEN."""
     if way == "direct":
         return server.url_of(**who)
     return bouncer.url_of(**who) + (f"&listen={quote(server.url_of(**who), safe='')}" if way == "listens" else "")
@@ -84,11 +84,11 @@ def downs(face: Face) -> list[events.EngineDown]:
 
 
 def kept(cache: Cache) -> int:
-    """How many values are kept in this process."""
+    """How many values this process keeps in memory."""
     return len(cache._core.local_tier.residents or ())
 
 
-# -- what every engine has to do --------------------------------------------------------------------------------------
+# -- the suites for every engine --------------------------------------------------------------------------------------
 
 
 class _Pooled:
@@ -108,13 +108,13 @@ class _Pooled:
 
 
 class TestPostgresPooled(_Pooled, ClaimsSuite):
-    """Without a way to be told."""
+    """Without a direct address, so that no notifications arrive."""
 
     way = "looks"
 
 
 class TestPostgresPooledAndTold(_Pooled, LocksSuite):
-    """With one, which is for those who wait."""
+    """With a direct address, so that notifications wake the waiters."""
 
     way = "listens"
     suspending = True
@@ -125,12 +125,12 @@ class TestPostgresPooledAndTold(_Pooled, LocksSuite):
 
 @ways
 def test_a_herd_computes_once(face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str) -> None:
-    """Each process behind a pooler would compute for itself, or fail where something was prepared."""
+    """Behind a pooler, callers in two processes compute a key once, and no prepared statement fails."""
     origin, url = Origin(), at(way, server, bouncer)
     one, two = face(url, colour), face(url, colour)
     herds = Herd(*[lambda each=each: each.herd(8, "k", origin) for each in (one, two)])
     origin.has_begun()
-    if way == "listens":  # the other process is noted at the lease
+    if way == "listens":  # the other process is registered in the lease
         until(lambda: server.ask("SELECT FROM stampede.leases WHERE cardinality(homes) = 1"))
     origin.let_on()
     assert herds.join() == [[1] * 8] * 2
@@ -139,7 +139,7 @@ def test_a_herd_computes_once(face: Faces, server: PostgresServer, bouncer: PgBo
 
 
 def test_who_can_t_be_told_says_so_once(face: Faces, server: PostgresServer, bouncer: PgBouncer, colour: str) -> None:
-    """Nobody would know why waiters are slow; or a log would be full of it."""
+    """If no notifications arrive, the cache reports it once, and not with each call."""
     looks, listens = (face(at(way, server, bouncer), colour) for way in ("looks", "listens"))
     for number in range(3):
         for each in (looks, listens):
@@ -152,7 +152,7 @@ def test_who_can_t_be_told_says_so_once(face: Faces, server: PostgresServer, bou
 def test_what_is_kept_in_the_process_follows(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, colour: str
 ) -> None:
-    """A tier behind a pooler would serve for ever what was changed elsewhere."""
+    """A local tier behind a pooler follows changes if it has a direct address for LISTEN."""
     url = at("listens", server, bouncer)
     one, two = face(url, colour, local=True), face(url, colour)
 
@@ -163,7 +163,7 @@ def test_what_is_kept_in_the_process_follows(
     until(is_kept)
     two.run("set", "k", "new")
     until(lambda: one.run("get", "k") == "new")
-    server.terminate("stampede%")  # whoever listens does so again
+    server.terminate("stampede%")  # each listener connects again
     until(is_kept)
     two.run("set", "k", "newer")
     until(lambda: one.run("get", "k") == "newer")
@@ -172,7 +172,7 @@ def test_what_is_kept_in_the_process_follows(
 def test_nothing_is_kept_where_nobody_tells(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, colour: str
 ) -> None:
-    """It would never be heard that it was changed."""
+    """Without notifications, the local tier keeps nothing: it would not hear of changes."""
     url = at("looks", server, bouncer)
     one, two = face(url, colour, local=True), face(url, colour)
     for value in ("old", "new", "newer"):
@@ -183,7 +183,7 @@ def test_nothing_is_kept_where_nobody_tells(
 
 @ways
 def test_a_lock_excludes(face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str) -> None:
-    """Two would have it, or none any more: what a session holds is anybody's behind a pooler."""
+    """A lock is exclusive behind a pooler, where clients share the sessions of the server."""
     url = at(way, server, bouncer)
     one, two = face(url, colour), face(url, colour)
     assert one.lock("nightly")
@@ -194,7 +194,7 @@ def test_a_lock_excludes(face: Faces, server: PostgresServer, bouncer: PgBouncer
 
 @ways
 def test_who_waits_for_a_lock_has_it_next(server: PostgresServer, bouncer: PgBouncer, way: str) -> None:
-    """He would wait for ever, or be told too early."""
+    """All waiters for a lock get it, one at a time, also behind a pooler."""
     url, order = at(way, server, bouncer), list[int]()
 
     def work(number: int) -> None:
@@ -215,7 +215,7 @@ def test_who_waits_for_a_lock_has_it_next(server: PostgresServer, bouncer: PgBou
 def test_a_pooler_that_is_restarted(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
-    """What was computed meanwhile would be lost, or computed again, and a lock be anybody's."""
+    """A restart of the pooler loses no computation and no lock, and causes no error."""
     origin, url = Origin(), at(way, server, bouncer)
     one, two = face(url, colour), face(url, colour)
     assert two.lock("nightly")
@@ -236,8 +236,8 @@ def test_a_pooler_that_is_restarted(
 def test_what_is_taken_back_comes_behind_it(
     server: PostgresServer, bouncer: PgBouncer, before: Before, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another connection of the loop would be faster: the key is granted to nobody, and nobody is let in."""
-    monkeypatch.setattr(suspending, "BUSY", 0)  # each question has one more made
+    """An abandon waits for the cancelled claim before it, even if another connection of the loop is faster."""
+    monkeypatch.setattr(suspending, "BUSY", 0)  # each question opens one more connection
     proxy, ask, token = before(server if way == "direct" else bouncer), Ask(60.0), new_id()
     on_its_way, late = threading.Event(), threading.Event()
 
@@ -256,7 +256,7 @@ def test_what_is_taken_back_comes_behind_it(
         await asyncio.wait([claim])
         abandon = asyncio.create_task(claims.abandon("k", token))
         await asyncio.sleep(0)
-        assert await claims.claim("another", new_id(), ask)  # it waits for nobody
+        assert await claims.claim("another", new_id(), ask)  # other claims do not wait
         late.set()
         assert await abandon
         assert isinstance(await claims.claim("k", new_id(), ask), Granted)
@@ -270,7 +270,7 @@ def test_what_is_taken_back_comes_behind_it(
 
 @pytest.fixture(params=["repeatable read", "serializable"])
 def apart(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A database whose transactions see what was there when they began."""
+    """A database whose transactions see only what was stored when they began."""
     server = shared_postgres()
     with server.database(default_transaction_isolation=request.param) as name:
         server.prepare(database=name)
@@ -281,7 +281,7 @@ def apart(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_decisions_in_databases_of_another_isolation(
     apart: str, face: Faces, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
-    """Each of two processes would be granted the lease, who has waited for the other; or be refused by the server."""
+    """If the database's default isolation is stricter, each key is still computed once, and no call is refused."""
     url = at(way, shared_postgres(), bouncer, database=apart)
     one, two = face(url, colour), face(url, colour)
     calls: list[int] = []
@@ -302,7 +302,7 @@ def test_decisions_in_databases_of_another_isolation(
 
 
 def test_a_pooler_before_such_a_database_is_told_with_what_to_do(apart: str, bouncer: PgBouncer) -> None:
-    """A decision that sees only what was there when it began would be granted twice."""
+    """Behind a pooler to such a database, the error names the remedy. A decision on an old snapshot could be wrong."""
     url = at("looks", shared_postgres(), bouncer, database=apart)
     with Cache(url, on_engine_error="raise") as cache, pytest.raises(EngineError, match="ALTER ROLE"):
         cache.get_or_compute("k", lambda: 1)
@@ -312,7 +312,7 @@ def test_a_pooler_before_such_a_database_is_told_with_what_to_do(apart: str, bou
 def test_an_isolation_that_is_changed_later(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
-    """New connections would refuse everything."""
+    """If the default isolation changes later, new connections still work."""
     with server.database() as name:
         server.prepare(database=name)
         cache = face(at(way, server, bouncer, database=name), colour)
@@ -330,7 +330,7 @@ LIMITS = dict.fromkeys(
 
 
 def home_of(face: Face) -> object:
-    """The connection that is its sign of life, if it has one."""
+    """The connection that is the sign of life of this cache, if there is one."""
     engine = face.cache.engine
     assert isinstance(engine, PostgresEngine)
     return engine._all.news.home_backend
@@ -340,7 +340,7 @@ def home_of(face: Face) -> object:
 def test_a_role_of_few_rights_whose_connections_end(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
-    """What the server has ended while it was idle would be an outage, and a herd compute twice."""
+    """If the server ends connections of a role with few rights, calls get no error and do not compute twice."""
     with program_s_role(server, **LIMITS) as role:
         url = at(way, server, bouncer, user=role)
         one, two = face(url, colour), face(url, colour)
@@ -348,7 +348,7 @@ def test_a_role_of_few_rights_whose_connections_end(
         assert two("k", lambda: 2) == 1
         ended = {home_of(each) for each in (one, two)} - {None}
         server.terminate("stampede%")
-        until(lambda: not {home_of(each) for each in (one, two)} & ended)  # until then it would be taken for dead
+        until(lambda: not {home_of(each) for each in (one, two)} & ended)  # until then, the process would count as dead
         assert two("k", lambda: 2) == 1
         one.invalidate("k")
         assert two("k", lambda: 3) == 3
@@ -359,7 +359,7 @@ def test_a_role_of_few_rights_whose_connections_end(
 
 
 def test_who_listens_may_be_idle(server: PostgresServer) -> None:
-    """All would be taken from a process, in the middle, that has nothing to say for a while."""
+    """The listening connection has no limit of idle time, although the role has one."""
     with program_s_role(server, **LIMITS) as role:
         line = of_url(server.url_of(user=role), {}).listening()
         assert line is not None
@@ -371,7 +371,7 @@ def test_who_listens_may_be_idle(server: PostgresServer) -> None:
 def test_a_lock_that_is_not_to_be_had_in_time(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, way: str, colour: str
 ) -> None:
-    """One key that many are at would be an outage of all others."""
+    """If the lock of one key can't be taken in time, other keys still work, and the caller computes."""
     with program_s_role(server, lock_timeout="20ms") as role:
         cache = face(at(way, server, bouncer, user=role), colour)
         assert cache("k", lambda: 0) == 0
@@ -401,7 +401,7 @@ CREATE TRIGGER collides BEFORE INSERT ON stampede.locks FOR EACH ROW EXECUTE FUN
 
 @pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])
 def test_who_collides_asks_once_more(server: PostgresServer, face: Faces, colour: str, code: str) -> None:
-    """What the server takes back so that another one may go on would be an outage, or a lock that can't be had."""
+    """A question that the server cancels because of a conflict is asked again, and causes no error."""
     with server.database() as name:
         server.prepare(database=name)
         server.say(COLLIDES.format(code, code), database=name)
@@ -417,7 +417,7 @@ def test_who_collides_asks_once_more(server: PostgresServer, face: Faces, colour
 def test_listen_leads_to_another_server(
     face: Faces, server: PostgresServer, bouncer: PgBouncer, small: PostgresServer, colour: str
 ) -> None:
-    """Nobody there knows the connection that says whether we live: each would take the key from the one before."""
+    """If `listen=` leads to another server, that connection is no sign of life: each lease would seem to be free."""
     small.prepare()
     url, origin = f"{bouncer.postgres_url}&listen={quote(small.postgres_url, safe='')}", Origin()
     one, two = face(url, colour), face(url, colour)
@@ -427,7 +427,7 @@ def test_listen_leads_to_another_server(
     herd = Herd(lambda: one.herd(2, "k", origin))
     origin.has_begun()
     with pytest.raises(WaitTimeout):
-        two("k", lambda: 2, wait=1)  # by then it has been answered
+        two("k", lambda: 2, wait=1)  # enough time for a reply
     origin.let_on()
     assert herd.join() == [[1, 1]]
 
@@ -437,7 +437,7 @@ def test_listen_leads_to_another_server(
 
 @pytest.mark.parametrize("full", ["server", "pooler"])
 def test_no_connection_is_left(face: Faces, small: PostgresServer, colour: str, full: str) -> None:
-    """Calls would fail, or compute for themselves, while the process has a connection that it could wait for."""
+    """If no further connection can be made, calls wait for an existing one and do not fail."""
     small.prepare()
     with ExitStack() as stack:
         user = stack.enter_context(program_s_role(small))

@@ -1,4 +1,4 @@
-"""Leases that are bound to their holder's connection, or are not: holders that are killed and cut off."""
+"""Leases that are bound to the connection of their holder, or are not. Holders are killed or cut off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from postgres_server import PostgresServer, shared_postgres
 from stampede import Cache
 
 LEASE = 60.0
-"""So long that no test here ends by it."""
+"""Longer than any test here takes."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def server() -> PostgresServer:
 
 @pytest.fixture
 def mine(request: pytest.FixtureRequest, server: PostgresServer) -> Callable[..., Cache]:
-    """A cache of this process."""
+    """Open caches of this process that are closed at the end."""
 
     def made(**options: Any) -> Cache:
         cache = cache_at(server.postgres_url, **options)
@@ -45,7 +45,7 @@ def cache_at(url: str, **options: Any) -> Cache:
 
 
 def hold(pipe: Connection, url: str, lease: float) -> None:
-    """One call whose computation ends as it is told; then what it got, and whether the lease was lost."""
+    """One call whose computation waits for its value from the pipe. Send the result and the count of lost leases."""
     cache = cache_at(url, lease=lease)
     cache.get("another")
     until(lambda: cache.engine._all.news.listens)  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ def hold(pipe: Connection, url: str, lease: float) -> None:
 
 
 def test_a_killed_holder_that_was_not_bound_holds_nobody_up(server: PostgresServer) -> None:
-    """Promise 3: behind a pooler its connection's end tells nothing: a herd would wait for it for ever."""
+    """Promise 3: if a killed holder is not bound to a connection, waiters compute when its lease ends."""
     lease, url = 0.3, f"{server.postgres_url}&bound=false"
     with other(hold, url, lease) as holder, cache_at(url, lease=lease) as cache:
         assert holder.hear() == "computing"
@@ -71,12 +71,12 @@ def test_a_killed_holder_that_was_not_bound_holds_nobody_up(server: PostgresServ
 
 
 def test_a_holder_whose_connection_is_cut_is_overtaken(server: PostgresServer, mine: Mine) -> None:
-    """Promise 5: nobody can tell it from one that died. What it has computed would replace what was computed since."""
+    """Promise 5: a holder whose connection is cut counts as dead. Its result must not replace a newer one."""
     cache = mine()
     with other(hold, server.postgres_url, LEASE) as holder:
         assert holder.hear() == "computing"
         ((pid,),) = server.ask("SELECT pid FROM stampede.leases")
-        holder.freeze()  # or it may say that it lives before anybody asks
+        holder.freeze()  # otherwise it could send a sign of life first
         server.ask("SELECT pg_terminate_backend(%s)", pid)
         assert cache.get_or_compute("k", lambda: "new") == "new"
         holder.thaw()
@@ -86,7 +86,7 @@ def test_a_holder_whose_connection_is_cut_is_overtaken(server: PostgresServer, m
 
 
 def test_a_holder_whose_connection_is_cut_stores_what_nobody_else_computes(server: PostgresServer, mine: Mine) -> None:
-    """Each short trouble with one connection would cost all the work that was under way."""
+    """If a holder's connection is cut and no other process computes, its result is stored. No work is lost."""
     cache = mine()
     with other(hold, server.postgres_url, LEASE) as holder:
         assert holder.hear() == "computing"
@@ -98,7 +98,7 @@ def test_a_holder_whose_connection_is_cut_stores_what_nobody_else_computes(serve
 
 
 def test_a_renewed_lease_is_bound_to_the_connection_that_is_there(server: PostgresServer, mine: Mine) -> None:
-    """Who had a short trouble, and is well again, would be taken for dead until it is done."""
+    """A renewed lease is bound to the new connection: a holder that has connected again does not count as dead."""
     cache, lease = mine(), 1.0
     with other(hold, server.postgres_url, lease) as holder:
         assert holder.hear() == "computing"

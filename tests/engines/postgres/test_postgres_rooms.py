@@ -1,4 +1,4 @@
-"""Postgres' locks: the rule, holders and waiters that die, and the record."""
+"""Locks of the Postgres engine: their rules, holders and waiters that die, and the record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_(server: PostgresServer, request: pytest.FixtureRequest) -> Open:
 @pytest.mark.parametrize("rooms", [[1, 1, 2, 3, inf, inf], [1] * 6], ids=["many", "exclusive"])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_the_machine_of_rooms(server: PostgresServer, open_: Open, seed: int, rooms: list[float]) -> None:
-    """Its functions say the same in another language: two writers would be inside, or somebody passed in the queue."""
+    """The functions in the database decide in the same way as `lock_queue` does in Python."""
     engine, dice, model, now = open_(), random.Random(seed), lock_queue.EMPTY, 1000.0
     tokens = [new_id() for _ in range(6)]
     waiting: list[tuple[bytes, float]] = []
@@ -107,7 +107,7 @@ sys.stdin.readline()
 
 
 def test_who_is_killed_inside_or_in_the_queue_keeps_nobody_out(server: PostgresServer, open_: Open) -> None:
-    """A writer would wait for the end of a dead reader's lease; and readers for a writer who never comes."""
+    """A killed reader does not block a writer until its lease ends. A killed writer in the queue blocks no reader."""
     reader, late = (Lock("l", open_(), shared=True, wait=SOON) for _ in range(2))
     took: list[float] = []
 
@@ -138,7 +138,7 @@ def test_who_is_killed_inside_or_in_the_queue_keeps_nobody_out(server: PostgresS
 
 
 def test_a_holder_is_one_of_many_from_the_moment_that_a_reader_comes(server: PostgresServer, open_: Open) -> None:
-    """Those who waited for an exclusive lock would be passed, or its renewal, record or release go astray."""
+    """A waiter for an exclusive lock keeps its turn when a reader comes, and the holder can still renew and release."""
     engine, other = open_(), open_()
     holder, next_, reader = (new_id() for _ in range(3))
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)

@@ -1,4 +1,4 @@
-"""What PostgreSQL and its pooler do, on which the engine is built."""
+"""The behaviour of PostgreSQL and its pooler on which the engine is built."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from servers import wait_until
 
 @pytest.fixture(scope="module")
 def bouncer() -> Iterator[PgBouncer]:
-    """One connection to the server for all who come."""
+    """A pooler with one connection to the server for all clients."""
     with closing(PgBouncer(shared_postgres(), "default_pool_size=1")) as made:
         yield made
 
 
 @pytest.fixture
 def lines(bouncer: PgBouncer) -> Iterator[list[Any]]:
-    """Two connections to it."""
+    """Two connections to the pooler."""
     with ExitStack() as stack:
         yield [stack.enter_context(psycopg.connect(bouncer.postgres_url, autocommit=True)) for _ in range(2)]
 
@@ -35,7 +35,7 @@ def backend(line: Any) -> int:
 
 
 def test_a_pooler_is_known_by_its_backend(lines: list[Any]) -> None:
-    """A pooled server would be taken for one that keeps what is prepared and listened to, or none would be."""
+    """Through a pooler, the backend's pid differs from the one told at the start. The engine detects poolers by it."""
     first, second = lines
     assert backend(first) == backend(second)
     assert backend(first) not in (first.info.backend_pid, second.info.backend_pid)
@@ -44,7 +44,7 @@ def test_a_pooler_is_known_by_its_backend(lines: list[Any]) -> None:
 
 
 def test_what_is_prepared_is_in_the_way_behind_a_pooler(lines: list[Any]) -> None:
-    """The engine leaves it out there, and would need not to."""
+    """A prepared statement fails behind a pooler, so the engine prepares none there."""
     first, second = lines
     first.execute("SELECT 1 -- first", prepare=True)
     with pytest.raises(psycopg.errors.DuplicatePreparedStatement):
@@ -52,18 +52,18 @@ def test_what_is_prepared_is_in_the_way_behind_a_pooler(lines: list[Any]) -> Non
 
 
 def test_who_listens_behind_a_pooler_is_told_nothing(lines: list[Any]) -> None:
-    """The engine asks for a direct address, or looks: neither would be needed."""
+    """A listener behind a pooler gets no notifications, so the engine needs a direct address or looks by itself."""
     first, second = lines
     first.execute("LISTEN stampede_tests", prepare=False)
     second.execute("NOTIFY stampede_tests, 'hello'", prepare=False)
-    assert [each.payload for each in second.notifies(timeout=0)] == ["hello"]  # who has asked for nothing is told
+    assert [each.payload for each in second.notifies(timeout=0)] == ["hello"]  # the other client is notified
     assert backend(first) == backend(second)
     assert [*first.notifies(timeout=0)] == []
     second.execute("UNLISTEN stampede_tests", prepare=False)
 
 
 def test_one_statement_reads_what_was_there_before_it_waited() -> None:
-    """Each function that changes a key reads in statements of their own after its lock, and could do with one."""
+    """A statement that waits for a lock reads an old snapshot: so functions that change a key read in later ones."""
     server = shared_postgres()
     with psycopg.connect(server.postgres_url) as first, psycopg.connect(server.postgres_url, autocommit=True) as second:
         server.say("CREATE TABLE snapshots (number int)")
@@ -78,14 +78,14 @@ def test_one_statement_reads_what_was_there_before_it_waited() -> None:
             first.execute("INSERT INTO snapshots VALUES (1)")
             first.commit()
             asking.join()
-            assert [number for _, number in seen] == [0]  # it was 1 when the lock was given
+            assert [number for _, number in seen] == [0]  # it was 1 when the lock was granted
             assert second.execute("SELECT count(*) FROM snapshots").fetchone() == (1,)
         finally:
             server.say("DROP TABLE snapshots")
 
 
 def test_unlogged_rows_are_lost_in_a_crash_and_nowhere_else() -> None:
-    """The docs tell when a cache is empty, and what a replica has that takes over."""
+    """Unlogged tables are empty after a crash and on a promoted replica, and keep their rows in an orderly restart."""
     with closing(PostgresServer()) as server:
         server.say("CREATE UNLOGGED TABLE entries (id int)", "CREATE TABLE locks (id int)")
         server.say("INSERT INTO entries VALUES (1)", "INSERT INTO locks VALUES (1)")

@@ -1,4 +1,4 @@
-"""What is over is removed by and by, what there is no room for is evicted, and nothing else is touched."""
+"""A sweep removes what has expired, evicts entries beyond the limits, and touches nothing else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kept(engine: PostgresEngine, prefix: str = "") -> set[str]:
 
 
 def over(*keys: str) -> None:
-    """They have been over for long."""
+    """Make these entries expire long ago."""
     with session() as line:
         for key in keys:
             line.execute("UPDATE stampede.entries SET gone = 1, keep = 1, fresh = 1 WHERE id = %s", [names(key).id])
@@ -71,7 +71,7 @@ def rows() -> int:
 
 
 def test_what_is_over_goes(engine: PostgresEngine) -> None:
-    """The table would hold whatever was ever asked for."""
+    """A sweep removes expired entries and only these. Otherwise the table would grow with every key."""
     for number in range(20):
         store(engine, f"k{number}", 60.0)
     over(*(f"k{number}" for number in range(0, 20, 2)))
@@ -81,7 +81,7 @@ def test_what_is_over_goes(engine: PostgresEngine) -> None:
 
 
 def test_it_is_done_by_those_who_write(engine: PostgresEngine) -> None:
-    """Nobody would call it: there is no server of ours."""
+    """Writers sweep, once every `WRITES` writes: there is no server of ours that could do it."""
     done = threading.Event()
 
     def ask(command: Any) -> Any:
@@ -97,7 +97,7 @@ def test_it_is_done_by_those_who_write(engine: PostgresEngine) -> None:
 
 
 def test_a_process_that_writes_sweeps(engine: PostgresEngine) -> None:
-    """The engine's own writes would not count."""
+    """The engine's own writes count, so that a process that writes also sweeps."""
     store(engine, "old", 60.0)
     over("old")
     assert rows() == 1
@@ -111,7 +111,7 @@ def test_a_process_that_writes_sweeps(engine: PostgresEngine) -> None:
 
 
 def test_leases_that_hold_nothing_go(engine: PostgresEngine) -> None:
-    """Whoever was killed as he computed would leave a row for ever; and one that stands must stay."""
+    """A sweep removes the leases of killed holders. Leases that are valid, or still delay the next try, remain."""
     assert engine.blocking.claims is not None
     for key, lease in (("dead", 0.001), ("stands", 60.0)):
         assert isinstance(run_blocking(engine.blocking.claims.claim(key, new_id(), Ask(lease))), Granted)
@@ -121,11 +121,11 @@ def test_leases_that_hold_nothing_go(engine: PostgresEngine) -> None:
     shared_postgres().say("UPDATE stampede.leases SET ends = 1 WHERE name = 'dead'")
     swept()
     left = shared_postgres().ask("SELECT convert_from(name, 'UTF8') FROM stampede.leases ORDER BY 1")
-    assert left == [("rests",), ("stands",)]  # the first by nothing but its rest
+    assert left == [("rests",), ("stands",)]  # the first only because of its rest
 
 
 def test_processes_that_are_gone_are_told_nothing(engine: PostgresEngine) -> None:
-    """Each change would be told for ever, to nobody."""
+    """A sweep removes the keepers of dead processes. Otherwise each change would be notified for ever."""
     shared_postgres().say("SELECT stampede.keep('dead', 1, 1)")
     with session() as alive:
         alive.autocommit = True
@@ -139,7 +139,7 @@ def test_processes_that_are_gone_are_told_nothing(engine: PostgresEngine) -> Non
 
 
 def test_two_sweep_at_once(engine: PostgresEngine) -> None:
-    """Each would wait for the other; and what is locked by who changes it would hold up both."""
+    """Two sweeps at the same time do not wait for each other, nor for a row that another session has locked."""
     for number in range(50):
         store(engine, f"k{number}", 60.0)
     over(*(f"k{number}" for number in range(50)))
@@ -147,12 +147,12 @@ def test_two_sweep_at_once(engine: PostgresEngine) -> None:
         one.execute("SELECT FROM stampede.entries WHERE id = %s FOR UPDATE", [names("k7").id])
         other.execute("SET LOCAL lock_timeout = '5s'")
         assert other.execute(SWEPT, (b"\0" * 16, 1000, inf, inf)).fetchall() == [(49,)]
-        assert one.execute(SWEPT, (b"\0" * 16, 1000, inf, inf)).fetchall() == [(1,)]  # goes round the other's, too
+        assert one.execute(SWEPT, (b"\0" * 16, 1000, inf, inf)).fetchall() == [(1,)]  # skips the other sweep's rows
     assert rows() == 0
 
 
 def test_what_was_stored_anew_stays(engine: PostgresEngine) -> None:
-    """A value that is stored as the sweep passes would be taken for the old one."""
+    """An entry that is stored again during a sweep is not removed as the old one."""
     store(engine, "k", 60.0)
     over("k")
     with session() as writer:
@@ -164,7 +164,7 @@ def test_what_was_stored_anew_stays(engine: PostgresEngine) -> None:
 
 
 def test_it_is_as_large_as_it_may_be(engine: PostgresEngine) -> None:
-    """A bound would be none; and the stale, and then the oldest, would not go first."""
+    """A limit on entries evicts as many as needed: first the stale ones, then the oldest."""
     for number in range(100):
         store(engine, f"k{number:02}", 60.0)
     shared_postgres().say("UPDATE stampede.entries SET fresh = 1 WHERE name IN ('k90', 'k91')")
@@ -173,7 +173,7 @@ def test_it_is_as_large_as_it_may_be(engine: PostgresEngine) -> None:
 
 
 def test_by_bytes(engine: PostgresEngine) -> None:
-    """The bound of sizes would be one of numbers."""
+    """A limit on bytes evicts entries until their size fits."""
     for number in range(100):
         store(engine, f"k{number:02}", 60.0, value=b"v" * 1000)
     assert swept(size=50_000.0) == 50
@@ -181,7 +181,7 @@ def test_by_bytes(engine: PostgresEngine) -> None:
 
 
 def test_a_flood_of_new_keys(engine: PostgresEngine) -> None:
-    """The bound would hold where few write only."""
+    """The limit also holds while many new keys are written."""
     bounded = PostgresEngine(shared_postgres().postgres_url, entries=2000)
     try:
         for number in range(3000):
@@ -192,7 +192,7 @@ def test_a_flood_of_new_keys(engine: PostgresEngine) -> None:
 
 
 def test_a_sample_tells_how_many_there_are(engine: PostgresEngine) -> None:
-    """Far too many, or too few, would be evicted."""
+    """The number of entries is estimated well from a sample. Otherwise a sweep would evict too many or too few."""
     for number in range(3000):
         store(engine, f"k{number}", 60.0)
     ((about,),) = shared_postgres().ask(

@@ -1,4 +1,4 @@
-"""The Redis engine beyond its ports: servers that forget, break and refuse; news; forks and loops."""
+"""The Redis engine beyond its ports: servers that lose data, break and refuse; notifications; forks and loops."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Ticket
 from stampede.runtime.colour import run_blocking as run
 
 LONG = 60.0
-SOON = 10.0  # what nobody wakes takes longer
+SOON = 10.0  # a waiter that is not woken takes longer
 
 
 @pytest.fixture
 def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
-    """Engines that are closed at the end."""
+    """Open engines that are closed at the end."""
 
     def opened(*args: Any, **options: Any) -> RedisEngine:
         engine = RedisEngine(*args, **options)
-        engine.follow()  # as a cache does that has a local tier
+        engine.follow()  # as a cache with a local tier does
         request.addfinalizer(engine.close)
         return engine
 
@@ -73,7 +73,7 @@ def granted(engine: RedisEngine, key: str = "k") -> bytes:
 
 
 def until(good: Callable[[], Any], within: float = PATIENCE) -> Any:
-    """The first true answer; what changes is on a server, and can't be waited for otherwise."""
+    """Wait for a true answer and return it. A change on a server can only be polled for."""
     end = time.monotonic() + within
     while not (answer := good()):
         assert time.monotonic() < end, "it never came"
@@ -92,7 +92,7 @@ def calls(server: RedisServer) -> int:
 
 @pytest.mark.parametrize("key", ["", "}", "}a", "{", "{}", "{a}b", "}{", ":l", "l", "\x00", "é" * 100])
 def test_all_names_of_a_key_are_in_one_slot(key: str) -> None:
-    """In a cluster, its scripts would be refused; or two things of one key would be one."""
+    """All names of a key are in one slot, so that a cluster runs its scripts, and no two names are equal."""
     names = wire.names(key)
     strings = [*names[:4], names.channel]
     assert len({key_slot(name) for name in strings}) == 1
@@ -102,13 +102,13 @@ def test_all_names_of_a_key_are_in_one_slot(key: str) -> None:
 
 
 def test_what_is_no_entry_is_a_miss(server: RedisServer, open_: Open) -> None:
-    """Somebody else's bytes in our place would be an error for ever, or be read as numbers."""
+    """Foreign bytes in the place of an entry are a miss. They are neither an error for ever nor read as numbers."""
     engine = open_(server.url)
     for bytes_ in (b"", b"short", b"\x02" + bytes(100)):
         server.cli("SET", wire.names("k").entry, bytes_.replace(b"\x00", b"0"))
         assert isinstance(claim(engine, force=True), Granted)
         token = new_id()
-        assert claim(engine, token=token, force=True).entry == UNREADABLE  # a miss and an event, says the codec
+        assert claim(engine, token=token, force=True).entry == UNREADABLE  # the codec reports a miss, and an event
         assert run(engine.blocking.claims.fill("k", token, some()))
         assert isinstance(claim(engine), Found)
     for foreign in ("RPUSH", "SADD"):
@@ -122,7 +122,7 @@ def test_what_is_no_entry_is_a_miss(server: RedisServer, open_: Open) -> None:
 
 
 def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None:
-    """What is to stay would be counted down; or what has an end would have none."""
+    """An entry to be kept for ever has no expiry on the server, and an entry with an end has one."""
     engine = open_(server.url)
     name = wire.names("k").entry
     run(engine.blocking.store.set("k", some(fresh=inf)))
@@ -137,7 +137,7 @@ def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None
 
 
 def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Open) -> None:
-    """Without a local tier every early refresh would cost a second round trip."""
+    """A claim grants an early refresh in the round trip that finds the entry. It needs no second one."""
     engine = open_(server.url)
     entry = Entry(b"v", new_id(), cost=1.0, margin=2.0, ttl=LONG, fresh=10.0, keep=LONG)
     run(engine.blocking.store.set("k", entry))
@@ -146,17 +146,17 @@ def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Op
     assert isinstance(reply, Granted)
     assert reply.entry is not None
     assert reply.entry.fresh > 0
-    entry.fresh = 31.0  # never before half of ttl
+    entry.fresh = 31.0  # there is no early refresh before half of ttl
     run(engine.blocking.store.set("k", entry))
     assert isinstance(claim(engine, draw=1e9), Found)
 
 
-# -- servers that forget, and replies that are lost ---------------------------------------------------------------
+# -- servers that lose their scripts, and replies that are lost ---------------------------------------------------
 
 
 @pytest.mark.parametrize("forget", ["SCRIPT FLUSH", "restart"])
 def test_scripts_are_sent_again(own: RedisServer, open_: Open, forget: str) -> None:
-    """After a flush of scripts, or a restart, the cache would be out of order until the process ended."""
+    """Scripts that the server has lost, by a flush or a restart, are sent again."""
     engine = open_(own.url)
     granted(engine)
     if forget == "restart":
@@ -169,7 +169,7 @@ def test_scripts_are_sent_again(own: RedisServer, open_: Open, forget: str) -> N
 
 
 def test_scripts_are_sent_again_in_pipelines(server: RedisServer, open_: Open) -> None:
-    """The same of a batch, and of tasks."""
+    """Lost scripts are sent again for batches, and for tasks that share a pipeline."""
     engine = open_(server.url)
     server.cli("SCRIPT", "FLUSH")
     assert run(engine.blocking.store.get(["a", "b", "c"])) == [None] * 3
@@ -186,7 +186,7 @@ def test_scripts_are_sent_again_in_pipelines(server: RedisServer, open_: Open) -
 
 
 def test_a_server_that_comes_back_is_used_again(own: RedisServer, open_: Open) -> None:
-    """One outage would be for ever; or an error would not be ours."""
+    """A server that comes back after an outage is used again. During the outage, each error is an EngineError."""
     engine = open_(own.url)
     granted(engine)
 
@@ -207,7 +207,7 @@ def test_a_server_that_comes_back_is_used_again(own: RedisServer, open_: Open) -
 
 
 def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer, open_: Open) -> None:
-    """After every restart or idle timeout of the server, each connection of the pool would fail once."""
+    """A connection that ended while it was idle causes no error."""
     engine = open_(server.url)
 
     async def tasks() -> None:
@@ -224,7 +224,7 @@ def test_a_connection_that_broke_while_idle_is_nobodys_error(server: RedisServer
 def test_a_question_of_a_loop_whose_reply_is_lost_is_asked_once_more(
     server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy]
 ) -> None:
-    """A connection that breaks would fail all calls of its loop."""
+    """If a connection breaks before the reply, a loop's question is asked once more and its calls do not fail."""
     proxy = before(server)
     engine = open_(proxy.url)
 
@@ -238,7 +238,7 @@ def test_a_question_of_a_loop_whose_reply_is_lost_is_asked_once_more(
 
 
 def test_verbs_may_be_sent_twice(server: RedisServer, open_: Open) -> None:
-    """A reply that was lost would turn a stored value into a refused one, or a released lock into a lost one."""
+    """Each verb can be sent twice, as after a lost reply, and still gives the right result."""
     engine = open_(server.url)
     line = engine._servers.line
     asked: list[Any] = []
@@ -273,7 +273,7 @@ REFUSALS = {"full": ("maxmemory", "1kb"), "without replicas": ("min-replicas-to-
 
 @pytest.mark.parametrize("refusal", list(REFUSALS))
 def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, refusal: str) -> None:
-    """What it has would count as lost too; or a lease be granted under which nothing can be stored."""
+    """If a server reads but does not write, its values are still found, and no lease is granted in vain."""
     if refusal == "without replicas" and is_redis_6():
         missing("a script is not refused by a Redis 6 that is without replicas")
     engine = open_(own.url)
@@ -300,17 +300,17 @@ def test_a_server_that_reads_and_does_not_write(own: RedisServer, open_: Open, r
 
 
 def test_a_full_server_ends_what_it_began(own: RedisServer, open_: Open) -> None:
-    """Out of memory, a computation under way would leave its lease, and everybody waiting; or be done once more."""
+    """A server that is out of memory still lets computations end: with a fill or an abandon, which remove the lease."""
     engine = open_(own.url)
     run(engine.blocking.store.set("there", some()))
     filled, abandoned = granted(engine, "filled"), granted(engine, "abandoned")
     own.cli("CONFIG", "SET", "maxmemory", "1kb")
     assert run(engine.blocking.claims.renew("filled", filled, LONG))
-    assert isinstance(claim(engine, "filled", filled), Granted)  # asked again, since its reply was lost
+    assert isinstance(claim(engine, "filled", filled), Granted)  # asked again, as after a lost reply
     assert run(engine.blocking.claims.fill("filled", filled, some(b"x" * 1000)))
     assert isinstance(claim(engine, "filled"), Found)
     run(engine.blocking.claims.abandon("abandoned", abandoned, Verdict("failed"), rest=LONG))
-    assert claim(engine, "abandoned").rest > LONG - 10  # what is deleted leaves room for that
+    assert claim(engine, "abandoned").rest > LONG - 10  # the deleted lease leaves room for the verdict
     assert run(engine.blocking.store.generation("new"))
     assert run(engine.blocking.store.expire("there"))
     assert run(engine.blocking.store.invalidate("there"))
@@ -318,7 +318,7 @@ def test_a_full_server_ends_what_it_began(own: RedisServer, open_: Open) -> None
 
 
 def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
-    """What was the master before a failover would serve what is invalidated at its successor."""
+    """A server that has become a replica is not used: it would serve values that are invalidated at the new master."""
     engine = open_(own.url)
     run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
@@ -335,8 +335,8 @@ def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
 
 
 def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
-    """Every call would hang with it, in both colours; and hang again when it is well."""
-    engine = open_(own.url, socket_timeout=1.0)  # which it has, too, when it is well and the machine is busy
+    """If a server hangs, calls in both colours fail soon, and they work again when the server does."""
+    engine = open_(own.url, socket_timeout=1.0)  # enough for a healthy server on a busy machine
 
     async def tasks() -> None:
         await engine.suspending.store.get(["k"])
@@ -360,7 +360,7 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
 
 
 def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
-    """Who waits for a connection would find out after those before it, one after the other, for many seconds."""
+    """If a server hangs, callers that wait for a connection fail together, and not one timeout after the other."""
     engine = open_(own.url, socket_timeout=1.0, max_connections=1)
     run(engine.blocking.store.get(["k"]))
     errors: list[str] = []
@@ -379,7 +379,7 @@ def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        assert time.monotonic() - start < 8  # of twelve, one after the other
+        assert time.monotonic() - start < 8  # twelve, one after the other, would take longer
     finally:
         own.thaw()
     assert len(errors) == 12
@@ -390,7 +390,7 @@ def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
 
 
 def test_more_callers_than_connections_wait(server: RedisServer, open_: Open) -> None:
-    """The third of three threads would be refused."""
+    """If all connections are in use, further callers wait for one. They are not refused."""
     engine = open_(server.url, max_connections=2)
     errors: list[BaseException] = []
 
@@ -410,14 +410,14 @@ def test_more_callers_than_connections_wait(server: RedisServer, open_: Open) ->
 
 
 def test_as_many_connections_as_can_be_counted_are_not_made_room_for(server: RedisServer, open_: Open) -> None:
-    """A client of a cluster, which means no bound by such a number, takes all memory when a cache is made of it."""
+    """A very large `max_connections`, as in a cluster's client, reserves no memory for so many connections."""
     before = len(gc.get_objects())
     assert open_(server.url, max_connections=2**20).ping() < 5
     assert len(gc.get_objects()) - before < 2**16
 
 
 def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) -> None:
-    """A thousand tasks would need a thousand connections or round trips, or be refused."""
+    """The questions of many tasks share one connection and a few packets."""
     engine = open_(server.url, tracking=False)
 
     async def tasks() -> None:
@@ -433,7 +433,7 @@ def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) ->
 
 
 def test_cancelling_one_caller_cancels_only_it(server: RedisServer, open_: Open) -> None:
-    """Its reply would be taken for the next caller's, or the connection closed under all."""
+    """If some tasks are cancelled, each other task still gets its own reply."""
     engine = open_(server.url)
 
     async def tasks() -> None:
@@ -457,11 +457,11 @@ def test_cancelling_one_caller_cancels_only_it(server: RedisServer, open_: Open)
 
 
 def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
-    """The second loop would be given the first one's connection; or connections of dead loops would pile up."""
+    """Each loop has a connection of its own, and connections of ended loops do not pile up."""
     engine = open_(server.url)
     for number in range(5):
         asyncio.run(engine.suspending.store.set("k", some(b"%d" % number)))
-        loop = asyncio.new_event_loop()  # one that is closed without a word
+        loop = asyncio.new_event_loop()  # a loop that is closed without a shutdown
         (kept,) = loop.run_until_complete(engine.suspending.store.get(["k"]))
         loop.close()
         assert kept is not None
@@ -474,14 +474,14 @@ def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
 
 
 def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(server: RedisServer, open_: Open) -> None:
-    """The first call of the next loop would be told that some event loop is closed."""
+    """If a loop is closed while a question is under way, calls in the next loop still work."""
     engine = open_(server.url)
 
     async def leave() -> asyncio.Task[Any]:
         await engine.suspending.store.get(["k"])
         pending = asyncio.ensure_future(engine.suspending.claims.claim("left", new_id(), Ask(LONG)))
         pending._log_destroy_pending = False  # type: ignore[attr-defined]
-        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)  # the claim has begun
         return pending
 
     loop = asyncio.new_event_loop()
@@ -493,11 +493,11 @@ def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(se
 
 
 def test_a_claim_that_is_closed_before_it_was_sent_is_not_sent(server: RedisServer, open_: Open) -> None:
-    """It would come after its own abandon, and its lease stand until it ends."""
+    """A claim that is closed before it was sent is not sent. It could arrive after its abandon, and leave a lease."""
     engine = open_(server.url)
 
     async def story() -> None:
-        await engine.suspending.claims.claim("known", new_id(), Ask(LONG))  # the script, to the server
+        await engine.suspending.claims.claim("known", new_id(), Ask(LONG))  # sends the script to the server
         claim = engine.suspending.claims.claim("closed", new_id(), Ask(LONG))
         claim.send(None)
         claim.close()
@@ -510,7 +510,7 @@ def test_a_claim_that_is_closed_before_it_was_sent_is_not_sent(server: RedisServ
 def test_a_connection_that_could_not_even_hang_up_is_not_asked(
     server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end of a stack no reply can be read, nor the connection closed: it would answer the next question."""
+    """If a reply can't be read, nor its connection closed, as with a full stack, that connection is not reused."""
     engine = open_(server.url)
     run(engine.blocking.store.set("k", some(b"right")))
 
@@ -527,7 +527,7 @@ def test_a_connection_that_could_not_even_hang_up_is_not_asked(
 
 
 def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
-    """Two loops at once would share a connection that belongs to one."""
+    """Loops in several threads do not share a connection."""
     engine = open_(server.url)
     errors: list[BaseException] = []
 
@@ -553,7 +553,7 @@ def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
 
 
 def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Open) -> None:
-    """Parent and child would read each other's replies."""
+    """A forked child makes its own connections. Otherwise parent and child would read each other's replies."""
     engine = open_(server.url)
     run(engine.blocking.store.set("k", some(b"parent")))
     found = ticket_of(engine)
@@ -570,7 +570,7 @@ def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Op
                     run(engine.blocking.claims.fill("child", token, some()))
                     ticket_of(engine, "child")
                     asyncio.run(engine.suspending.store.get(["child"]))
-                    gc.collect()  # of what is the parent's
+                    gc.collect()  # collects objects of the parent
                     code = 0
             finally:
                 os._exit(code)
@@ -580,13 +580,13 @@ def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Op
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert (await engine.suspending.store.get(["k"]))[0] is not None
-        assert holds(found)  # the child's end is none of the parent's news
+        assert holds(found)  # the end of the child does not end the parent's tickets
 
     asyncio.run(tasks())
 
 
 def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
-    """Options of the client would not reach it; wrong ones would be found out at the first call."""
+    """Options in a URL reach the client, and wrong ones are refused when the engine is made."""
     own.cli("ACL", "SETUSER", "ann", "on", ">p w", "~*", "&*", "+@all")
     for url in (
         own.url.replace("redis://", "redis://ann:p%20w@") + "?socket_timeout=0.5&client_name=shop&tracking=no",
@@ -606,9 +606,9 @@ def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
 
 
 def test_tls(open_: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`rediss://` would hang, or read bytes that are not the server's."""
+    """A `rediss://` URL works with TLS, and a server whose certificate is not trusted is refused."""
     need_tls()
-    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # each connection would read all that the machine knows
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # otherwise each connection reads all certificates of the machine
     certificate, key, port = tmp_path / "server.crt", tmp_path / "server.key", free_port()
     subprocess.run(
         [need("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
@@ -642,14 +642,14 @@ def test_tls(open_: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         secured.cli("DEL", wire.names("k").entry)
         until(lambda: not holds(ticket), within=0.5)
         with pytest.raises(EngineError):
-            open_(f"rediss://127.0.0.1:{port}", socket_connect_timeout=5.0).ping()  # whom we have no reason to believe
+            open_(f"rediss://127.0.0.1:{port}", socket_connect_timeout=5.0).ping()  # its certificate is not trusted
     finally:
         secured.close()
 
 
 @pytest.mark.parametrize("decode", [False, True])
 def test_a_client_may_be_handed_over(server: RedisServer, open_: Open, decode: bool) -> None:
-    """Who has a configured client would have to describe it once more; one that decodes would break every value."""
+    """A configured client can replace the URL, even one that decodes its responses."""
     for client in (
         redis.Redis(port=server.port, decode_responses=decode),
         redis.asyncio.Redis(port=server.port, decode_responses=decode),
@@ -666,7 +666,7 @@ def test_a_client_may_be_handed_over(server: RedisServer, open_: Open, decode: b
 
 
 def test_a_cache_of_a_client(server: RedisServer) -> None:
-    """The same, as a user has it; and the client stays as it was."""
+    """A cache can be made of a client, and the client still works afterwards."""
     with redis.Redis(port=server.port, client_name="theirs") as client:
         client.ping()
         with Cache(client, local=True) as cache:
@@ -679,7 +679,7 @@ def test_a_cache_of_a_client(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("rights", ["-client", "-subscribe", "-publish", "-client -subscribe -publish resetchannels"])
 def test_without_rights(own: RedisServer, rights: str) -> None:
-    """A user of ACLs who may not be told, or tell: an error, or a local tier that keeps what others have changed."""
+    """If a user lacks rights for notifications, calls get no error, and neither old values nor long waits."""
     own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", *rights.split())
     url = own.url.replace("redis://", "redis://app:secret@")
     with Cache(url, local=True, early=0) as near, Cache(url, local=True, early=0) as far:
@@ -701,12 +701,12 @@ def test_without_rights(own: RedisServer, rights: str) -> None:
         threading.Timer(0.05, done.set).start()
         start = time.monotonic()
         assert far.get_or_compute("l", lambda: 2) == 1
-        assert time.monotonic() - start < SOON  # what nobody may tell is seen by the safety poll
+        assert time.monotonic() - start < SOON  # without notifications, the safety poll finds the value
         holder.join(PATIENCE)
 
 
 def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:
-    """A batch would take as many round trips as it has keys; or one lease would do for several."""
+    """A batch of claims gets a reply for each key, and each granted key has its own lease."""
     engine, other = open_(server.url), open_(server.url)
     run(engine.blocking.store.set("there", some()))
     ticket_of(engine, "there")
@@ -722,7 +722,7 @@ def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> Non
 
 
 def sent(server: RedisServer, act: Callable[[], object]) -> list[str]:
-    """The commands that clients send meanwhile."""
+    """The commands that clients send while `act` runs."""
     with redis.Redis(port=server.port) as client, client.monitor() as monitor:
         act()
         server.cli("ECHO", "the end")
@@ -735,7 +735,7 @@ def sent(server: RedisServer, act: Callable[[], object]) -> list[str]:
 
 @pytest.mark.parametrize("suspending", [False, True])
 def test_a_hit_is_one_command_and_a_miss_two(server: RedisServer, suspending: bool) -> None:
-    """Round trips are what a cache on a server costs."""
+    """A hit sends one command and a miss two: round trips are the cost of a cache on a server."""
     with Cache(server.url, early=0) as cache, asyncio.Runner() as runner:
 
         def ask(key: str) -> None:
@@ -747,13 +747,13 @@ def test_a_hit_is_one_command_and_a_miss_two(server: RedisServer, suspending: bo
         ask("warm")
         assert sent(server, lambda: ask("k")) == ["EVALSHA"] * 2
         for _ in range(5):
-            ask("k")  # nobody knows yet that it mostly hits, nor for how long
+            ask("k")  # until then the engine does not know that the key mostly hits, and for how long
         assert sent(server, lambda: ask("k")) == ["GETEX"]
 
 
 @pytest.mark.parametrize("suspending", [False, True])
 def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch would cost what its keys cost; or one lease, or one call, would be shared by what isn't one."""
+    """A batch takes a few packets, leaves no lease if it fails, and does not deadlock with another batch."""
     near, far = Cache(server.url, early=0), Cache(server.url, early=0)
     loads: list[list[str]] = []
     begun, done = threading.Event(), threading.Event()
@@ -784,14 +784,14 @@ def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypa
         before = packets(server)
         assert ask(near, keys, load) == dict.fromkeys(keys, 1)
         assert ask(far, keys, load) == dict.fromkeys(keys, 1)
-        assert packets(server) - before <= 3 + 6  # a claim, a fill, a claim; and our own, and pieces of large ones
+        assert packets(server) - before <= 3 + 6  # claim, fill, claim; the rest is INFO and large packets
         assert loads[1:] == [sorted(keys)]
         with pytest.raises(ZeroDivisionError):
             ask(near, ["x", "y"], fails)
         assert server.cli("KEYS", "{*}l") == ""  # no lease is left
         assert ask(far, ["y", "x"], lambda keys: {"x": 3}) == {"x": 3}
         assert ask(near, ["x", "y"], load) == {"x": 3, "y": 1}
-        # Two that want each other's keys, in opposite order.
+        # Two batches with common keys, in opposite order.
         other = threading.Thread(target=lambda: far.get_or_compute_many(["a", "b"], slow))
         other.start()
         assert begun.wait(PATIENCE)
@@ -806,7 +806,7 @@ def packets(server: RedisServer) -> int:
 
 
 def test_batches_in_opposite_order(server: RedisServer) -> None:
-    """Each would hold what the other one waits for, until a lease ends."""
+    """Batches in opposite order do not wait for each other until a lease ends."""
     caches = [Cache(server.url, early=0) for _ in range(4)]
     loads: list[str] = []
 
@@ -866,7 +866,7 @@ cache.close()
 
 
 def test_clocks_are_never_compared(server: RedisServer) -> None:
-    """Promise 14: a machine whose clock is years off would find everything expired, or nothing ever."""
+    """Promise 14: clocks of machines are never compared. If one is years off, entries still expire in time."""
     for off in ("1e8", "-1e8"):
         done = subprocess.run(
             [sys.executable, "-c", _CLOCKS, server.url, off], capture_output=True, text=True, timeout=PATIENCE
@@ -879,7 +879,7 @@ def test_clocks_are_never_compared(server: RedisServer) -> None:
 
 @pytest.fixture
 def unaided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No safety poll: who is not told sleeps on, and no time tells whether he was."""
+    """No safety poll: a waiter that is not notified sleeps on, so that its time shows whether it was."""
     monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)
     monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)
 
@@ -895,7 +895,7 @@ def waiting(engine: RedisEngine, busy: Busy) -> tuple[threading.Thread, list[Any
 
 @pytest.mark.usefixtures("unaided")
 def test_a_waiter_is_pushed_the_value(server: RedisServer, open_: Open) -> None:
-    """It would sit out the safety poll; or ask once more for what the news have told already."""
+    """A waiter is notified with the value. It neither waits for the safety poll nor asks again."""
     engine, other = open_(server.url), open_(server.url)
     token, entry = granted(engine), some(b"news")
     busy = claim(other)
@@ -906,14 +906,14 @@ def test_a_waiter_is_pushed_the_value(server: RedisServer, open_: Open) -> None:
     thread.join(PATIENCE)
     assert time.monotonic() - start < SOON
     (found,) = result
-    if found is not None:  # None: it was so quick that it had not begun to listen
+    if found is not None:  # None: the fill came before the waiter listened
         assert (found.entry.id, found.entry.value) == (entry.id, b"news")
         assert 0 < found.entry.fresh <= LONG
 
 
 @pytest.mark.usefixtures("unaided")
 def test_what_was_told_before_anybody_listened_is_seen_at_once(server: RedisServer, open_: Open) -> None:
-    """Promise 2: between its claim and its subscription a waiter would miss the news, and sit out the safety poll."""
+    """Promise 2: a change between a waiter's claim and its subscription is seen at once, not at the safety poll."""
     engine = open_(server.url)
     token = granted(engine)
     busy = claim(engine)
@@ -924,17 +924,17 @@ def test_what_was_told_before_anybody_listened_is_seen_at_once(server: RedisServ
 
 
 def test_news_of_an_older_lease_bring_no_value(server: RedisServer, open_: Open) -> None:
-    """A message that comes late would give an invalidated value to a call that began after the invalidation."""
+    """A message of an older lease brings no value: a late one would give an invalidated value to a later call."""
     entry = Entry(b"value", b"12345678", ttl=LONG, fresh=LONG, keep=LONG)
     message = b"12345678" + bytes(8) + wire.pack(entry, 60_000)
     assert wire.news_of(message, b"12345678") is not None
     assert wire.news_of(message, b"87654321") is None
-    assert wire.news_of(b"87654321" + message[8:], b"87654321") is None  # whoever can publish, can write that
+    assert wire.news_of(b"87654321" + message[8:], b"87654321") is None  # any client can publish this
     assert wire.news_of(message[:20], b"12345678") is None
 
 
 def asked(monitor: Any) -> list[str]:
-    """The verbs that clients have sent since the monitor began, without our own and the news'."""
+    """The verbs that clients have sent since the monitor began, without those of the test and of the feed."""
     verbs = []
     while "the end" not in (heard := monitor.next_command())["command"]:
         verb = heard["command"].split()[0].upper()
@@ -945,13 +945,13 @@ def asked(monitor: Any) -> list[str]:
 
 @pytest.mark.parametrize("size", [100, 100_000])
 def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
-    """A herd's cost would grow with the time it waits, or a woken waiter would ask for what it was told."""
+    """The cost of waiting does not grow with time, and a waiter does not ask for a value that came with the message."""
     engine, other = open_(server.url), open_(server.url, tracking=False)
     token = granted(engine)
     with redis.Redis(port=server.port) as client, client.monitor() as monitor:
         busy = claim(other)
         thread, result = waiting(other, busy)
-        until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # it has looked, and sleeps
+        until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # the waiter has looked, and sleeps
         run(engine.blocking.claims.fill("k", token, Entry(bytes(size), token, ttl=LONG, fresh=LONG, keep=LONG)))
         thread.join(PATIENCE)
         (found,) = result
@@ -960,12 +960,12 @@ def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
             found = claim(other, awaited=busy.token)
         assert found.entry.value == bytes(size)
         server.cli("ECHO", "the end")
-        # One claims, listens and looks; the other one fills.
+        # One engine claims, listens and looks; the other one fills.
         assert asked(monitor) == ["EVALSHA", "EVALSHA", *["EVALSHA"] * (size > 4096), "GETEX", "SUBSCRIBE"]
 
 
 def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
-    """A user who may not publish would leave a stored value with a standing lease, and waiters asleep."""
+    """If a user may not publish, a fill still ends its lease, and its waiters still see the value soon."""
     own.cli("ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all")
     url = own.url.replace("redis://", "redis://mute:x@")
     engine, other = open_(url), open_(url)
@@ -976,7 +976,7 @@ def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
     start = time.monotonic()
     thread.join(PATIENCE)
     assert time.monotonic() - start < 0.9
-    assert ticket_of(other)  # which needs no channel
+    assert ticket_of(other)  # tickets need no channel
 
 
 WAKING: dict[str, Callable[[RedisEngine, bytes], Any]] = {
@@ -994,7 +994,7 @@ WAKING: dict[str, Callable[[RedisEngine, bytes], Any]] = {
 @pytest.mark.usefixtures("unaided")
 @pytest.mark.parametrize("change", list(WAKING))
 def test_each_change_wakes_at_once(server: RedisServer, open_: Open, change: str) -> None:
-    """Promise 2: waiters would see it by the safety poll only, a second later."""
+    """Promise 2: each change wakes the waiters at once, not only at the safety poll."""
     engine, other = open_(server.url), open_(server.url)
     token = granted(other)
     busy = claim(engine)
@@ -1013,7 +1013,7 @@ async def asleep(engine: RedisEngine, busy: Busy) -> None:
 
 
 def ears(engine: RedisEngine) -> int:
-    """How many waiters hear what is sent."""
+    """How many waiters listen to a channel that is subscribed."""
     return sum(
         len(channel.listeners) for channel in list(engine._servers.news._channels.values()) if channel.subscribed
     )
@@ -1021,8 +1021,8 @@ def ears(engine: RedisEngine) -> int:
 
 @pytest.mark.usefixtures("unaided")
 def test_a_released_lock_wakes_at_once(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same of locks."""
-    monkeypatch.setattr("stampede.engines.redis.locks.TURN", LONG)  # or it would look again soon
+    """The release of a lock wakes its waiter at once."""
+    monkeypatch.setattr("stampede.engines.redis.locks.TURN", LONG)  # otherwise the waiter would look again soon
     engine, other = open_(server.url), open_(server.url)
     holder, token = new_id(), new_id()
     run(other.blocking.locks.acquire("l", holder, LONG))
@@ -1039,7 +1039,7 @@ def test_a_released_lock_wakes_at_once(server: RedisServer, open_: Open, monkeyp
 
 @pytest.mark.usefixtures("unaided")
 def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> None:
-    """Promise 12: each would stay among those that are told; and the connection, or others, would suffer by it."""
+    """Promise 12: cancelled waiters leave no listener, and other waiters are still woken."""
     engine, other = open_(server.url), open_(server.url)
     token = granted(other)
     busy = claim(engine)
@@ -1066,7 +1066,7 @@ def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> No
 
 
 def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
-    """Each waiter, or each colour, would cost the server a connection and a message of its own."""
+    """All waiters of a process, in both colours, share one subscription."""
     engine, other = open_(server.url), open_(server.url)
     token = granted(other)
     busy = claim(engine)
@@ -1086,7 +1086,7 @@ def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
 
 
 def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
-    """No push is durable: who sleeps over a lost one would sleep until the lease's end, a minute."""
+    """If a notification is lost, the safety poll wakes the waiters. They do not sleep until the lease ends."""
     engine, other = open_(server.url), open_(server.url)
     granted(other)
     busy = claim(engine)
@@ -1094,7 +1094,7 @@ def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
     loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
     loop.start()
     until(lambda: ears(engine) == 2)
-    server.cli("DEL", wire.names("k").lease)  # of which nobody is told
+    server.cli("DEL", wire.names("k").lease)  # this sends no notification
     start = time.monotonic()
     for each in (thread, loop):
         each.join(PATIENCE)
@@ -1104,7 +1104,7 @@ def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
 
 @pytest.mark.usefixtures("unaided")
 def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) -> None:
-    """What was told while nobody listened would be missed."""
+    """If the connection for notifications ends, waiters are woken, because they may have missed one."""
     engine = open_(own.url)
     token = granted(engine)
     busy = claim(engine)
@@ -1115,7 +1115,7 @@ def test_waiters_are_woken_when_the_news_break(own: RedisServer, open_: Open) ->
     thread.join(PATIENCE)
     assert time.monotonic() - start < SOON
     until(lambda: engine._servers.news.reporter)
-    thread, _ = waiting(engine, busy)  # and they listen again
+    thread, _ = waiting(engine, busy)  # waiters listen again
     until(lambda: own.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")
     run(engine.blocking.claims.abandon("k", token))
     thread.join(PATIENCE)
@@ -1130,7 +1130,7 @@ def holds(ticket: Ticket) -> bool:
 
 
 def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
-    """A ticket that holds: the first ones may come before the news do, or before those of the last change."""
+    """Wait for a valid ticket: the feed may not listen yet, or an earlier change may end the first ones."""
 
     def found() -> Ticket | None:
         reply = claim(engine, key)
@@ -1169,14 +1169,14 @@ def _forced(engine: RedisEngine) -> bytes:
 @pytest.mark.parametrize("change", list(CHANGES))
 @pytest.mark.parametrize("suspending", [False, True])
 def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str, suspending: bool) -> None:
-    """A local tier would serve what is gone, until its ttl ends."""
+    """A change ends the ticket. Otherwise a local tier would serve the old value until it expires."""
     engine, other = open_(server.url), open_(server.url)
     run(engine.blocking.store.set("k", some()))
 
     async def scenario() -> None:
         ticket = await ticket_of_a_loop(engine) if suspending else ticket_of(engine)
         time.sleep(0.05)
-        assert holds(ticket)  # nothing else voids it
+        assert holds(ticket)  # nothing else ends it
         CHANGES[change](server, other)
         until(lambda: not holds(ticket), within=0.5)
 
@@ -1184,11 +1184,11 @@ def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str
 
 
 def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: Open) -> None:
-    """With server and origin down, a process would have nothing of what it has computed and not yet read."""
+    """A filled value has a ticket until its next change, so that the local tier can keep it without a new read."""
     engine, other = open_(server.url), open_(server.url)
     run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
-    # Of what another connection has claimed, too: the server then follows nothing but the fill itself.
+    # Also if another connection has claimed: then the server tracks only the fill.
     for change, claimed in product(("DEL", "invalidate", "fill"), (engine, other)):
         ticket = run(engine.blocking.claims.fill("k", _forced(claimed), some()))
         assert isinstance(ticket, Ticket)
@@ -1198,7 +1198,7 @@ def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: O
 
 
 def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ticket of a fill would cost each miss another round trip."""
+    """A miss sends two commands. The ticket of its fill needs no further round trip."""
     engine, sent = open_(server.url), [0]
     run(engine.blocking.store.set("followed", some()))
     ticket_of(engine, "followed")
@@ -1215,8 +1215,8 @@ def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch
 
 @pytest.mark.parametrize("early", [True, False])
 def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
-    """News of a later change would be taken for those of the fill: a local tier would serve what is gone. `early`: the
-    news come before the reply."""
+    """Only the first notification after a fill starts its ticket; later ones end it. Otherwise a local tier would serve
+    a removed value. With `early`, the first one comes before the reply."""
     news = RedisNews(RedisConnector("redis://", "Connection", {}))
 
     def told(slot: int) -> None:
@@ -1233,7 +1233,7 @@ def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
         if void is not None:
             void(slot)
             if not early and void == told:
-                assert holds(ticket)  # whosever change it was: if an older one, news of the fill come next
+                assert holds(ticket)  # this may be an older change; then the fill's own notification follows
                 void(slot)
             assert not holds(ticket)
         if not early:
@@ -1246,7 +1246,7 @@ def test_only_the_first_news_begin_the_ticket_of_a_fill(*, early: bool) -> None:
 
 
 def test_what_was_read_while_a_fill_was_under_way_has_no_ticket() -> None:
-    """Until its news come, this process would serve the older value after the newer one."""
+    """A value that was read while a fill was under way has no valid ticket: it may be older than the filled one."""
     news = RedisNews(RedisConnector("redis://", "Connection", {}))
     sample = news.stamps[7]
     older = news.ticket(7, sample)
@@ -1255,7 +1255,7 @@ def test_what_was_read_while_a_fill_was_under_way_has_no_ticket() -> None:
 
 
 def test_eviction_voids_the_ticket(open_: Open) -> None:
-    """The same of what a full server throws out."""
+    """If a full server evicts an entry, its ticket ends."""
     small = RedisServer("--maxmemory-policy", "allkeys-random")
     try:
         engine = open_(small.url)
@@ -1269,7 +1269,7 @@ def test_eviction_voids_the_ticket(open_: Open) -> None:
 
 
 def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None:
-    """A tier would be emptied by every write to keys that were never read here."""
+    """Writes to other keys do not end a ticket. Otherwise each of them would empty the local tiers."""
     engine, other = open_(server.url), open_(server.url)
     run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
@@ -1279,7 +1279,7 @@ def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None
     token = granted(engine, "mine")
     run(engine.blocking.claims.renew("mine", token, LONG))
     run(engine.blocking.claims.abandon("mine", token))
-    run(engine.blocking.store.set("mine", some()))  # nobody has found it yet
+    run(engine.blocking.store.set("mine", some()))  # no reader has found it yet
     engine.ping()
     assert holds(ticket)
     changed = [slot for slot, stamp in enumerate(before) if engine._servers.news.stamps[slot] != stamp]
@@ -1287,7 +1287,7 @@ def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None
 
 
 def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
-    """What changes while nobody is told would be served for ever."""
+    """If the connection for notifications is lost, all tickets end, because changes are missed meanwhile."""
     engine = open_(own.url)
     run(engine.blocking.store.set("k", some()))
     ticket, told = ticket_of(engine), engine._servers.news.reporter
@@ -1303,14 +1303,14 @@ def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
     "reader", ["asked again", "left alone", "of a loop", "of a loop at rest", "of an uvloop at rest"]
 )
 def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str) -> None:
-    """Of what a connection has read the server tells nobody once it is closed: it would be served for ever."""
+    """If a connection that has read values ends, its tickets end: the server no longer notifies their changes."""
     engine = open_(server.url)
     run(engine.blocking.store.set("k", some()))
 
     def cut() -> None:
         for line in server.cli("CLIENT", "LIST").splitlines():
             fields = dict(field.partition("=")[::2] for field in line.split())
-            if "t" in fields["flags"]:  # it is being followed
+            if "t" in fields["flags"]:  # the server tracks its reads
                 server.cli("CLIENT", "KILL", "ID", fields["id"])
 
     async def of_a_loop() -> None:
@@ -1342,7 +1342,7 @@ def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str
 def test_leaving_a_reader_voids_all(
     server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy], colour: str
 ) -> None:
-    """The same of one that was given up, whose end nobody else sees: the server may close it at any time."""
+    """If a reader is given up after a timeout, its tickets end: the server may close that connection unnoticed."""
     proxy = before(server)
     engine = open_(proxy.url)
     run(engine.blocking.store.set("k", some()))
@@ -1366,7 +1366,7 @@ def test_leaving_a_reader_voids_all(
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_only_entries_are_followed(own: RedisServer, open_: Open, colour: str) -> None:
-    """The server would remember four keys for each entry that is read, and tell all readers of each lease."""
+    """The server tracks only entries and generations. It must not track each lease, and four keys for each entry."""
 
     def followed() -> int:
         return int(own.cli("INFO", "stats").split("tracking_total_keys:")[1].split()[0])
@@ -1384,7 +1384,7 @@ def test_only_entries_are_followed(own: RedisServer, open_: Open, colour: str) -
             reader.get_or_compute("warm", lambda: 1)
             return reader.stats().hits > 0
 
-        until(hit)  # the server tells
+        until(hit)  # from now on changes are notified
         before = followed()
         if colour == "async":
             asyncio.run(asked())
@@ -1393,13 +1393,13 @@ def test_only_entries_are_followed(own: RedisServer, open_: Open, colour: str) -
                 reader.get_or_compute(f"one{number}", lambda: 0)
                 reader.get_or_compute(f"none{number}", lambda: 0)
         reader.get_or_compute_many([f"many{number}" for number in range(20)], lambda missing: {})
-        assert 20 < followed() - before <= 62  # of a function's generation, too
+        assert 20 < followed() - before <= 62  # the generations of functions, too
 
 
 def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, open_: Open) -> None:
-    """Who has just changed a key would be served the old value, for as long as the news are on their way."""
+    """The process that changes a key ends its own ticket at once, before the notification arrives."""
     engine = open_(server.url)
-    engine._servers.news.changed = lambda key: None  # type: ignore[method-assign]  # they are late
+    engine._servers.news.changed = lambda key: None  # notifications are late
     for change in (lambda: engine.blocking.store.set("k", some()), lambda: engine.blocking.store.invalidate("k")):
         run(engine.blocking.store.set("k", some()))
         ticket = ticket_of(engine)
@@ -1408,19 +1408,19 @@ def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, ope
 
 
 def test_a_bump_voids_all_tickets(server: RedisServer, open_: Open) -> None:
-    """Hits don't ask for their generation: local tiers would serve what is cleared until its ttl ends."""
+    """A bump ends all tickets: hits do not ask for their generation, and would return cleared values."""
     engine, other = open_(server.url), open_(server.url)
     run(engine.blocking.store.generation("f"))
     run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
-    run(engine.blocking.store.generations("f"))  # from now on the server tells of the next one
+    run(engine.blocking.store.generations("f"))  # from now on the next bump is notified
     ticket = ticket_of(engine)
     run(other.blocking.store.bump("f"))
     until(lambda: not holds(ticket), within=0.5)
 
 
 def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
-    """A server that hangs, or a cable that is cut, closes no connection."""
+    """If the server is silent, all tickets end: a server that hangs, or a cut cable, closes no connection."""
     engine = open_(own.url, socket_timeout=1.0)
     run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
@@ -1434,7 +1434,7 @@ def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
 
 
 def test_what_was_true_when_the_server_hung_is_served_as_stale(own: RedisServer) -> None:
-    """Callers were given the origin's error for two seconds, until the connection for news was lost, too."""
+    """If server and origin both fail, a value that was valid when the server hung is served as stale."""
 
     def fail() -> int:
         raise LookupError("the origin is down, too")
@@ -1450,7 +1450,7 @@ def test_what_was_true_when_the_server_hung_is_served_as_stale(own: RedisServer)
 
 
 def test_what_has_changed_since_a_reader_was_lost_is_not_remembered_as_true() -> None:
-    """It would be served as stale once the server goes, though it had been invalidated before."""
+    """A value that has changed since its reader was lost is not served as stale in an outage."""
     stamps = NewsStamps.of(2)
     stamps.find()
     stamps.lose()
@@ -1462,7 +1462,7 @@ def test_what_has_changed_since_a_reader_was_lost_is_not_remembered_as_true() ->
 
 
 def test_a_connection_that_we_have_closed_is_no_loss_of_the_server() -> None:
-    """What it had read was changed since, of which nobody told: it would be served as stale once the server goes."""
+    """If the engine closes a connection, values read over it are not served as stale: they may have changed since."""
     stamps = NewsStamps.of(1)
     stamps.find()
     stamps.lose()  # another connection has ended
@@ -1476,7 +1476,7 @@ def test_a_connection_that_we_have_closed_is_no_loss_of_the_server() -> None:
 
 
 def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_: Open) -> None:
-    """An old value would be kept for ever: its news came before it was there."""
+    """If a notification arrives before the reply that it concerns, the reply has no valid ticket."""
     engine = open_(server.url)
     run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
@@ -1496,17 +1496,17 @@ def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_
 
 
 def test_a_loop_s_first_answer_has_a_ticket(server: RedisServer, open_: Open) -> None:
-    """Who has a loop per request would keep nothing: the first answer comes with the leave to be told of changes."""
+    """The first answer in a new loop has a ticket. Otherwise a program with a loop per request would keep nothing."""
     engine = open_(server.url)
     run(engine.blocking.store.set("k", some()))
-    ticket_of(engine)  # from here on this process is told
+    ticket_of(engine)  # from now on this process is notified
     for _ in range(3):
         reply = asyncio.run(engine.suspending.claims.claim("k", new_id(), Ask(LONG)))
         assert isinstance(reply, Found) and reply.ticket is not None
 
 
 def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -> None:
-    """A local tier would believe in news that nobody sends."""
+    """With `tracking=False` there are no tickets, because changes are not notified."""
     engine = open_(server.url, tracking=False)
     assert not engine.coherent
     run(engine.blocking.store.set("k", some()))
@@ -1516,8 +1516,8 @@ def test_no_tickets_where_nothing_is_tracked(server: RedisServer, open_: Open) -
 
 
 def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`invalidate_all` would reach other processes a second late; or be asked for at every call."""
-    for belief in ("KNOWN", "BRIEFLY"):  # nothing but news ends it
+    """A bump is pushed to other processes. They do not ask for the generation at every call."""
+    for belief in ("KNOWN", "BRIEFLY"):  # only a notification ends it
         monkeypatch.setattr(f"stampede.engines.kit.generations.{belief}", inf)
     engine, other = open_(server.url), open_(server.url)
 
@@ -1530,7 +1530,7 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
 
     until(pushed)
     before = run(other.blocking.store.generation("f"))
-    line, asked = other._servers.line, list[Any]()  # its own questions: other tests' engines may ask the server, too
+    line, asked = other._servers.line, list[Any]()  # only this engine's questions, not those of other tests
     ask_all = line.ask_all
     monkeypatch.setattr(line, "ask_all", lambda *args, **options: (asked.append(args), ask_all(*args, **options))[1])
     for _ in range(100):
@@ -1543,7 +1543,7 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
 
 @pytest.mark.parametrize("lost", ["all", "evicted"])
 def test_a_generation_that_was_lost_is_a_new_one(server: RedisServer, open_: Open, lost: str) -> None:
-    """What was invalidated would be there again after an eviction."""
+    """If the server loses a generation, a new one is made. Otherwise invalidated values would be found again."""
     before = run(open_(server.url).blocking.store.generation("f"))
     for key in server.cli("KEYS", "*").split():
         if lost == "all" or "@" not in server.cli("GET", key):  # the note of the server's run stays
@@ -1552,7 +1552,7 @@ def test_a_generation_that_was_lost_is_a_new_one(server: RedisServer, open_: Ope
 
 
 def test_a_local_tier_follows(server: RedisServer) -> None:
-    """The whole of it, as a user has it."""
+    """A cache with a local tier serves a value from memory until another cache changes it."""
     near, far = Cache(server.url, local=True), Cache(server.url, local=True)
     try:
         assert near.get_or_compute("k", lambda: 1) == 1
@@ -1573,7 +1573,7 @@ def test_a_local_tier_follows(server: RedisServer) -> None:
 
 
 def test_nobody_starves(server: RedisServer) -> None:
-    """A holder that comes back at once would win every time: the others are still on their way."""
+    """A holder that takes its lock again at once does not keep the other waiters out."""
     entered: dict[str, int] = {"greedy": 0, "a": 0, "b": 0}
     done = threading.Event()
 
@@ -1595,7 +1595,7 @@ def test_nobody_starves(server: RedisServer) -> None:
 
 
 def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
-    """A resource would take an old holder for a new one after the counter was lost."""
+    """Fences grow even if the server loses its counter. Otherwise a resource would accept an old holder."""
     engine = open_(server.url)
     fences = []
     for _ in range(3):
@@ -1608,20 +1608,20 @@ def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
 
 
 def test_a_lease_is_not_older_than_it_is(server: RedisServer, open_: Open) -> None:
-    """Where what was not used for long is evicted, a token could look as old as the last script, and go at once."""
+    """A new lease is not idle. Otherwise a server that evicts idle keys could evict it at once."""
     engine = open_(server.url)
     first, second = (f"idle {new_id().hex()}" for _ in range(2))
     for _ in range(2):
         run(
             engine.blocking.claims.claim(first, new_id(), Ask(LONG))
-        )  # the second is refused, and its token kept for reuse
+        )  # the second is refused, and its token is kept for reuse
     until(lambda: server.cli("OBJECT", "IDLETIME", wire.names(first).lease) == "2", within=5.0)
     assert isinstance(run(engine.blocking.claims.claim(second, new_id(), Ask(LONG))), Granted)
     assert server.cli("OBJECT", "IDLETIME", wire.names(second).lease) == "0"
 
 
 def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
-    """Each cache that was opened and closed would cost the process descriptors, for as long as anybody keeps it."""
+    """A closed cache leaves no descriptors open."""
 
     def descriptors() -> int:
         gc.collect()
@@ -1632,14 +1632,14 @@ def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
         assert cache.get_or_compute("k", lambda: 1) == 1
         assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
         assert descriptors() > before
-    until(lambda: descriptors() <= before)  # a thread of another test's may have one more for a moment
+    until(lambda: descriptors() <= before)  # a thread of another test may still have one
 
 
 @pytest.mark.alone
 def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
     open_: Callable[..., RedisEngine], server: RedisServer
 ) -> None:
-    """Of a crowd that takes longer than the pool's `timeout`, the last ones got an error, though none of them hung."""
+    """The wait for a connection is not limited by `timeout` as long as other callers keep using it in turn."""
     engine = open_(server.url, max_connections=1, timeout=1.0)
     run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
     with ThreadPoolExecutor(60) as threads:

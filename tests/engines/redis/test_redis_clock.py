@@ -1,4 +1,4 @@
-"""Redis, whose server keeps ends as moments of its wall clock: what becomes of them when that is set."""
+"""Redis keeps the ends of values, leases and rests as times of its wall clock. These tests change that clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def engine(server: SteppedServer) -> Iterator[RedisEngine]:
 
 
 def set_back(server: SteppedServer, key: bytes) -> None:
-    """An hour, of which this key tells."""
+    """Set the clock back by an hour, and wait until this key's time left shows it."""
     server.step(-HOUR)
     wait_until(lambda: int(server.cli("PTTL", key)) > 1000 * (HOUR - 60))
 
@@ -64,7 +64,7 @@ def of(key: str) -> RedisNames:
 
 
 def test_a_dead_holders_lease_is_no_longer_than_it_was(server: SteppedServer) -> None:
-    """Promise 3: its key would be refused to everybody for an hour."""
+    """Promise 3: if the clock is set back, the lease of a dead holder does not block its key for longer."""
     with Cache(server.url, lease=0.2) as cache:
         its = of(cache._root.prefix + "k")
         run(cache._root.core.engine.blocking.claims.claim(cache._root.prefix + "k", new_id(), Ask(0.2)))  # ... and dies
@@ -75,7 +75,7 @@ def test_a_dead_holders_lease_is_no_longer_than_it_was(server: SteppedServer) ->
 
 
 def test_a_lease_is_cut_to_what_it_was_given(server: SteppedServer, engine: RedisEngine) -> None:
-    """Asked for by one with another lease, it would be cut too short, or not at all; and its holder would lose it."""
+    """If the clock is set back, a lease is cut to what its holder was given, whatever the next caller asks for."""
     token = new_id()
     assert isinstance(claim(engine, 20.0, token), Granted)
     assert run(engine.blocking.claims.renew("k", token, 30.0))
@@ -89,7 +89,7 @@ def test_a_lease_is_cut_to_what_it_was_given(server: SteppedServer, engine: Redi
 
 
 def test_a_lease_without_an_end_gets_one(server: SteppedServer, engine: RedisEngine) -> None:
-    """Waiters would ask for it without a pause, for ever."""
+    """A lease without an end gets one. Otherwise waiters would ask for it without a pause, for ever."""
     token = new_id()
     claim(engine, 20.0, token)
     server.cli("PERSIST", of("k").lease)
@@ -109,7 +109,7 @@ READS: dict[str, Callable[[RedisEngine], Entry[Any]]] = {
 
 @pytest.mark.parametrize("read", list(READS))
 def test_an_entry_is_kept_no_longer_than_it_was_given(server: SteppedServer, engine: RedisEngine, read: str) -> None:
-    """A value would be served for the hour by which the clock was set back."""
+    """If the clock is set back, an entry is kept no longer than it was given."""
     run(engine.blocking.store.set("k", some(fresh=10.0, keep=20.0)))
     set_back(server, of("k").entry)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_an_entry_is_kept_no_longer_than_it_was_given(server: SteppedServer, eng
 
 
 def test_what_has_no_end_keeps_none(server: SteppedServer, engine: RedisEngine) -> None:
-    """A value that is good for ever would be cut to some time."""
+    """If the clock is set back, an entry without an end still has none."""
     run(engine.blocking.store.set("k", Entry(b"value", new_id())))
     server.step(-HOUR)
     assert isinstance(claim(engine), Found)
@@ -130,7 +130,7 @@ def test_what_has_no_end_keeps_none(server: SteppedServer, engine: RedisEngine) 
 
 
 def test_an_entry_that_somebody_persists_has_an_end(server: SteppedServer, engine: RedisEngine) -> None:
-    """`redis-cli PERSIST` would make a value eternal that was good for ten seconds."""
+    """An entry still ends if another client has removed its expiry with PERSIST."""
     run(engine.blocking.store.set("k", some(fresh=10.0)))
     server.cli("PERSIST", of("k").entry)
     assert 9 < claim(engine).entry.fresh <= 10
@@ -138,7 +138,7 @@ def test_an_entry_that_somebody_persists_has_an_end(server: SteppedServer, engin
 
 
 def test_a_rest_is_no_longer_than_it_was(server: SteppedServer, engine: RedisEngine) -> None:
-    """A key whose origin failed once would rest for an hour."""
+    """If the clock is set back, a key whose origin failed rests no longer than it was given."""
     token = new_id()
     claim(engine, token=token)
     run(engine.blocking.claims.abandon("k", token, Verdict("failed", "Error", "why"), 5.0))
@@ -150,7 +150,7 @@ def test_a_rest_is_no_longer_than_it_was(server: SteppedServer, engine: RedisEng
 
 
 def test_a_clock_that_is_set_forward_costs_no_second_value(server: SteppedServer) -> None:
-    """Promise 5: a lease that has ended by the clock is a lost one, and what its holder brings is not stored."""
+    """Promise 5: if the clock is set forward, a lease ends early and is lost: its holder's result is not stored."""
     with Cache(server.url, lease=LONG) as cache, Cache(server.url, lease=LONG) as other:
         got: list[str] = []
 
@@ -169,7 +169,7 @@ def test_a_clock_that_is_set_forward_costs_no_second_value(server: SteppedServer
 
 
 def test_a_fence_is_above_all_that_its_process_has_seen(server: SteppedServer, engine: RedisEngine) -> None:
-    """A resource would refuse the new holder for the hour by which the clock was set back."""
+    """If the clock is set back, a new fence is still higher than all that its process has seen."""
     with Lock("l", on=engine) as lock:
         first = lock.fence
     server.cli("FLUSHALL")  # the server remembers a fence for ten seconds only

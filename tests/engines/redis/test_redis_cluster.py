@@ -1,4 +1,4 @@
-"""The Redis engine over a cluster: what every engine has to do, also while slots move and masters die."""
+"""The Redis engine over a cluster: the suites for every engine, and slots that move and masters that die."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class TestRedisCluster(ClaimsSuite, StoreSuite, LocksSuite):
         return _engines()[1]
 
     def drop_engine(self, engine: Engine) -> None:
-        """It goes on: to learn where the slots are takes longer than most cases."""
+        """Leave the engine open: to learn where the slots are takes longer than most cases."""
 
 
-class TestRedisClusterAsync(StoreSuite):  # of leases and locks, each shard's connection says what this colour is
+class TestRedisClusterAsync(StoreSuite):  # leases and locks in this colour are tested with one server
     suspending, short = True, TestRedisCluster.short
 
     make_engine, make_peer = TestRedisCluster.make_engine, TestRedisCluster.make_peer
@@ -74,7 +74,7 @@ def cluster() -> RedisCluster:
 
 @pytest.fixture
 def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
-    """Engines that are closed at the end."""
+    """Open engines that are closed at the end."""
 
     def opened(url: str, **options: Any) -> RedisEngine:
         engine = RedisEngine(url, **{"tracking": True, **options})
@@ -86,7 +86,7 @@ def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
 
 @pytest.fixture
 def move(cluster: RedisCluster) -> Iterator[Move]:
-    """The slot of the key `k`, and the next server, which it can be moved to; it goes home at the end."""
+    """A move of the slot of the key `k` to the next server. The slot is moved back at the end."""
     mine = Move(cluster, "k")
     yield mine
     if cluster.owner(mine.slot) is not mine.source:
@@ -127,7 +127,7 @@ def holds(ticket: Ticket) -> bool:
 
 
 def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
-    """A ticket that holds: the first ones may come before the news do."""
+    """Wait for a valid ticket: the first ones may come before the feed listens."""
     found: list[Ticket] = []
 
     def look() -> bool:
@@ -140,7 +140,7 @@ def ticket_of(engine: RedisEngine, key: str = "k") -> Ticket:
 
 
 class Aside:
-    """Something that runs in a thread; `join` gives its result, or raises its error."""
+    """A function that runs in a thread. `join` returns its result, or raises its error."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -171,7 +171,7 @@ def subscribed(server: RedisServer, key: str = "k") -> bool:
 
 
 def test_one_server_is_enough_to_find_all(cluster: RedisCluster, open_: Open) -> None:
-    """A cluster would be lost with the first of its servers that is out of service."""
+    """One server of the URL that answers is enough to find the whole cluster."""
     url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.nodes[1].port}"
     engine = open_(url)
     for number in range(20):
@@ -197,14 +197,14 @@ def test_one_server_is_enough_to_find_all(cluster: RedisCluster, open_: Open) ->
     ],
 )
 def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
-    """It would fail at the first call, far from the settings; or with a password in the message."""
+    """A wrong address is refused when the engine is made, and the message shows no password."""
     with pytest.raises(OptionError, match=says) as wrong:
         open_engine(url)
     assert "secret" not in str(wrong.value)
 
 
 def test_nobody_there_is_an_engine_error(open_: Open) -> None:
-    """Calls couldn't go on without it, since anything else is no outage."""
+    """If no server can be reached, each call fails with an EngineError, so that it counts as an outage."""
     engine = open_(f"redis+cluster://127.0.0.1:{free_port()}")
     with pytest.raises(EngineError, match="which slot"):
         claim(engine)
@@ -216,7 +216,7 @@ def test_nobody_there_is_an_engine_error(open_: Open) -> None:
 
 
 def test_a_server_without_cluster_says_so(open_: Open) -> None:
-    """The wrong scheme would look like an outage without a reason."""
+    """If a server has no cluster support, the error says so. It does not look like an outage."""
     server = RedisServer()
     try:
         with pytest.raises(EngineError, match="cluster support disabled"):
@@ -226,7 +226,7 @@ def test_a_server_without_cluster_says_so(open_: Open) -> None:
 
 
 def test_a_client_leads_to_its_cluster(cluster: RedisCluster) -> None:
-    """What a program has set up for its cluster would have to be said again, in a URL."""
+    """A client of a cluster leads the engine to all its servers, and remains open when the engine is closed."""
     port = cluster.nodes[0].port
     client = redis.RedisCluster(host="127.0.0.1", port=port, socket_timeout=3)
     suspending = redis.asyncio.RedisCluster(host="127.0.0.1", port=port)
@@ -236,7 +236,7 @@ def test_a_client_leads_to_its_cluster(cluster: RedisCluster) -> None:
         assert all(isinstance(claim(engine, f"k{number}"), Granted) for number in range(20))
         assert all(int(node.cli("DBSIZE")) > 0 for node in cluster.nodes)
         engine.close()
-    assert client.ping(target_nodes="primaries")  # it is none of ours
+    assert client.ping(target_nodes="primaries")  # the engine has not closed it
     client.close()
 
 
@@ -245,7 +245,7 @@ def test_a_client_leads_to_its_cluster(cluster: RedisCluster) -> None:
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_many_claims_are_one_question_to_each_shard(cluster: RedisCluster, open_: Open, colour: str) -> None:
-    """A batch would take a round trip for each key, or mix up the answers of the shards."""
+    """A batch over several shards returns the right answer for each key."""
     engine = open_(cluster.url)
     keys = [f"k{number}" for number in range(60)]
     for key in keys[::2]:
@@ -258,7 +258,7 @@ def test_many_claims_are_one_question_to_each_shard(cluster: RedisCluster, open_
 
 
 def test_a_batch_with_a_key_that_has_moved(cluster: RedisCluster, open_: Open, move: Move) -> None:
-    """One key that is elsewhere would cost its neighbours their answers."""
+    """A batch with a key that has moved returns the answers of all its keys."""
     engine = open_(cluster.url)
     keys = ["k", *(f"k{number}" for number in range(20))]
     for key in keys:
@@ -272,7 +272,7 @@ def test_a_batch_with_a_key_that_has_moved(cluster: RedisCluster, open_: Open, m
 
 
 def test_a_moved_key_is_found_where_it_is(cluster: RedisCluster, open_: Open, move: Move) -> None:
-    """After a slot has moved, its keys would be lost to every process that knew the old place."""
+    """After a slot has moved, its keys are found at the new server."""
     engine = open_(cluster.url)
     token = new_id()
     assert isinstance(claim(engine, token=token), Granted)
@@ -285,7 +285,7 @@ def test_a_moved_key_is_found_where_it_is(cluster: RedisCluster, open_: Open, mo
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_verbs_follow_a_slot_on_its_way(cluster: RedisCluster, open_: Open, move: Move, colour: str) -> None:
-    """While a slot moves, a value that was computed would be refused, and its lease stand."""
+    """While a slot moves, a fill is redirected or tried again until it is stored."""
     engine, token = open_(cluster.url), new_id()
     assert isinstance(claim(engine, token=token), Granted)
     move.begin()
@@ -297,7 +297,7 @@ def test_verbs_follow_a_slot_on_its_way(cluster: RedisCluster, open_: Open, move
         lambda: asyncio.run(suspending()) if colour == "async" else run(engine.blocking.claims.fill("k", token, some()))
     )
     before = int(stat(move.source, "total_error_replies"))
-    wait_until(lambda: int(stat(move.source, "total_error_replies")) > before)  # it has been sent on, or put off
+    wait_until(lambda: int(stat(move.source, "total_error_replies")) > before)  # it was redirected, or refused for now
     move.end()
     assert asked.join() is True
     assert isinstance(claim(open_(cluster.url)), Found)
@@ -308,7 +308,7 @@ def stat(server: RedisServer, name: str) -> str:
 
 
 def test_a_slot_that_is_stuck_is_no_answer(cluster: RedisCluster, open_: Open, move: Move) -> None:
-    """Who asks for a key on its way would hang for as long as the move does."""
+    """If the move of a slot does not end, a call for its key fails soon. It does not wait for the move."""
     engine = open_(cluster.url)
     claim(engine)
     move.begin()
@@ -323,8 +323,8 @@ def test_a_slot_that_is_stuck_is_no_answer(cluster: RedisCluster, open_: Open, m
 def test_waiters_hear_of_a_move(
     cluster: RedisCluster, open_: Open, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their channel would be silent for ever: the news come from the slot's new shard."""
-    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)  # or they would look for themselves
+    """If a slot moves, its waiters are woken, and they listen at the new shard when they wait again."""
+    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)  # otherwise they would look by themselves
     if is_redis_6():
         missing("Redis 6 has no channels of a shard")
     engine, other, token = open_(cluster.url), open_(cluster.url), new_id()
@@ -339,11 +339,11 @@ def test_waiters_hear_of_a_move(
     waiter = Aside(lambda: (run(other.blocking.claims.wait("k", busy, LONG)), time.monotonic()))
     wait_until(lambda: subscribed(move.target))
     assert run(engine.blocking.claims.fill("k", token, Entry(b"value", token, ttl=LONG, fresh=LONG, keep=LONG)))
-    assert waiter.join()[0].entry.value == b"value"  # the message has brought it along
+    assert waiter.join()[0].entry.value == b"value"  # it came with the message
 
 
 def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) -> None:
-    """Whoever asked it in that moment would be told that the engine was closed, and so would every later call."""
+    """If a shard leaves the cluster while it is asked, the question goes to another one, and later calls work."""
     with Cache(cluster.url) as cache:
         cache.set("k", 1)
         servers: Any = cache.engine._servers  # type: ignore[attr-defined]
@@ -355,7 +355,7 @@ def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) 
                 if servers._shards.pop(address, None) is None:
                     return await ask(*args, **terms)
                 shard.close()  # as when the cluster says that another server has its slots
-                raise EngineClosed("this shard")  # as it tells those whose questions were under way
+                raise EngineClosed("this shard")  # as for questions under way
 
             shard.ask = leaving
 
@@ -366,7 +366,7 @@ def test_a_shard_that_leaves_is_not_the_end_of_the_cache(cluster: RedisCluster) 
 
 
 def test_a_computation_survives_a_move(cluster: RedisCluster) -> None:
-    """A herd would compute twice, or hang, because a slot moved under it."""
+    """If its slot moves during a computation, a key is still computed once, and all callers get the value."""
     a, b = Cache(cluster.url, early=0), Cache(cluster.url, early=0)
     moving, moved, computed = threading.Event(), threading.Event(), []
 
@@ -395,7 +395,7 @@ def test_a_computation_survives_a_move(cluster: RedisCluster) -> None:
 
 
 def test_each_shard_tells_of_its_changes(cluster: RedisCluster, open_: Open) -> None:
-    """A local tier would keep what has been invalidated on a shard that nobody listens to."""
+    """Each shard notifies its changes, so that a local tier keeps no value that was invalidated on any of them."""
     engine, other = open_(cluster.url), open_(cluster.url)
     keys = [f"k{number}" for number in range(12)]
     for key in keys:
@@ -409,7 +409,7 @@ def test_each_shard_tells_of_its_changes(cluster: RedisCluster, open_: Open) -> 
 
 
 def test_a_move_voids_tickets(cluster: RedisCluster, open_: Open, move: Move) -> None:
-    """The old shard would never tell of the changes at the new one."""
+    """If a slot moves, its tickets end: the old shard does not notify changes at the new one."""
     engine, other = open_(cluster.url), open_(cluster.url)
     run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
@@ -421,7 +421,7 @@ def test_a_move_voids_tickets(cluster: RedisCluster, open_: Open, move: Move) ->
 
 
 def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> None:
-    """`invalidate_all` would reach one process, or one shard."""
+    """A bump reaches every process, whatever shards it uses."""
     engine, other = open_(cluster.url), open_(cluster.url)
     first = run(engine.blocking.store.generation("f"))
     assert run(other.blocking.store.generation("f")) == first
@@ -431,13 +431,13 @@ def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> Non
 
 
 def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster, open_: Open) -> None:
-    """Local tiers would go on with what `clear` has ended, of all shards but one."""
+    """A new generation ends the tickets of all shards, not only of the shard that stores it."""
     engine, other, home = open_(cluster.url), open_(cluster.url), home_of(cluster)
     keys = {node: key_of(cluster, node) for node in cluster.nodes}
     for key in keys.values():
         run(engine.blocking.store.set(key, some()))
-    ticket_of(engine, keys[home])  # from here on its news stand
-    first = run(engine.blocking.store.generations("f"))[0]  # which is made by that, and so told as a change
+    ticket_of(engine, keys[home])  # from now on its feed listens
+    first = run(engine.blocking.store.generations("f"))[0]  # this creates it, which is notified as a change
     wait_until(
         lambda: run(engine.blocking.store.generations("f"))[0] == first == engine.recalls.generation_at_hand("f")
     )
@@ -451,7 +451,7 @@ def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster,
 
 
 def test_a_dead_master_takes_only_its_keys_along(cluster: RedisCluster, open_: Open) -> None:
-    """A third of the keys is out of reach, and the rest would be too; or it would stay so after the restart."""
+    """If a master dies, only its keys can't be reached, and they can be used again after its restart."""
     engine = open_(cluster.url)
     dead = cluster.nodes[2]
     keys = {node: key_of(cluster, node) for node in cluster.nodes}
@@ -481,7 +481,7 @@ def key_of(cluster: RedisCluster, node: RedisServer, number: int = 0) -> str:
 
 @contextmanager
 def dead(cluster: RedisCluster, node: RedisServer) -> Iterator[None]:
-    """A master without a replica is killed, and is back, empty, afterwards."""
+    """Kill a master that has no replica. Afterwards it is started again, empty."""
     node.stop()
     try:
         yield
@@ -491,7 +491,7 @@ def dead(cluster: RedisCluster, node: RedisServer) -> Iterator[None]:
 
 
 def home_of(cluster: RedisCluster) -> RedisServer:
-    """Who has the generations."""
+    """The server that stores the generations."""
     return cluster.owner(key_slot(b"{stampede}g"))
 
 
@@ -500,11 +500,11 @@ def others_of(cluster: RedisCluster) -> list[RedisServer]:
 
 
 BRIEF = 0.1
-"""Seconds between two questions to a dead server, and for which a generation is known, here."""
+"""Seconds between two questions to a dead server, and for which a generation is known, in these tests."""
 
 
 class Calls:
-    """Caches of two processes, as it were, what they compute, and what is told of the engine's health."""
+    """Two caches, as of two processes, with the computations they make and the engine's events."""
 
     def __init__(self, cluster: RedisCluster, colour: str) -> None:
         self._cluster, self._suspending = cluster, colour == "async"
@@ -519,7 +519,7 @@ class Calls:
             self.told.append(type(event))
 
     def keys(self, node: RedisServer, count: int) -> list[str]:
-        """Of this shard, as long as there is no new generation."""
+        """Keys of this shard. They belong to it until there is a new generation."""
         self.mine.get("which generation it is")
         prefix, found = self.mine._root.prefix, []
         for key in map(str, range(10_000)):
@@ -573,7 +573,7 @@ def calls(cluster: RedisCluster, request: pytest.FixtureRequest, monkeypatch: py
 
 
 def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> None:
-    """One dead shard of three would send all keys into the refuge; or its own would be computed for each call."""
+    """If one of three shards dies, keys of the others are still stored, and its own keys are computed only once."""
     gone, node = others_of(cluster)
     lost, kept = calls.keys(gone, 5), calls.keys(node, 5) + calls.keys(home_of(cluster), 5)
     assert [calls(key) for key in lost + kept[::2]] == lost + kept[::2]
@@ -583,7 +583,7 @@ def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> N
             assert [calls(key) for key in lost + kept] == lost + kept
         assert calls.computed == Counter(lost + kept[1::2])
         assert [calls(key, calls.theirs) for key in kept] == kept
-        assert calls.computed == Counter(lost + kept[1::2])  # the others have found them in the engine
+        assert calls.computed == Counter(lost + kept[1::2])  # the other cache has found them in the engine
         assert calls.told == [EngineDown]
         with pytest.raises(EngineError):
             calls.invalidate(lost[0])
@@ -592,7 +592,7 @@ def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> N
         assert calls.computed[kept[0]] == 1
 
     def stored() -> bool:
-        """Whether what one process computes is found by the other."""
+        """Whether a value that one cache computes is found by the other."""
         try:
             calls.invalidate(lost[1])
         except EngineError:
@@ -606,7 +606,7 @@ def test_the_rest_of_a_cluster_goes_on(cluster: RedisCluster, calls: Calls) -> N
 
 
 def test_batches_keep_what_the_rest_of_a_cluster_has(cluster: RedisCluster, calls: Calls) -> None:
-    """One dead shard would cost a batch all of its values, or a round trip for each of its keys."""
+    """If one shard dies, a batch keeps the values of the others, and computes those of the dead shard only once."""
     gone, node = others_of(cluster)
     lost, kept = calls.keys(gone, 50), calls.keys(node, 5) + calls.keys(home_of(cluster), 5)
     calls.many(lost + kept)
@@ -617,18 +617,18 @@ def test_batches_keep_what_the_rest_of_a_cluster_has(cluster: RedisCluster, call
         assert calls.many(lost + kept) == {key: key for key in lost + kept}
         assert calls.computed == Counter(lost)
         assert calls.get_many(lost + kept) == {key: key for key in kept}
-        assert calls.get_many(lost) == {key: key for key in lost}  # what was computed here meanwhile
+        assert calls.get_many(lost) == {key: key for key in lost}  # these were computed here meanwhile
 
 
 def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) -> None:
-    """A key of another shard would be served, or be invalidated, in a generation that is perhaps not today's."""
+    """If the shard of the generations dies, the whole engine counts as down: a known generation may be an old one."""
     home, node = home_of(cluster), others_of(cluster)[0]
     keys = calls.keys(node, 2) + calls.keys(home, 2)
     assert [calls(key) for key in keys] == keys
     with dead(cluster, home):
         wait_until(lambda: calls(keys[0]) == keys[0] and bool(calls.told))  # its generation is known for a while
         calls.computed.clear()
-        end = time.monotonic() + 2.5 * BRIEF  # through two questions whether it is back
+        end = time.monotonic() + 2.5 * BRIEF  # long enough for two checks whether it is back
         while time.monotonic() < end:
             assert [calls(key) for key in keys] == keys
             time.sleep(0.01)
@@ -641,8 +641,8 @@ def test_all_are_down_with_the_generations(cluster: RedisCluster, calls: Calls) 
 
 
 def test_no_key_is_asked_for_without_its_generation(cluster: RedisCluster, open_: Open) -> None:
-    """Between the loss of the generations' shard and the moment at which what is known of them is too old, a key of
-    another shard would be served that somebody's clear has just ended."""
+    """If the shard of the generations dies, claims on other shards fail, too. Otherwise a key could be served that
+    another process has just cleared."""
     engine, home = open_(cluster.url), home_of(cluster)
     keys = [key_of(cluster, node) for node in (home, others_of(cluster)[0])]
     for key in keys:
@@ -655,7 +655,7 @@ def test_no_key_is_asked_for_without_its_generation(cluster: RedisCluster, open_
 
 
 def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: Open) -> None:
-    """Local tiers would be emptied twice a second, for as long as one shard is down."""
+    """A dead shard does not end tickets of other shards, although the feed tries to reach it twice a second."""
     engine, (gone, node) = open_(cluster.url), others_of(cluster)
     keys = {each: key_of(cluster, each) for each in (gone, node)}
     for key in keys.values():
@@ -666,13 +666,13 @@ def test_a_dead_shard_voids_no_tickets_of_others(cluster: RedisCluster, open_: O
         ticket = ticket_of(engine, keys[node])
         with socket.create_server(("127.0.0.1", gone.port)) as nobody:
             for _ in range(3):
-                nobody.accept()[0].close()  # the news look for their server
+                nobody.accept()[0].close()  # the feed tries to reach its server
         assert holds(ticket)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open, colour: str) -> None:
-    """Each call for one of its keys would take as long as an answer may."""
+    """A hung shard is asked once a second. The other calls for its keys fail at once."""
     engine, hung = open_(cluster.url, socket_timeout=1.0, tracking=False), others_of(cluster)[0]
     keys, other = [key_of(cluster, hung, number) for number in range(100)], key_of(cluster, home_of(cluster))
     run(engine.blocking.store.set(other, some()))
@@ -702,7 +702,7 @@ def test_a_hung_shard_is_asked_once_a_second(cluster: RedisCluster, open_: Open,
 
 
 def test_what_was_computed_is_stored_after_a_moments_silence(cluster: RedisCluster, open_: Open) -> None:
-    """Values of a whole second would be thrown away because one question wasn't answered in time."""
+    """If a shard did not answer a question in time, a later fill is still stored. No computed value is lost."""
     engine, hung = open_(cluster.url, socket_timeout=1.0, tracking=False), others_of(cluster)[0]
     one, two = (key_of(cluster, hung, number) for number in range(2))
     token = new_id()
@@ -718,7 +718,7 @@ def test_what_was_computed_is_stored_after_a_moments_silence(cluster: RedisClust
 
 
 def test_what_was_computed_is_stored_without_the_generations(cluster: RedisCluster, open_: Open) -> None:
-    """Whoever waits for it on a shard that is well would wait until the lease's end, for nothing."""
+    """If the shard of the generations is dead, a fill on another shard is still stored and reaches its waiters."""
     engine, home, token = open_(cluster.url, tracking=False), home_of(cluster), new_id()
     key = key_of(cluster, others_of(cluster)[0])
     assert isinstance(claim(engine, key, token), Granted)
@@ -732,7 +732,7 @@ def test_what_was_computed_is_stored_without_the_generations(cluster: RedisClust
 
 @pytest.mark.parametrize("refusal", [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["full", "alone"])
 def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Open, refusal: tuple[str, str]) -> None:
-    """Two shards that do would be taken for such ones; or keys be asked for in a generation that nobody has named."""
+    """A shard that refuses writes affects only its own keys, and no generation is used that it could not create."""
     if is_redis_6() and refusal[0] == "min-replicas-to-write":
         missing("a script is not refused by a Redis 6 that is without replicas")
     engine, home, other = open_(cluster.url, tracking=False), home_of(cluster), others_of(cluster)[0]
@@ -747,7 +747,7 @@ def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Ope
         assert isinstance(granted, Granted) and isinstance(found, Found)
         with pytest.raises(EngineError):
             run(engine.blocking.store.set(here, some()))
-        if refusal[0] != "maxmemory":  # which leaves room for that
+        if refusal[0] != "maxmemory":  # a full server still has room for it
             with pytest.raises(EngineError) as failure:
                 run(engine.blocking.store.generation("f"))
             assert not failure.value.partial
@@ -756,7 +756,7 @@ def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Ope
 
 
 def test_a_replica_takes_over(open_: Open) -> None:
-    """A failover inside the cluster would leave its keys out of reach, or tickets of the old master in force."""
+    """After a failover inside the cluster, keys are found at the new master, and tickets of the old one end."""
     mine = RedisCluster(replicas=1)
     try:
         engine = open_(mine.url)
@@ -777,12 +777,12 @@ def test_a_replica_takes_over(open_: Open) -> None:
         mine.close()
 
 
-# -- the rest of the house ----------------------------------------------------------------------------------------
+# -- locks, forks and colours -------------------------------------------------------------------------------------
 
 
 def test_locks_are_handed_over(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock's waiters would sleep until its lease ends: its messages are its shard's."""
-    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # or they would look for themselves
+    """A lock's release wakes its waiter through the channel of its shard, before the lease ends."""
+    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # otherwise they would look by themselves
     lock, inside = Lock("name", on=cluster.url, lease=LONG), threading.Event()
 
     def second() -> float:
@@ -802,7 +802,7 @@ def test_locks_are_handed_over(cluster: RedisCluster, monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_has_shards_of_its_own(cluster: RedisCluster, open_: Open) -> None:
-    """Parent and child would read each other's replies."""
+    """A forked child connects to the shards itself. Otherwise parent and child would read each other's replies."""
     engine = open_(cluster.url)
     keys = [f"k{number}" for number in range(9)]
     for key in keys:
@@ -816,7 +816,7 @@ def test_a_forked_child_has_shards_of_its_own(cluster: RedisCluster, open_: Open
 
 
 def test_a_function_in_both_colours(cluster: RedisCluster) -> None:
-    """Sync and async callers over a cluster would not share one value."""
+    """Sync and async callers over a cluster share one value."""
     cache, computed = Cache(cluster.url, local=True), []
 
     def origin() -> str:

@@ -1,4 +1,4 @@
-"""The Redis engine does what every engine has to do; its peer is another engine on the same server."""
+"""The Redis engine passes the suites for every engine. Its peer is another engine on the same server."""
 
 from __future__ import annotations
 

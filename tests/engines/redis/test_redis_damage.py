@@ -1,4 +1,4 @@
-"""A key of ours that somebody has damaged is the trouble of that key: never of the server, or of other keys."""
+"""A damaged key affects only that key, never the server or other keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Faces = Callable[..., Face]
 
 @both
 def test_a_list_where_a_string_belongs(server: RedisServer, face: Faces, colour: str) -> None:
-    """Broken if one damaged key took the whole engine for down, or a value could not be stored over it."""
+    """A key of the wrong type affects no other key, and a new value can be stored over it."""
     asked = face(server.url, colour)
     keys = [f"k{n}" for n in range(20)]
     asked.many(keys, lambda missing: dict.fromkeys(missing, 1))
@@ -33,13 +33,13 @@ def test_a_list_where_a_string_belongs(server: RedisServer, face: Faces, colour:
             assert asked("k7", never) == 2
         else:
             assert [asked("k7", lambda: 3), asked("k8", never)] == [3, 1]
-        assert asked.count(events.EngineDown) == (damaged != name)  # in part
+        assert asked.count(events.EngineDown) == (damaged != name)  # only for this key
 
 
 @both
 @pytest.mark.parametrize("garbage", ["", "x", "x" * 100, "\x01" + "\xff" * 60, "[" * 5000, '{"a": 1}', "[[], 1, {}]"])
 def test_garbage_where_a_string_of_ours_belongs(server: RedisServer, face: Faces, garbage: str, colour: str) -> None:
-    """Whatever the bytes are, each verb answers, and what is stored afterwards is found."""
+    """Whatever bytes a key holds, each verb replies, and a value that is stored afterwards is found."""
     asked = face(server.url, colour)
     asked("value", lambda: 1)
     names = server.cli("KEYS", "*").split()

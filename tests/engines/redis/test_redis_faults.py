@@ -1,4 +1,4 @@
-"""Faults that only Redis has: servers that refuse, forget their scripts, and tell nobody of changes any more."""
+"""Faults that only Redis has: servers that refuse, lose their scripts, or no longer notify changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stampede.model.entry import new_id
 
 
 class Face(both_colours.Face):
-    """One cache on Redis, with short times; but a server may take long to reply, where it is not meant to be silent."""
+    """A cache on Redis with short times. Only the timeout is long, unless a test needs a server that is silent."""
 
     def __init__(self, url: str, colour: str = "sync", *, timeout: float = PATIENCE, **options: Any) -> None:
         super().__init__(f"{url}?socket_timeout={timeout}&socket_connect_timeout={timeout}", colour, **options)
@@ -36,25 +36,25 @@ Faces = Callable[..., Face]
 Before = Callable[[RedisServer], Proxy]
 
 
-# -- troubles: each begins, and ends --------------------------------------------------------------------------------
+# -- troubles: each begins before its `yield`, and ends after it ----------------------------------------------------
 
 
 def full(server: RedisServer, proxy: Proxy) -> Iterator[None]:
-    """maxmemory is reached, and nothing may be evicted."""
+    """maxmemory is reached, and no entry may be evicted."""
     server.cli("CONFIG", "SET", "maxmemory", "1kb")
     yield
     server.cli("CONFIG", "SET", "maxmemory", "0")
 
 
 def replica(server: RedisServer, proxy: Proxy) -> Iterator[None]:
-    """After a failover, what was the master refuses writes."""
+    """After a failover, the old master is a replica and refuses writes."""
     server.cli("REPLICAOF", "127.0.0.1", str(free_port()))
     yield
     server.cli("REPLICAOF", "NO", "ONE")
 
 
 def password(server: RedisServer, proxy: Proxy) -> Iterator[None]:
-    """Ours is wrong by now."""
+    """The password of the cache is no longer valid."""
     server.cli("CONFIG", "SET", "requirepass", "secret")
     proxy.cut()
     yield
@@ -65,7 +65,7 @@ def crowded(server: RedisServer, proxy: Proxy) -> Iterator[None]:
     """maxclients is reached."""
     proxy.cut()
     with redis.Redis(port=server.port) as admin:
-        admin.config_set("maxclients", 1)  # it stays connected, and is the one
+        admin.config_set("maxclients", 1)  # it stays connected as the only client
         yield
         admin.config_set("maxclients", 1000)
 
@@ -79,7 +79,7 @@ Trouble = Callable[[RedisServer, Proxy], Iterator[None]]
 def test_a_server_that_refuses_is_no_outage(
     own: RedisServer, before: Before, face: Faces, trouble: Trouble, when: str, colour: str
 ) -> None:
-    """Promise 7: calls would fail, hang or all compute; a change would seem to be done; recovery would need a hand."""
+    """Promise 7: if the server refuses, a key is computed once, changes raise, and the cache recovers by itself."""
     proxy, warm, origin = before(own), Number(), Number(0.02)
     asked = face(proxy.url, colour, local=True) if when == "in use" else None
     if asked is not None:
@@ -94,20 +94,20 @@ def test_a_server_that_refuses_is_no_outage(
         assert origin.calls == 1
         assert asked.count(events.EngineDown) == 1
         for change in ["clear"], ["set", "other", 1], ["expire", "k"], ["invalidate", "k"]:
-            if trouble is full and change[0] in ("clear", "expire", "invalidate"):  # what takes no memory is done
+            if trouble is full and change[0] in ("clear", "expire", "invalidate"):  # these changes need no memory
                 asked.run(*change)
             else:
                 with pytest.raises(EngineError):
                     asked.run(*change)
-        assert asked("k", origin) == 2  # it is gone here, in any case
+        assert asked("k", origin) == 2  # the value is gone here, in any case
         with pytest.raises(EngineError):
             asked.lock("l")
     finally:
         for _ in course:
             pass
-    if trouble is not full:  # it answered all the time
+    if trouble is not full:  # a full server answered all the time
         until(lambda: asked("other", Number()) and asked.count(events.EngineUp))
-    time.sleep(0.05)  # the server may have lost the generation too, of which this is how long one may be believed
+    time.sleep(0.05)  # as long as a generation is trusted: the server may have lost it
     asked.invalidate("k")
     assert asked("k", lambda: "stored") == "stored"
     assert asked.lock("l")
@@ -118,8 +118,7 @@ def test_a_server_that_refuses_is_no_outage(
 def test_what_was_computed_in_trouble_holds_for_a_while(
     own: RedisServer, before: Before, face: Faces, trouble: Trouble, colour: str
 ) -> None:
-    """Promise 7: each answer that is still good would count as recovery, empty what is kept here meanwhile, and have
-    every key computed anew, as often as the engine is asked."""
+    """Promise 7: while the trouble lasts, a computed value is kept. A good answer in between is not a recovery."""
     proxy, pause = before(own), 0.05
     asked = face(proxy.url, colour, pause=pause)
     there = [Number() for _ in range(3)]
@@ -134,19 +133,19 @@ def test_what_was_computed_in_trouble_holds_for_a_while(
             for number in range(3):
                 assert asked.herd(3, f"there {number}", there[number]) == [there[number].calls] * 3
                 assert asked.herd(3, f"missing {number}", missing[number]) == [1] * 3
-            time.sleep(pause / 10)  # a caller, and no stress
+            time.sleep(pause / 10)  # callers, but no load
     finally:
         for _ in course:
             pass
     assert [origin.calls for origin in missing] == [1] * 3
-    # A server that is full goes on to serve what it has; the others don't answer, or are not to be believed.
+    # A full server still serves its values; the others don't answer, or can't be trusted.
     assert [origin.calls for origin in there] == [1 if trouble is full else 2] * 3
     assert (asked.count(events.EngineDown), asked.count(events.EngineUp)) == (1, 0)
 
 
 @pytest.mark.parametrize("refusal", ["maxclients", "requirepass"])
 def test_a_server_that_takes_no_new_connections(own: RedisServer, face: Faces, refusal: str, colour: str) -> None:
-    """Threads beyond the connections that there are would each find the server down, and tell all others so."""
+    """If the server accepts no new connections, callers use the existing ones, and it does not count as down."""
     asked = face(own.url, colour, timeout=1.0)
     asked("warm", Number())
     clients = int(own.cli("INFO", "clients").split("connected_clients:")[1].split()[0])
@@ -164,7 +163,7 @@ def test_a_server_that_takes_no_new_connections(own: RedisServer, face: Faces, r
 
 
 def test_a_password_that_changes(own: RedisServer, face: Faces, colour: str) -> None:
-    """Credentials are rotated under us: nothing would say why, or the right ones would be of no use later."""
+    """If the password becomes wrong, the error says so and shows none. The cache works again once it is right."""
     own.cli("CONFIG", "SET", "requirepass", "first")
     asked = face(own.url.replace("redis://", "redis://:first@"), colour)
     assert asked("k", Number()) == 1
@@ -184,10 +183,9 @@ def test_a_password_that_changes(own: RedisServer, face: Faces, colour: str) -> 
 
 @pytest.mark.alone
 def test_before_the_first_news(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
-    """In its first moments a process is told nothing: its local tier would keep what others change, and who waits would
-    sleep over what was stored meanwhile."""
+    """Before the first notification can arrive, the local tier keeps nothing, and waiters look by themselves."""
     proxy, gate, origin = before(server), threading.Event(), Origin()
-    proxy.at(b"HELLO", before=lambda: gate.wait(10), times=1000)  # only the news' connection says that
+    proxy.at(b"HELLO", before=lambda: gate.wait(10), times=1000)  # only the feed's connection sends that
     other, asked = face(server.url), face(proxy.url, colour, local=True, timeout=5.0)
     try:
         assert asked("k", lambda: 1) == 1
@@ -196,12 +194,12 @@ def test_before_the_first_news(server: RedisServer, before: Before, face: Faces,
         other.invalidate("k")
         assert asked("k", lambda: 3) == 3
         other.cache.clear()
-        time.sleep(0.05)  # as long as a generation may be believed
+        time.sleep(0.05)  # as long as a generation is trusted
         assert asked("k", lambda: 4) == 4
         holding = Herd(lambda: other("l", origin))
         origin.has_begun()
         waiting = Herd(lambda: asked.herd(4, "l", never))
-        threading.Timer(0.25, origin.let_on).start()  # behind the first look
+        threading.Timer(0.25, origin.let_on).start()  # after the first look
         start = time.monotonic()
         assert waiting.join() + holding.join() == [[1] * 4, 1]
         assert time.monotonic() - start < 0.6
@@ -217,12 +215,12 @@ def test_before_the_first_news(server: RedisServer, before: Before, face: Faces,
 
 
 def swallows(proxy: Proxy) -> None:
-    """Nothing is answered."""
+    """No reply arrives."""
     proxy.hold()
 
 
 def dawdles(proxy: Proxy) -> None:
-    """Each answer comes after it was given up."""
+    """Each reply arrives after its question was given up."""
     proxy.delay = 2 * BRIEF
 
 
@@ -231,7 +229,7 @@ def dawdles(proxy: Proxy) -> None:
 def test_a_dead_engine_is_hardly_asked(
     own: RedisServer, before: Before, face: Faces, trouble: Callable[[Proxy], None], colour: str
 ) -> None:
-    """Promise 7: each call would wait for the dead engine, and all of them press on it while it comes up again."""
+    """Promise 7: a dead engine is asked only now and then. Otherwise each call would wait for it."""
     proxy = before(own)
     asked = face(proxy.url, colour, pause=0.3, timeout=BRIEF)
     asked("warm", Number())
@@ -241,13 +239,13 @@ def test_a_dead_engine_is_hardly_asked(
     while time.monotonic() < start + 0.8:
         began = time.monotonic()
         asked(new_id().hex(), Number())
-        slow += time.monotonic() - began > 0.9 * BRIEF  # it has asked
+        slow += time.monotonic() - began > 0.9 * BRIEF  # this call has asked the engine
     assert proxy.accepted - knocks <= 3
     assert slow <= 3
 
 
 def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pytest.FixtureRequest) -> None:
-    """The client library waits for ever; who has asked would, too."""
+    """By default, a call waits about a second for a hung engine. The client library would wait for ever."""
     cache, seconds = Cache(own.url, early=0), []
     request.addfinalizer(cache.close)
 
@@ -275,7 +273,7 @@ def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pyte
 
 
 def test_without_channel_rights(own: RedisServer, face: Faces, colour: str) -> None:
-    """A user of ACLs who may not publish: nothing would be stored, or waiters would sleep until the lease's end."""
+    """If a user may not publish, values are still stored, and waiters do not sleep until the lease ends."""
     own.cli("ACL", "SETUSER", "app", "on", ">secret", "~*", "resetchannels", "+@all")
     url, origin = f"redis://app:secret@127.0.0.1:{own.port}/0", Origin()
     holder, waiter = face(url), face(url, colour, local=True)
@@ -291,7 +289,7 @@ def test_without_channel_rights(own: RedisServer, face: Faces, colour: str) -> N
     assert own.cli("KEYS", "{*}l") == ""
 
 
-# -- news, and what a local tier makes of them ------------------------------------------------------------------------
+# -- notifications and the local tier ---------------------------------------------------------------------------------
 
 SCRIPTS = Scripts()
 
@@ -299,7 +297,7 @@ SCRIPTS = Scripts()
 def test_connections_that_break_under_a_herd(
     server: RedisServer, before: Before, face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits would never be woken; or compute what somebody else does."""
+    """If connections break at any step of a wait, the waiters still get the value and do not compute."""
     for often in ("kit.feed.AGAIN", "redis.verbs.LOOK", "redis.verbs.SAFETY"):
         monkeypatch.setattr(f"stampede.engines.{often}", 0.02)
     proxy, origin, claim = before(server), Origin(), SCRIPTS.claim.hash
@@ -317,7 +315,7 @@ def test_connections_that_break_under_a_herd(
     proxy.at(b"SUBSCRIBE", answered=0, times=2)
     waiting = Herd(lambda: waiter.herd(4, "k", never))
     for when, step in product(("before", "after"), (claim, b"GETEX")):
-        for _ in range(2):  # a question that is cut twice may be given up: the second is another one
+        for _ in range(2):  # a question that is cut twice may be given up: wait for a new one
             at(claim, "before")
         at(step, when, proxy.cut)
     until(lambda: proxy.met == 4 + 4 * 3)
@@ -329,8 +327,8 @@ def test_connections_that_break_under_a_herd(
 def test_server_and_origin_both_down(
     own: RedisServer, face: Faces, trouble: str, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the local tier had, and was true when the server went away, would be gone when its last connection ends: a
-    second later, as nobody has looked at it until then."""
+    """If server and origin are both down, the local tier serves values that were valid when the server went away, even
+    a second after its last connection has ended."""
     monkeypatch.setattr("stampede.engines.kit.stamps.SOON", 0.05)
     asked = face(own.url, colour, timeout=0.5, local=True, ttl=600, stale=600)
 
@@ -343,7 +341,7 @@ def test_server_and_origin_both_down(
 
     until(kept)
     stamps = asked.cache._core.engine._servers.news.stamps
-    until(lambda: time.monotonic() > stamps.heard + 0.3)  # news of its own fill may be on their way
+    until(lambda: time.monotonic() > stamps.heard + 0.3)  # the notification of its own fill may still arrive
     until(kept)
     own.stop() if trouble == "down" else own.freeze()
     until(lambda: stamps._lost, bound=20)
@@ -355,7 +353,7 @@ def test_server_and_origin_both_down(
 
 
 def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Faces) -> None:
-    """A server tells nobody of what a closed connection had read: the local tier would keep it for ever."""
+    """If an idle reader is cut, the local tier keeps none of its values: the server no longer notifies changes."""
     asked, other = face(server.url, timeout=1.0, local=True), face(server.url, timeout=1.0)
 
     def kept() -> bool:
@@ -365,7 +363,7 @@ def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Fa
     until(kept)
     for line in server.cli("CLIENT", "LIST").splitlines():
         fields = dict(field.partition("=")[::2] for field in line.split())
-        if "t" in fields["flags"]:  # it is being followed
+        if "t" in fields["flags"]:  # the server tracks its reads
             server.cli("CLIENT", "KILL", "ID", fields["id"])
     other.cache.set("k", "new")
     until(lambda: asked("k", never) == "new", 3.0)
@@ -374,8 +372,8 @@ def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Fa
 def test_what_a_closed_connection_had_read_is_not_believed(
     own: RedisServer, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server tells nobody of its changes any more. With server and origin down, callers would get what another
-    process has invalidated since. A loop that ends closes its connection, and so does who is interrupted."""
+    """If a connection was closed here, values read over it are not served when server and origin are down: they may
+    have been invalidated since. A loop that ends closes its connection, and so does an interrupted call."""
 
     def fails() -> Any:
         raise OSError("the origin is down")
@@ -408,7 +406,7 @@ def test_what_a_closed_connection_had_read_is_not_believed(
 
 
 def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colour: str) -> None:
-    """With server and origin both down there would be nothing to serve, though it is here, and `stale` allows it."""
+    """If server and origin are both down, `stale` values are served, if they were valid when the server went away."""
 
     def fails() -> Any:
         raise OSError("the origin is down")
@@ -418,7 +416,7 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
         ours = face(server.url, colour, local=True, ttl=60, stale=600)
         theirs = face(server.url, "sync", ttl=60, stale=600)
         for key in ("kept", "changed", "ours"):
-            theirs.cache.set(key, "old")  # read by us, and not stored: of what we store there may be late news
+            theirs.cache.set(key, "old")  # stored by another cache: a notification of our own fill could come late
             until(lambda key=key: ours(key, fails) and ours.cache._root.hit(key) is not None)
         for key in ("computed", "computed, then changed"):
             ours(key, lambda: "old")
@@ -433,13 +431,13 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
         scope, local_tier = ours.cache._root, ours.cache._core.local_tier
         until(
             lambda: local_tier.kept(scope.prefix + "kept") is not None
-        )  # one connection's end is not yet the server's
+        )  # the end of one connection does not mean the end of the server
         for _ in range(2):
             assert ours("kept", fails) == ours("computed", fails) == "old"
             for key in ("changed", "ours", "computed, then changed"):
                 with pytest.raises(OSError, match="origin is down"):
                     ours(key, fails)
-        with pytest.raises((OSError, ComputationFailed), match="origin is down"):  # the key may rest yet
+        with pytest.raises((OSError, ComputationFailed), match="origin is down"):  # the key may still rest
             ours("kept", fails, stale=0)
     finally:
         server.close()
@@ -448,7 +446,7 @@ def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colo
 def test_a_server_that_was_shut_down_is_said_to_have_closed_the_connection(
     own: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first line that an operator sees would speak of a fault of the protocol."""
+    """If a server was shut down, the log speaks of closed connections, not of a fault of the protocol."""
     with Cache(own.url) as cache:
         gate = threading.Barrier(4)
         Herd(*[lambda n=n: cache.get_or_compute(f"k{n}", gate.wait) for n in range(4)]).join()  # four connections

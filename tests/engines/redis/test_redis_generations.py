@@ -1,4 +1,4 @@
-"""What a herd asks the server beside its claims."""
+"""How generations are asked for, and how changes find the right one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def asked(engine: RedisEngine) -> list[str | BaseException]:
 
 
 def test_a_herd_asks_for_its_generation_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a quiet second each of a thousand tasks would send a question of its own, all the same one."""
+    """A herd of tasks asks for its generation once, and not once for each task."""
     monkeypatch.setattr(generations, "KNOWN", 0.0)
     engine = RedisEngine(server.url, tracking=False)
     asyncio.run(asked(engine))
@@ -51,7 +51,7 @@ def test_a_herd_asks_for_its_generation_once(server: RedisServer, monkeypatch: p
 
 
 def test_a_herd_that_asked_in_vain_hears_why(server: RedisServer) -> None:
-    """Those who shared the question would hang, or ask a dead server one after the other."""
+    """If the question for a generation fails, all tasks that share it get the error."""
     engine = RedisEngine(server.url, tracking=False)
     asyncio.run(asked(engine))
     server.stop()
@@ -63,7 +63,7 @@ def test_a_herd_that_asked_in_vain_hears_why(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("local", [False, True])
 def test_changes_go_to_a_generation_that_somebody_else_has_just_begun(server: RedisServer, local: bool) -> None:
-    """For a second after another process's clear, invalidate and set would change keys that nobody asks for."""
+    """A change also reaches a generation that another process has just begun. Otherwise it would have no effect."""
     here, there = (Cache(server.url, local=local) for _ in range(2))
     for verb in ("invalidate", "set", "expire"):
         assert here.get_or_compute(verb, lambda: "old") == there.get_or_compute(verb, lambda: "not asked") == "old"
@@ -86,7 +86,7 @@ def test_changes_go_to_a_generation_that_somebody_else_has_just_begun(server: Re
 @pytest.mark.parametrize("namespace", ["", "shop"])
 @pytest.mark.parametrize("suspending", [False, True])
 def test_a_change_is_a_round_trip(server: RedisServer, namespace: str, *, suspending: bool) -> None:
-    """Each would ask for the generation first, and for the namespace's: three times the way."""
+    """A change takes one round trip. It does not ask for generations first."""
 
     def reads() -> int:
         return int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
@@ -99,7 +99,7 @@ def test_a_change_is_a_round_trip(server: RedisServer, namespace: str, *, suspen
         function: Any = cache.cached(answer if suspending else lambda n: n)
         changes: dict[str, Callable[[], Any]] = {
             "set": lambda: function.set(1, 7),
-            # Which reads what it is about to replace, and asks for the generation before.
+            # `touch` reads the value that it replaces, and asks for the generation before.
             "touch": lambda: cache.atouch("k") if suspending else cache.touch("k"),
             "expire": lambda: function.expire(7),
             "invalidate": lambda: function.invalidate(7),
@@ -111,7 +111,7 @@ def test_a_change_is_a_round_trip(server: RedisServer, namespace: str, *, suspen
                 runner.run(made)
             return reads() - before
 
-        for _ in range(2):  # connections are made, scripts known
+        for _ in range(2):  # the first time, connections are made and scripts are sent
             cache.set("k", 1)
             costs = {verb: cost(change) for verb, change in changes.items()}
         nothing = cost(lambda: asyncio.sleep(0) if suspending else None)
@@ -121,7 +121,7 @@ def test_a_change_is_a_round_trip(server: RedisServer, namespace: str, *, suspen
 
 
 def test_many_changes_are_a_round_trip(server: RedisServer) -> None:
-    """In a loop each would be a task of its own; and large ones hold up the small."""
+    """Many changes, small and large, can be made in one batch."""
 
     async def change(cache: Cache) -> None:
         await cache.aset_many({f"k{number}": number for number in range(100)} | {"large": b"x" * 200_000})
@@ -135,7 +135,7 @@ def test_many_changes_are_a_round_trip(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("suspending", [False, True])
 def test_what_is_set_after_somebody_elses_expire_all_is_fresh(server: RedisServer, *, suspending: bool) -> None:
-    """It would have the mark of what is stale: for a second after it, whatever is stored would be computed again."""
+    """A value that is set just after another process's `expire_all` is fresh."""
     near, far = (Cache(server.url, namespace="shop") for _ in range(2))
     with near, far:
         for cache in (near, far):
@@ -150,7 +150,7 @@ def test_what_is_set_after_somebody_elses_expire_all_is_fresh(server: RedisServe
 
 
 def test_a_change_that_cant_learn_the_generation_raises(server: RedisServer) -> None:
-    """The old value would come back after the outage."""
+    """A change that can't learn its generation raises. Otherwise the old value would come back after the outage."""
     cache = Cache(server.url)
     cache.set("k", "old")
     server.stop()
@@ -163,7 +163,7 @@ def test_a_change_that_cant_learn_the_generation_raises(server: RedisServer) -> 
 def test_ended_generations_are_noted_as_long_as_they_are_believed_in(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes would go to ever more keys, or miss one where somebody still looks."""
+    """Ended generations are noted as long as other processes may use them, and only a limited number of them."""
     engine = RedisEngine(server.url, tracking=False)
     known = [run(engine.blocking.store.generation("f"))]
     for scope in ("f", "", "f"):
@@ -177,14 +177,14 @@ def test_ended_generations_are_noted_as_long_as_they_are_believed_in(
     assert len(run(engine.blocking.store.generations("f"))) <= 2 * (1 + verbs.MOST)
     monkeypatch.setattr(verbs, "NOTED", 0.001)
     run(engine.blocking.store.bump("f"))
-    time.sleep(0.01)  # the server's clock goes on, and counts in ms
+    time.sleep(0.01)  # the server's clock, in ms, moves on
     run(engine.blocking.store.bump("f"))
     assert len(server.cli("GET", "{stampede}p:f").split()) <= 1
     engine.close()
 
 
 def test_who_may_not_ask_for_the_time_may_clear(server: RedisServer) -> None:
-    """A user of an ACL without `+time` could not clear any more."""
+    """A user whose ACL lacks `+time` can clear."""
     server.cli("ACL", "SETUSER", "shop", "on", ">x", "~*", "&*", "+@all", "-time")
     with Cache(server.url.replace("://", "://shop:x@")) as here, Cache(server.url) as there:
         assert here.get_or_compute("k", lambda: "old") == there.get_or_compute("k", lambda: "older") == "old"
@@ -195,13 +195,13 @@ def test_who_may_not_ask_for_the_time_may_clear(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("verb", ["invalidate", "set"])
 def test_a_change_after_a_flush_reaches_who_has_not_heard_of_it(server: RedisServer, verb: str) -> None:
-    """Who has heard of the flush already would change a key of the new generation alone, and others look elsewhere."""
+    """A change after a flush also reaches a process that still uses the generation before it."""
     with Cache(server.url) as here, Cache(server.url) as there:
         here.set("other", 0)
         assert there.get("other") == 0  # both know the generation, for a second
         server.cli("FLUSHALL")
         assert there.get_or_compute("k", lambda: "old") == "old"
-        here.invalidate("other")  # which is told of the new generation
+        here.invalidate("other")  # this learns the new generation
         if verb == "invalidate":
             here.invalidate("k")
         else:
@@ -213,7 +213,7 @@ def test_a_change_after_a_flush_reaches_who_has_not_heard_of_it(server: RedisSer
 def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """A function's generation and its namespace's are asked for at two moments, and the flush may be between them."""
+    """A change reaches a process even if it learns the new generation of a function, but not yet its namespace's."""
 
     def price(item: str) -> str:
         return "old"
@@ -221,7 +221,7 @@ def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
     monkeypatch.setattr(generations, "KNOWN", 0.2)
     with Cache(server.url, namespace="shop") as here, Cache(server.url, namespace="shop") as there:
         ours, theirs = (cache.cached(version="1")(price) for cache in (here, there))
-        there.get("other")  # and knows the namespace's generation, for that long
+        there.get("other")  # learns the namespace's generation, for that long
         learnt = time.monotonic()
         monkeypatch.setattr(generations, "KNOWN", 60.0)
         assert ours("tea") == theirs("tea") == "old"
@@ -238,7 +238,7 @@ def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
 
 
 def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServer) -> None:
-    """A function's own table knows of no generations, and would hit what another process has cleared meanwhile."""
+    """A value found in an older generation is not kept in a function's own table, which knows no generations."""
     with Cache(server.url, ttl=600) as there, Cache(server.url, ttl=600, local=True) as here:
 
         def value(number: int) -> int:
@@ -250,9 +250,7 @@ def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServe
         mine(0)
 
         def known() -> bool:
-            mine.peek(
-                0
-            )  # asks, unless it is known: the first answer may have come before we were to be told of changes
+            mine.peek(0)  # asks, unless it is known: the first answer may come before changes are notified
             return recalls.generation_at_hand(name) is not None
 
         until(known)
@@ -267,7 +265,7 @@ def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServe
                 nonlocal source
                 if line == where and not cleared:
                     other.invalidate_all()
-                    until(lambda: recalls.generation_at_hand(name) is None)  # by now this process has been told
+                    until(lambda: recalls.generation_at_hand(name) is None)  # now this process has been notified
                     source += 1
                     cleared.append(source)
 
@@ -276,7 +274,7 @@ def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServe
 
 
 def test_key_and_stats_ask_nobody(server: RedisServer) -> None:
-    """They would leave three keys without an end for each function that is never called, and wait for a hung server."""
+    """`key` and `stats` ask no server. They leave no keys there, and do not wait for a server that hangs."""
     with isolated(url=server.url):
         f, g = cached(version=1)(lambda n: n), cached(key="{n}")(lambda n: n)
         assert (f.stats().hits, g.stats().hits) == (0, 0)

@@ -1,4 +1,4 @@
-"""Locks on Redis: who is next, who has gone, and what a waiter costs."""
+"""Locks on Redis: the order of waiters, processes that die, and the cost of a waiter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ both = pytest.mark.parametrize("colour", ["sync", "async"])
 
 @pytest.fixture
 def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
-    """Engines that are closed at the end."""
+    """Open engines that are closed at the end."""
 
     def opened(*args: Any) -> RedisEngine:
         engine = RedisEngine(*args)
@@ -51,28 +51,28 @@ Faces = Callable[..., Face]
 
 
 def ears(engine: RedisEngine) -> int:
-    """How many waiters hear what is sent."""
+    """How many waiters listen to a channel that is subscribed."""
     return sum(
         len(channel.listeners) for channel in list(engine._servers.news._channels.values()) if channel.subscribed
     )
 
 
 def queued(engine: RedisEngine, token: bytes) -> Busy:
-    """Refused, and with a place in the queue."""
+    """Ask for the lock and be refused, with a place in the queue."""
     busy = run(engine.blocking.locks.acquire("l", token, LONG, waits=True))
     assert isinstance(busy, Busy)
     return busy
 
 
 def test_a_released_lock_is_kept_for_those_who_wait_in_their_order(server: RedisServer, open_: Open) -> None:
-    """Who comes by at the right moment would get it before those who have waited, again and again."""
+    """A released lock is kept for its waiters, in their order. A caller that comes at that moment is refused."""
     engine = open_(server.url)
     holder, waiters, stranger = new_id(), [new_id() for _ in range(4)], new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     for token in waiters:
         queued(engine, token)
     for token in reversed(waiters):
-        queued(engine, token)  # who came first is first, however often the others ask
+        queued(engine, token)  # the order of arrival counts, however often the others ask
     for token in waiters:
         assert run(engine.blocking.locks.release("l", holder))
         refused = run(engine.blocking.locks.acquire("l", stranger, LONG))
@@ -85,7 +85,7 @@ def test_a_released_lock_is_kept_for_those_who_wait_in_their_order(server: Redis
 
 
 def test_who_has_left_the_queue_is_not_waited_for(server: RedisServer, open_: Open) -> None:
-    """The lock would be kept for it, and from all others, after the next release."""
+    """A waiter that has left the queue gets no turn. Otherwise the lock would be kept for it, and from all others."""
     engine = open_(server.url)
     holder, gone, named, next_one = (new_id() for _ in range(4))
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
@@ -94,13 +94,13 @@ def test_who_has_left_the_queue_is_not_waited_for(server: RedisServer, open_: Op
     assert not run(engine.blocking.locks.release("l", gone))
     assert run(engine.blocking.locks.release("l", holder))
     assert queued(engine, next_one).token == named
-    assert not run(engine.blocking.locks.release("l", named))  # it leaves when its turn has come already
+    assert not run(engine.blocking.locks.release("l", named))  # it leaves when its turn has already come
     assert isinstance(run(engine.blocking.locks.acquire("l", next_one, LONG, waits=True)), Granted)
 
 
 @both
 def test_a_lock_that_was_waited_for_in_vain_is_free_at_once(server: RedisServer, face: Faces, colour: str) -> None:
-    """The same through the user's face: `wait` ran out, or the waiter was cancelled."""
+    """If a waiter times out or is cancelled, it leaves the queue, and the lock is free after its release."""
     cache = face(server.url, colour).cache
     first, other = cache.lock("l"), cache.lock("l")
     assert first.acquire()
@@ -119,7 +119,7 @@ def test_a_lock_that_was_waited_for_in_vain_is_free_at_once(server: RedisServer,
 
 
 def test_a_waiter_whose_process_died_costs_nothing(server: RedisServer, open_: Open) -> None:
-    """Its place would keep the lock from everybody when its turn comes."""
+    """A waiter whose process has died gets no turn. Otherwise its place would keep the lock from all others."""
     engine, doomed = open_(server.url), open_(server.url)
     holder, dead, other = new_id(), new_id(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
@@ -127,16 +127,16 @@ def test_a_waiter_whose_process_died_costs_nothing(server: RedisServer, open_: O
     thread = threading.Thread(target=lambda: run(doomed.blocking.locks.wait("l", busy, LONG)), daemon=True)
     thread.start()
     until(lambda: ears(doomed) == 1)
-    time.sleep(0.35)  # it has been heard of lately
+    time.sleep(0.35)  # its last sign of life is recent
     doomed._servers.news._thread, news = None, doomed._servers.news
-    news._closed = True  # (as a process dies: nothing is given back, and nobody listens any more)
+    news._closed = True  # as if the process died: it gives nothing back, and listens no more
     until(lambda: server.cli("PUBSUB", "CHANNELS", "*C" + news.home) == "")
     assert run(engine.blocking.locks.release("l", holder))
     assert isinstance(run(engine.blocking.locks.acquire("l", other, LONG)), Granted)
 
 
 def test_a_waiter_that_hangs_costs_a_turn_and_keeps_its_place(server: RedisServer, open_: Open) -> None:
-    """One whose process is frozen would keep the lock from everybody; or have to queue again when it goes on."""
+    """A frozen waiter delays the others by one turn only, and keeps its place for when it resumes."""
     engine = open_(server.url)
     holder, frozen, *others = (new_id() for _ in range(4))
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
@@ -156,13 +156,13 @@ def test_a_waiter_that_hangs_costs_a_turn_and_keeps_its_place(server: RedisServe
 def test_who_has_a_place_waits_for_its_own_turn(
     server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes while the lock goes from hand to hand would ask again at every hand-over, and never get to wait."""
-    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # nobody looks for himself
+    """A waiter with a place in the queue waits for its own turn. It does not ask again at every hand-over."""
+    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)  # no waiter looks by itself
     engine = open_(server.url)
     holder, first, second = (new_id() for _ in range(3))
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
     queued(engine, first)
-    busy = queued(engine, second)  # refused for the holder, which has gone when it begins to wait
+    busy = queued(engine, second)  # refused for the holder, which has gone when the wait begins
     assert run(engine.blocking.locks.release("l", holder))
     assert isinstance(run(engine.blocking.locks.acquire("l", first, LONG, waits=True)), Granted)
     start = time.monotonic()
@@ -170,13 +170,13 @@ def test_who_has_a_place_waits_for_its_own_turn(
     assert time.monotonic() - start >= 0.1
     assert run(engine.blocking.locks.release("l", first))
     start = time.monotonic()
-    run(open_(server.url).blocking.locks.wait("l", busy, LONG))  # its own, as another process was told
+    run(open_(server.url).blocking.locks.wait("l", busy, LONG))  # its own turn, of which another process was notified
     assert time.monotonic() - start < LONG / 4
     assert isinstance(run(engine.blocking.locks.acquire("l", second, LONG, waits=True)), Granted)
 
 
 def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer, open_: Open) -> None:
-    """Each would ask again and again, also when it is somebody else's turn."""
+    """Each waiter asks only a few times, however many there are: it is woken for its own turn only."""
     cache, order, count = Cache(server.url), [], 300
 
     async def visit(number: int) -> None:
@@ -197,18 +197,18 @@ def test_thousands_of_waiters_are_no_more_trouble_than_a_few(server: RedisServer
     with cache:
         asyncio.run(main())
     assert order == list(range(count))
-    assert calls(server) - before < 5 * count  # asked, looked, asked and left
+    assert calls(server) - before < 5 * count  # each asks, looks, asks and releases
 
 
 def calls(server: RedisServer) -> int:
-    """Scripts that were run so far."""
+    """How many scripts the server has run so far."""
     stats = re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", server.cli("INFO", "commandstats"))
     return sum(map(int, stats))
 
 
 @pytest.mark.parametrize("places", [1, inf, 3])
 def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -> None:
-    """Names alone would be shown, and nobody be found who could be asked; or who came first, after a renewal."""
+    """The engine tells the host, process and fence of a lock's holder, and the start of its hold, also if renewed."""
     ours = open_(server.url).blocking.locks
     token, began = new_id(), time.time()
     granted = run(ours.acquire("l", token, 20.0, room=places))
@@ -224,7 +224,7 @@ def test_who_holds_it_is_told(server: RedisServer, open_: Open, places: float) -
 
 
 def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
-    """A lock for each user would fill the server, with keys that can't even be evicted."""
+    """Every key of a lock has an end. Otherwise a lock for each user would fill the server."""
     engine = open_(server.url)
     holder, waiter = new_id(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", holder, LONG)), Granted)
@@ -242,9 +242,9 @@ def test_nothing_is_left_of_a_lock(server: RedisServer, open_: Open) -> None:
 
 @both
 def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces, colour: str) -> None:
-    """Thousands of questions a second, as long as somebody waits for a lease that a foreign hand has made."""
+    """A lease without an end, which a foreign client has made, does not make waiters ask without a pause."""
     asked = face(server.url, colour)
-    asked.cache.get("k")  # from then on it knows by which name it calls the key
+    asked.cache.get("k")  # from now on the cache knows its prefix
     server.cli("SET", wire.names(asked.cache._root.prefix + "k").lease.decode(), "somebody")
     before = calls(server)
     with pytest.raises(WaitTimeout):
@@ -254,7 +254,7 @@ def test_a_key_without_an_end_makes_nobody_spin(server: RedisServer, face: Faces
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int) -> None:
-    """Its scripts say the same in another language: two writers would be inside, or somebody passed who came before."""
+    """The scripts decide in the same way as `lock_queue` does in Python."""
     engine, dice, model, now = open_(server.url), random.Random(seed), lock_queue.EMPTY, 1000.0
     tokens, rooms = [new_id() for _ in range(6)], [1, 1, 2, 3, inf, inf]
     waiting: list[tuple[bytes, float]] = []
@@ -294,14 +294,14 @@ def test_it_is_the_machine_of_rooms(server: RedisServer, open_: Open, seed: int)
 
 
 def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Open) -> None:
-    """Readers behind it would wait as long as one is inside."""
+    """A waiter that dies when it is called delays the readers behind it by one turn only."""
     engine, tokens = open_(server.url), [new_id() for _ in range(4)]
     inside, writer, dead, reader = tokens
     assert isinstance(run(engine.blocking.locks.acquire("l", inside, LONG, room=inf)), Granted)
     for token, its in ((writer, 1), (dead, inf), (reader, inf)):
         refused = run(engine.blocking.locks.acquire("l", token, LONG, waits=True, room=its))
         assert isinstance(refused, Busy)
-    assert run(engine.blocking.locks.release("l", writer)) is False  # it goes, and the next one is called
+    assert run(engine.blocking.locks.release("l", writer)) is False  # the writer leaves, and the next one is called
     start = time.monotonic()
     while isinstance(refused, Busy) and time.monotonic() < start + PATIENCE:
         run(engine.blocking.locks.wait("l", refused, PATIENCE))
@@ -311,7 +311,7 @@ def test_one_who_was_called_and_died_costs_a_turn(server: RedisServer, open_: Op
 
 
 def test_a_dead_writer_keeps_nobody_out(server: RedisServer, open_: Open) -> None:
-    """Broken if readers behind it waited for those who read."""
+    """A dead writer in the queue does not make later readers wait for the earlier ones."""
     engine, doomed = open_(server.url), open_(server.url)
     inside, dead, reader = (new_id() for _ in range(3))
     assert isinstance(run(engine.blocking.locks.acquire("l", inside, LONG, room=inf)), Granted)
@@ -319,7 +319,7 @@ def test_a_dead_writer_keeps_nobody_out(server: RedisServer, open_: Open) -> Non
     threading.Thread(target=lambda: run(doomed.blocking.locks.wait("l", busy, LONG)), daemon=True).start()
     until(lambda: ears(doomed) == 1)
     doomed._servers.news._thread, news = None, doomed._servers.news
-    news._closed = True  # (as a process dies)
+    news._closed = True  # as if the process died
     start = time.monotonic()
     refused = run(engine.blocking.locks.acquire("l", reader, LONG, waits=True, room=inf))
     while isinstance(refused, Busy) and time.monotonic() < start + 8:
@@ -330,7 +330,7 @@ def test_a_dead_writer_keeps_nobody_out(server: RedisServer, open_: Open) -> Non
 
 
 def test_foreign_bytes_are_no_lock(server: RedisServer, open_: Open) -> None:
-    """Broken if a string that somebody has put there kept everybody out."""
+    """Foreign bytes in the place of a lock keep no caller out."""
     for bytes_ in ("", "somebody", "\x81\xa6inside"):
         server.cli("SET", locks._names("l").lock.decode(), bytes_)
         token = new_id()

@@ -1,4 +1,4 @@
-"""Hits on Redis by plain commands: a look finds what a claim would find, or leaves it to the claim."""
+"""Hits on Redis by plain commands: a look finds what a claim would find, or leaves the decision to the claim."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_(request: pytest.FixtureRequest) -> Open:
 
 @pytest.fixture(params=["sync", "async"])
 def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    """Runs what a port of that colour gives."""
+    """A function that runs coroutines of one colour."""
     with asyncio.Runner() as runner:
         yield run_blocking if request.param == "sync" else runner.run
 
@@ -65,7 +65,7 @@ def counts(server: RedisServer) -> dict[str, int]:
 
 
 def spent(server: RedisServer, ask: Callable[[], object]) -> dict[str, int]:
-    """Which commands somebody's asking takes."""
+    """How often `ask` calls each command of the server."""
     before = counts(server)
     ask()
     after = {name: number - before.get(name, 0) for name, number in counts(server).items()}
@@ -73,7 +73,7 @@ def spent(server: RedisServer, ask: Callable[[], object]) -> dict[str, int]:
 
 
 def test_of_a_herd_two_look(own: RedisServer) -> None:
-    """Each task that wants what is there would ask for it: and not one, and one for all who came when it had asked."""
+    """In a herd of tasks, at most two ask the server: the first, and one for all that come after it has asked."""
     with Cache(own.url, early=0) as cache:
         cache.set("k", 1)
 
@@ -87,7 +87,7 @@ def test_of_a_herd_two_look(own: RedisServer) -> None:
 
 
 def test_who_computes_looks_in_no_flight_of_its_own(server: RedisServer) -> None:
-    """A function that invalidates its own value and asks for it would compute it within itself, without an end."""
+    """A computation that asks for its own key is refused, even after an invalidation: it would call itself for ever."""
     met = []
 
     with Cache(server.url, early=0) as cache:
@@ -108,7 +108,7 @@ def test_who_computes_looks_in_no_flight_of_its_own(server: RedisServer) -> None
 
 @pytest.mark.parametrize("local", [False, True])
 def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) -> None:
-    """A script, which is six times the work of a GET."""
+    """A hit takes plain commands. A script would be six times the work of a GET."""
     with Cache(own.url, early=0) as writer, Cache(own.url, early=0, local=local) as cache:
         writer.set_many({f"k{number}": number for number in range(100)})
 
@@ -123,7 +123,7 @@ def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) ->
                 for number in range(first, first + 10):
                     assert cache.get_or_compute(f"k{number}", lambda: -1) == number
 
-        if local:  # reports that begin later ask for the generations once more
+        if local:  # the engine asks for the generations again when notifications begin
             ask(90)
             until(lambda: cache.engine._servers.news.reporter)
         ask(0)
@@ -135,7 +135,7 @@ def test_what_a_hit_costs_the_server(own: RedisServer, run: Any, local: bool) ->
 
 
 def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
-    """A hundred keys would cost a hundred scripts."""
+    """A batch of hits takes one plain command for each key, and no script."""
     with Cache(own.url, early=0) as cache:
         keys = [f"k{number}" for number in range(100)]
         cache.set_many(dict.fromkeys(keys, 1))
@@ -146,7 +146,7 @@ def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
 
 
 def test_many_hits_of_a_function_are_read_together(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`f.many` would take a round trip for every call."""
+    """`f.many` reads all of its hits in one round trip."""
     with Cache(own.url, early=0) as cache:
         trips = []
         monkeypatch.setattr(cache.engine.many, "ask_many", counting(cache.engine.many.ask_many, trips))
@@ -172,7 +172,7 @@ def counting(ask_many: Any, trips: list[int]) -> Any:
 
 @pytest.mark.parametrize("tracking", [False, True])
 def test_a_demoted_master_is_not_believed(own: RedisServer, open_: Open, run: Any, *, tracking: bool) -> None:
-    """Of what is invalidated at its successor it may never hear, and it would go on serving that."""
+    """A master that has become a replica is not used: it would serve values invalidated at its successor."""
     engine = open_(own.url, tracking=tracking)
     run_blocking(engine.blocking.store.set("k", some()))
     assert look(engine) is not None
@@ -186,7 +186,7 @@ def test_a_demoted_master_is_not_believed(own: RedisServer, open_: Open, run: An
 
 @pytest.mark.parametrize("refusal", ["NOREPLICAS", "NOPERM"])
 def test_where_looks_are_refused_hits_go_on(own: RedisServer, run: Any, refusal: str) -> None:
-    """A server that writes nothing at present would be taken for one that is down."""
+    """If a server refuses looks, because it writes nothing at present, hits still work. It does not count as down."""
     url = own.url
     with Cache(url, early=0) as writer:
         writer.set_many(dict.fromkeys("abcdef", 1))
@@ -211,7 +211,7 @@ def test_where_looks_are_refused_hits_go_on(own: RedisServer, run: Any, refusal:
 
 
 def test_of_a_batch_no_look_is_missed_where_they_are_refused(own: RedisServer, open_: Open) -> None:
-    """The claims beside them would be lost, with what they were granted."""
+    """If the looks of a batch are refused, its claims are still answered."""
     engine = open_(own.url)
     run_blocking(engine.blocking.store.set("k", some()))
     own.cli("CONFIG", "SET", "min-replicas-to-write", "1")
@@ -222,7 +222,7 @@ def test_of_a_batch_no_look_is_missed_where_they_are_refused(own: RedisServer, o
 
 
 def test_what_only_a_script_can_judge(server: RedisServer, open_: Open) -> None:
-    """Damage would be served, or be an error, for as long as its key lasts."""
+    """A look leaves damaged entries to the claim. It neither serves them nor raises an error."""
     engine, name = open_(server.url), wire.names("k").entry
     for bytes_ in (b"", b"short", b"\x02" + bytes(100)):
         server.cli("SET", name, bytes_.replace(b"\x00", b"0"))
@@ -240,7 +240,7 @@ def test_what_only_a_script_can_judge(server: RedisServer, open_: Open) -> None:
 
 @pytest.mark.parametrize("left", ["3600000", "-1"])
 def test_a_key_with_more_time_than_it_was_given(server: RedisServer, open_: Open, left: str) -> None:
-    """As where the server's clock was set back: a value would be fresh for an hour longer. The claim cuts it."""
+    """An entry with more time left than it was given, as after a clock was set back, is left to the claim to cut."""
     engine, name = open_(server.url), wire.names("k").entry
     run_blocking(engine.blocking.store.set("k", some()))
     server.cli(*(("PERSIST", name) if left == "-1" else ("PEXPIRE", name, left)))
@@ -253,13 +253,13 @@ def test_a_key_with_more_time_than_it_was_given(server: RedisServer, open_: Open
 
 
 def test_what_came_between_the_two_is_no_longer_fresh_than_it_is(server: RedisServer, open_: Open) -> None:
-    """An entry that was stored after its predecessor's time left was asked for would be given that time."""
+    """If an entry is replaced between the two commands of a look, it gets no more time than it was given."""
     older = some()
     newer = some(ttl=5.0, fresh=5.0, keep=5.0)
-    assert wire.fresh_of(int(1000 * older.fresh), wire.pack(newer, wire.expiry(newer))) is None  # it was given more
+    assert wire.fresh_of(int(1000 * older.fresh), wire.pack(newer, wire.expiry(newer))) is None  # more than its own
     newer = some(ttl=90.0, fresh=90.0, keep=90.0)
     found = wire.fresh_of(int(1000 * older.fresh), wire.pack(newer, wire.expiry(newer)))
-    assert found is not None  # less than it has does no harm
+    assert found is not None  # less than its own is safe
     assert found.fresh <= 90.0
     its = wire.names("k")
     for tracking in (False, True):
@@ -269,7 +269,7 @@ def test_what_came_between_the_two_is_no_longer_fresh_than_it_is(server: RedisSe
 
 
 def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Open, run: Any) -> None:
-    """What somebody has changed would be taken for what stood there before, with its time left."""
+    """The end that is known of an entry is not used for another entry that was stored since."""
     engine, other = open_(own.url), open_(own.url)
     looking = port_of(engine, run)
     run_blocking(other.blocking.store.set("k", some()))
@@ -299,7 +299,7 @@ def test_an_end_that_is_known_is_of_that_entry_only(own: RedisServer, open_: Ope
 
 @pytest.mark.parametrize("change", ["set", "expire", "invalidate", "DEL"])
 def test_a_change_voids_the_ticket_of_a_look(server: RedisServer, open_: Open, run: Any, change: str) -> None:
-    """A local tier would serve what is gone, until its ttl ends."""
+    """A change ends the ticket of a look. Otherwise a local tier would serve the old value until it expires."""
     engine, other = open_(server.url, tracking=True), open_(server.url)
     run_blocking(other.blocking.store.set("k", some()))
     end = time.monotonic() + PATIENCE
@@ -325,7 +325,7 @@ def test_a_change_voids_the_ticket_of_a_look(server: RedisServer, open_: Open, r
 
 
 def test_the_due_are_refreshed(server: RedisServer) -> None:
-    """What a look finds would never be refreshed before its end, and somebody wait for it then."""
+    """An entry that a look finds is refreshed early if it is due. Otherwise a caller would wait when it expires."""
     with Cache(server.url) as cache:
         for _ in range(5):
             cache.get_or_compute("warm", lambda: 0)
@@ -335,7 +335,7 @@ def test_the_due_are_refreshed(server: RedisServer) -> None:
 
 
 def test_what_was_made_stale_as_a_whole_is_no_hit(server: RedisServer) -> None:
-    """A look would go on serving what `expire_all` has ended."""
+    """A look does not serve a value that `expire_all` has made stale."""
     with Cache(server.url, stale=LONG, early=0) as cache:
         numbers = iter(range(100))
 

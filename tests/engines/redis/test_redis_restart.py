@@ -1,4 +1,4 @@
-"""Redis, started again from what it had on disk; or a replica in its place: what has ended must not be back."""
+"""Redis after a restart from its snapshot, or a replica that replaces it: removed values do not come back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN = "{stampede}r"
 
 @pytest.fixture
 def saving() -> Iterator[RedisServer]:
-    """One that makes snapshots, as Debian has it."""
+    """A server that makes snapshots, as configured on Debian."""
     server = RedisServer("--save", "3600", "1")
     yield server
     server.close()
@@ -29,7 +29,7 @@ def saving() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[SteppedServer, SteppedServer]]:
-    """A master and its replica, up for ten seconds by their clocks."""
+    """A master and its replica. By their clocks, both started ten seconds ago."""
     with ExitStack() as ends:
         master = ends.enter_context(closing(SteppedServer("--repl-diskless-sync-delay", "0")))
         replica = ends.enter_context(closing(SteppedServer("--replicaof", "127.0.0.1", str(master.port))))
@@ -43,7 +43,7 @@ def pair() -> Iterator[tuple[SteppedServer, SteppedServer]]:
 def test_a_snapshot_brings_nothing_back(
     saving: RedisServer, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """Promise 4: what was invalidated, or cleared, since the last snapshot would be served again until its ttl ends."""
+    """Promise 4: a value that was invalidated or cleared after the last snapshot is not served after a restart."""
     monkeypatch.setattr(generations, "KNOWN", 0.0)
     with Cache(saving.url, ttl=600, **options) as cache:
         for key in ("invalidated", "cleared"):
@@ -53,29 +53,29 @@ def test_a_snapshot_brings_nothing_back(
         cache.clear()
         saving.restart()
         assert saving.cli("DBSIZE") != "0"
-        with Cache(saving.url, ttl=600, **options) as later:  # a process that was not there before
+        with Cache(saving.url, ttl=600, **options) as later:  # a process that starts after the restart
             assert later.get_or_compute("invalidated", lambda: "new") == "new"
             assert cache.get_or_compute("invalidated", lambda: "newer") == "new"
             assert later.get("cleared") is cache.get("cleared") is None
 
 
 def test_a_run_that_began_within_the_second_in_which_the_last_one_ended() -> None:
-    """A server says in whole seconds how long it has been up: it would seem to have been there all the time."""
+    """A restart is noticed even if the last run ended in the same second. A server gives its uptime in seconds."""
     with closing(SteppedServer("--save", "3600", "1")) as server:
         began = time.time()
-        server.step(10.4 - began % 1)  # it is four tenths of a second past
+        server.step(10.4 - began % 1)  # the server's clock is 0.4 s after a full second
         with Cache(server.url, ttl=600) as cache:
             cache.set("k", "old")
             server.cli("SAVE")
             cache.invalidate("k")
-        server.restart()  # in the same second, later
-        server.step(13.0 - began % 1 - (time.time() - began))  # it is full
+        server.restart()  # the new run begins later in the same second
+        server.step(13.0 - began % 1 - (time.time() - began))  # the server's clock is at a full second
         with Cache(server.url, ttl=600) as cache:
             assert cache.get("k") is None
 
 
 def test_twice(saving: RedisServer) -> None:
-    """The second restart would go unnoticed."""
+    """Each restart is noticed, not only the first one."""
     for value in range(3):
         with Cache(saving.url, ttl=600) as cache:
             assert cache.get("k") is None
@@ -86,7 +86,7 @@ def test_twice(saving: RedisServer) -> None:
 
 
 def test_a_server_that_goes_on_forgets_nothing(saving: RedisServer) -> None:
-    """A `SCRIPT FLUSH`, or a marker that was evicted, would empty the cache."""
+    """A `SCRIPT FLUSH`, or the loss of the marker of the run, does not empty the cache."""
     with Cache(saving.url, ttl=600) as cache:
         cache.set("k", "value")
         saving.cli("SCRIPT", "FLUSH")
@@ -102,7 +102,7 @@ def test_a_server_that_goes_on_forgets_nothing(saving: RedisServer) -> None:
 
 
 def test_a_replica_that_was_told_keeps_what_it_has(pair: tuple[SteppedServer, SteppedServer]) -> None:
-    """Each failover would empty the cache, in the very moment in which the origin can bear it least."""
+    """A replica that has the marker of the run keeps its values after a failover. The cache is not emptied."""
     master, replica = pair
     with Cache(master.url, ttl=600) as cache:
         cache.set("k", "value")
@@ -114,7 +114,7 @@ def test_a_replica_that_was_told_keeps_what_it_has(pair: tuple[SteppedServer, St
 
 
 def test_a_run_is_noted_anew_now_and_then(pair: tuple[SteppedServer, SteppedServer]) -> None:
-    """A replica that joined while the master ran would be taken for one that came from the disk."""
+    """The marker of the run is renewed. Otherwise, a replica that joins later would look like a restarted server."""
     master, _ = pair
     with Cache(master.url, ttl=600) as cache:
         cache.set("k", 1)
@@ -128,7 +128,7 @@ def test_a_run_is_noted_anew_now_and_then(pair: tuple[SteppedServer, SteppedServ
 
 
 def test_who_may_not_ask_for_the_run_goes_on(saving: RedisServer) -> None:
-    """A user of an ACL without `+info` would have no cache."""
+    """A user of an ACL without `+info` can use the cache, although restarts are not noticed."""
     saving.cli("ACL", "SETUSER", "shop", "on", ">x", "~*", "&*", "+@all", "-info")
     with Cache(saving.url.replace("://", "://shop:x@"), ttl=600) as cache:
         cache.set("k", "value")

@@ -1,4 +1,4 @@
-"""The Redis engine behind sentinels: it finds the master, and finds the next one when that is demoted, or dies."""
+"""The Redis engine behind sentinels: it finds the master, and the next one if the master is demoted or dies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = 60.0
 def flushed() -> Sentinels:
     shared = shared_sentinels()
     shared.master.cli("FLUSHALL")
-    # A sentinel that the machine kept from running for a second takes its master for down, until it has an answer.
+    # If a sentinel could not run for a second, it considers its master down until the master replies.
     wait_until(lambda: all("_down" not in each.cli("SENTINEL", "MASTER", shared.service) for each in shared.sentinels))
     return shared
 
@@ -53,7 +53,7 @@ class TestRedisSentinel(LocksSuite):
 
 @pytest.fixture
 def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
-    """Engines that are closed at the end."""
+    """Opens engines, and closes them at the end of the test."""
 
     def opened(url: str, **options: Any) -> RedisEngine:
         engine = RedisEngine(url, **{"tracking": True, **options})
@@ -64,16 +64,16 @@ def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
 
 
 def test_a_closed_engine_leaves_no_connection_to_a_sentinel() -> None:
-    """Each cache that was opened and closed would cost the process, and a sentinel, one connection."""
+    """A closed cache leaves no connection to a sentinel open."""
     house = flushed()
     with Cache(house.url) as cache:
         cache.get_or_compute("k", lambda: 1)
         assert any(_connected(sentinel.port) for sentinel in house.sentinels)
-    wait_until(lambda: not any(_connected(each.port) for each in house.sentinels))  # one may be being made just then
+    wait_until(lambda: not any(_connected(each.port) for each in house.sentinels))  # one may be opening at this moment
 
 
 def _connected(port: int) -> bool:
-    """Has this process a connection to that port of the loopback?"""
+    """Whether this process has a connection to this port of the loopback address."""
     ours = {os.readlink(each) for each in _descriptors()}
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(int(line[2].split(":")[1], 16) == port and f"socket:[{line[9]}]" in ours for line in lines)
@@ -106,7 +106,7 @@ def holds(ticket: Ticket) -> bool:
 
 
 def answered(ask: Callable[[], Any]) -> Any:
-    """The first answer of an engine that is coming back."""
+    """The first reply of an engine that is about to work again."""
     answers: list[Any] = []
 
     def tried() -> bool:
@@ -137,14 +137,14 @@ def answered(ask: Callable[[], Any]) -> Any:
     ],
 )
 def test_a_wrong_address_says_what_is_wrong(url: str, says: str) -> None:
-    """It would fail at the first call, far from the settings; or with a password in the message."""
+    """A malformed URL is refused when the engine is opened. The error names the mistake, but not the password."""
     with pytest.raises(OptionError, match=says) as wrong:
         open_engine(url)
     assert "secret" not in str(wrong.value)
 
 
 def test_one_sentinel_is_enough(open_: Open) -> None:
-    """Sentinels that are out of service would take the cache along; so would those that never knew the service."""
+    """The engine needs only one sentinel that knows the service. It skips those that are down or do not know it."""
     shared, stranger = flushed(), RedisServer("--sentinel", config="")
     try:
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{stranger.port},127.0.0.1:{shared.sentinels[1].port}"
@@ -161,7 +161,7 @@ def test_one_sentinel_is_enough(open_: Open) -> None:
 
 
 def test_threads_look_for_the_master_side_by_side() -> None:
-    """Each puts the sentinel that answers first: the other would ask one twice, and that one never, and find none."""
+    """Two threads at the same time find the master, although each moves its sentinel to the front of the list."""
     shared = flushed()
     with socket.create_server(("127.0.0.1", 0)) as dumb, ThreadPoolExecutor(2) as pool:
         hosts = f"127.0.0.1:{dumb.getsockname()[1]},127.0.0.1:{shared.sentinels[1].port}"
@@ -176,7 +176,7 @@ def test_threads_look_for_the_master_side_by_side() -> None:
 
 
 def test_a_client_leads_to_its_master() -> None:
-    """What a program has set up for its sentinels would have to be said again, in a URL."""
+    """The engine finds the master through a client that redis-py's Sentinel made. A client of a replica is refused."""
     shared = flushed()
     places = [("127.0.0.1", each.port) for each in shared.sentinels]
     for colour in (redis.sentinel, redis.asyncio.sentinel):
@@ -190,7 +190,7 @@ def test_a_client_leads_to_its_master() -> None:
 
 
 def test_a_service_that_nobody_knows_is_an_engine_error(open_: Open) -> None:
-    """Calls couldn't go on without it, since anything else is no outage."""
+    """If no sentinel knows the service, calls get an EngineError. Any other error would not count as an outage."""
     engine = open_(f"{flushed().url.rpartition('/main')[0]}/other")
     with pytest.raises(EngineError, match="other"):
         claim(engine)
@@ -202,12 +202,12 @@ def test_a_service_that_nobody_knows_is_an_engine_error(open_: Open) -> None:
     asyncio.run(suspending())
 
 
-# -- masters that are none any more -------------------------------------------------------------------------------
+# -- masters that became replicas ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_replica_is_left(own: RedisServer, open_: Open, colour: str) -> None:
-    """After a failover, the old connection would be kept for ever, and every call be refused by a replica."""
+    """If the server became a replica, the engine opens a new connection. The replica would refuse every call."""
     engine, master = open_(own.url, tracking=False), RedisServer()
 
     async def ask() -> Any:
@@ -225,14 +225,14 @@ def test_a_replica_is_left(own: RedisServer, open_: Open, colour: str) -> None:
         with pytest.raises(EngineError, match=r"(?i)read.only|replica"):
             asked()
         now = int(own.cli("INFO", "stats").split("total_connections_received:")[1].split()[0])
-        assert now >= connections + 2  # this question's, and a new one of ours
+        assert now >= connections + 2  # one by this INFO command, and one by the engine
         own.cli("REPLICAOF", "NO", "ONE")
         assert isinstance(asked(), Granted)
     master.close()
 
 
 def test_a_sentinel_that_names_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
-    """During a failover sentinels are behind: stale values would be read from a server that is no master any more."""
+    """If a sentinel names a server that is a replica now, the engine reads no stale values from it."""
     config = f"sentinel monitor main 127.0.0.1 {own.port} 1\nsentinel down-after-milliseconds main 60000\n"
     sentinel, master = RedisServer("--sentinel", config=config), RedisServer()
     try:
@@ -249,7 +249,7 @@ def test_a_sentinel_that_names_a_replica_is_not_believed(own: RedisServer, open_
 
 
 def test_a_failover_while_a_value_is_computed() -> None:
-    """Promise 7: a caller would get an error, or each call would compute for ever after; in both colours."""
+    """Promise 7: during a failover, calls of threads and tasks still return. After it, values are stored again."""
     mine = Sentinels()
     cache = Cache(mine.url, early=0, lease=2.0)
     engine = RedisEngine(mine.url, tracking=True)
@@ -281,14 +281,14 @@ def test_a_failover_while_a_value_is_computed() -> None:
 
             wait_until(ticketed)
 
-            # The master dies under a computation: the call ends, and so do the next ones.
+            # The master dies during a computation: this call and the next ones still return.
             old = mine.named()
             assert cache.get_or_compute("sync", lambda: origin("sync", mine.master.stop)) == "sync"
             assert runner.run(herd("async")) == ["async"] * 20
             assert computed["sync"] == computed["async"] == 1
             wait_until(lambda: not holds(tickets[0]))
 
-            # Another one takes its place: values are kept again, with nobody's help.
+            # Another server becomes master: values are stored again, and the program has to do nothing.
             wait_until(lambda: mine.named() != old)
 
             def kept(key: str, call: Callable[[], object]) -> bool:
@@ -301,9 +301,9 @@ def test_a_failover_while_a_value_is_computed() -> None:
             new = next(each for each in mine.replicas if each.port == mine.named())
             answered(lambda: run(engine.blocking.store.set("k", some(b"new"))))
             assert new.cli("EXISTS", wire.names("k").entry) == "1"
-            wait_until(ticketed)  # the news are the new master's
+            wait_until(ticketed)  # now the engine hears of changes from the new master
 
-            # The old one comes back as a master that knows nothing, for the ten seconds that sentinels take.
+            # The old server comes back as an empty master, and remains one for the ten seconds that sentinels need.
             mine.master.start()
             assert claim(engine).entry.value == b"new"
     finally:
@@ -313,7 +313,7 @@ def test_a_failover_while_a_value_is_computed() -> None:
 
 
 def test_a_planned_failover(open_: Open) -> None:
-    """Leases and values would be asked of the old master, which lives and is a replica now."""
+    """After a planned failover, leases and values are looked up on the new master, although the old one still runs."""
     shared = flushed()
     moved_sentinels()
     engine, token = open_(shared.url), new_id()
@@ -337,8 +337,6 @@ def test_a_planned_failover(open_: Open) -> None:
 
     start = time.monotonic()
     wait_until(moved)
-    assert time.monotonic() - start < 3.0  # the old one is a master for ten seconds more
-    assert (
-        answered(lambda: run(engine.blocking.claims.fill("k", token, some()))) is True
-    )  # the lease had been replicated
+    assert time.monotonic() - start < 3.0  # the old server remains a master for ten more seconds
+    assert answered(lambda: run(engine.blocking.claims.fill("k", token, some()))) is True  # the replica had the lease
     assert new.cli("EXISTS", wire.names("k").entry) == "1"

@@ -1,4 +1,4 @@
-"""Servers that differ from the machine's own; `make matrix` runs all tests of the engine on some of them."""
+"""Redis servers that differ from the one installed here. `make matrix` runs all tests of the engine on some of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def valkey_server() -> Iterator[RedisServer]:
 
 
 def test_valkey(valkey_server: RedisServer) -> None:
-    """All of it would have to be run on a Valkey to know whether any of it works there."""
+    """On a Valkey server, values, news of changes, locks and clear work."""
     with Cache(valkey_server.url, local=True) as here, Cache(valkey_server.url) as there:
         assert here.get_or_compute("k", lambda: 1) == there.get_or_compute("k", lambda: 2) == 1
         until(lambda: here.get_or_compute("k", lambda: 2) and kept(here))
@@ -49,11 +49,11 @@ def test_valkey(valkey_server: RedisServer) -> None:
         until(lambda: here.get("k") is None)
 
 
-# -- servers that tell of changes in another way ----------------------------------------------------------------------
+# -- servers that report changes in another way -----------------------------------------------------------------------
 
 
 def refusing(data: bytes) -> bytes:
-    """It is the server itself that refuses to redirect: the word is made one that it doesn't know."""
+    """Make the server refuse to redirect: one word of the command is changed to a word that it does not know."""
     return data.replace(b"\r\nREDIRECT\r\n", b"\r\nXEDIXECT\r\n")
 
 
@@ -99,7 +99,7 @@ def test_check_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Broken if people learned it only from the load on their server."""
+    """`stampede check` says if the server does not announce changes. Otherwise, users would only see its load."""
     proxy = before(server)
     monkeypatch.chdir(tmp_path)
     Path("stampede.toml").write_text(f'[caches.default]\nurl = "{proxy.url}"\nlocal = true\n')
@@ -109,17 +109,18 @@ def test_check_says_so(
         assert ("serves what it keeps for a second" in " ".join(capsys.readouterr().out.split())) == (forge is refusing)
 
 
-# -- servers that are many --------------------------------------------------------------------------------------------
+# -- several servers behind one address -------------------------------------------------------------------------------
 
 
 def forgetful(data: bytes) -> bytes:
-    """No script is ever called by a hash that the server knows."""
+    """Change the hash in each EVALSHA, so that the server never knows the script."""
     return re.sub(rb"(EVALSHA\r\n\$40\r\n).", rb"\1z", data)
 
 
 @both
 def test_a_server_that_knows_no_script(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
-    """Behind one address there may be many, each of which knows what it was sent itself: calls would fail."""
+    """Calls work if the server does not know a script. Behind one address there may be several servers, and each knows
+    only the scripts that it received itself."""
     proxy = before(server)
     proxy.forge = forgetful
     asked = face(proxy.url, colour)
@@ -135,7 +136,7 @@ def test_a_server_that_knows_no_script(server: RedisServer, before: Before, face
 
 @pytest.fixture(scope="module")
 def lonely() -> Iterator[RedisCluster]:
-    """A cluster of one server with all slots, as a service shows itself that is many behind it."""
+    """A cluster of one server that has all slots. A service with several servers behind one address looks like this."""
     with closing(RedisCluster(masters=1)) as cluster:
         yield cluster
 
@@ -143,7 +144,7 @@ def lonely() -> Iterator[RedisCluster]:
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
 @both
 def test_a_cluster_of_one(lonely: RedisCluster, face: Faces, scheme: str, colour: str) -> None:
-    """Who takes it for one server, or for a cluster, would find no way to it, or be told of nothing."""
+    """On a cluster of one server, both schemes work: values, news of changes, locks and clear."""
     lonely.flush()
     url = lonely.url if scheme == "redis+cluster" else lonely.nodes[0].url
     here, there = face(url, colour, local=True), face(url)
@@ -164,8 +165,8 @@ NOT_HERE = "return redis.error_reply('ERR Script attempted to access a non local
 def test_a_key_that_is_not_here_yet(
     lonely: RedisCluster, before: Before, face: Faces, scheme: str, colour: str
 ) -> None:
-    """So a service speaks while it grows: the engine would be taken for down. (No server says so that is one: scripts
-    are called whose words these are.)"""
+    """If a service replies that a key is not here yet, as it does while it grows, that is no outage. (No server of the
+    tests replies so by itself. The test calls a script that does.)"""
     if is_redis_6() and scheme == "redis+cluster":
         missing("a Redis 6 that runs announces no other port than its own")
     lonely.flush()
@@ -184,7 +185,7 @@ def test_a_key_that_is_not_here_yet(
     try:
         asked = face(f"{scheme}://127.0.0.1:{proxy.port}", colour)
         assert asked("k", lambda: 1) == 1
-        asked.run("set", "k", 0)  # the server knows the scripts
+        asked.run("set", "k", 0)  # the server knows the scripts now
         proxy.forge, left = forged, 2 if scheme == "redis" else 5
         asked.run("set", "k", 2)
         assert left == 0

@@ -1,4 +1,4 @@
-"""Brokers do what every engine of locks has to do; the peer is another client of the same."""
+"""Brokers pass the suite of all engines of locks. The peer is another client of the same broker."""
 
 from __future__ import annotations
 

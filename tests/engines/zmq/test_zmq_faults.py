@@ -1,4 +1,4 @@
-"""Brokers and their clients in trouble: killed, frozen, cut off, forked, fed with rubbish."""
+"""Brokers and clients in trouble: killed, frozen, disconnected, forked, or sent invalid data."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def open_() -> Iterator[Open]:
 
 
 def until(true: Callable[[], object], within: float = 10.0) -> float:
-    """Seconds until it was."""
+    """Wait until this is true. Return how many seconds that took."""
     began = time.monotonic()
     while not true():
         assert time.monotonic() - began < within, "it never is"
@@ -102,7 +102,7 @@ def holder() -> Iterator[Callable[[str], Script]]:
 def test_what_a_killed_client_had_is_free_in_a_moment(
     broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
 ) -> None:
-    """A crash would stop its fleet for a whole lease."""
+    """If a client is killed, its lock is soon free. Otherwise, a crash would stop the fleet for a whole lease."""
     process = holder(broker.url)
     assert process.stdout.readline() == "held\n"
     lock = Lock("l", on=open_(broker.url), lease=20)
@@ -115,7 +115,7 @@ def test_what_a_killed_client_had_is_free_in_a_moment(
 
 
 def test_a_holder_whose_connection_is_reset_comes_back(open_: Open) -> None:
-    """A proxy that is reloaded would let two in, though the holder and the broker are well."""
+    """A holder whose connection is cut and made again keeps its lock, for example when a proxy is reloaded."""
     ahead = 0.0
     broker = BrokerThread(clock=lambda: time.monotonic() + ahead)
     proxy = Proxy(broker.port)
@@ -127,7 +127,7 @@ def test_a_holder_whose_connection_is_reset_comes_back(open_: Open) -> None:
         proxy.cut()
         until(lambda: session.gone < math.inf)
         ahead += 0.8
-        assert not any(took(other) for _ in range(2))  # behind the first one the broker looks who is gone
+        assert not any(took(other) for _ in range(2))  # after the first request, the broker checks who is gone
         proxy.let_go()
         until(lambda: session.gone == math.inf)
         ahead += 0.8
@@ -140,7 +140,7 @@ def test_a_holder_whose_connection_is_reset_comes_back(open_: Open) -> None:
 def test_a_frozen_client_keeps_its_lock_for_its_lease(
     broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
 ) -> None:
-    """Of one that is silent nobody can say that it is dead: two would be inside when it goes on."""
+    """A frozen client keeps its lock for its lease, since the broker cannot know that a silent client is dead."""
     process = holder(broker.url)
     assert process.stdout.readline() == "held\n"
     freeze(process.pid)
@@ -155,7 +155,7 @@ def test_a_frozen_client_keeps_its_lock_for_its_lease(
 def test_nobody_waits_behind_a_frozen_waiter(
     broker: BrokerThread, open_: Open, holder: Callable[[str], Script]
 ) -> None:
-    """A lock that came free would be kept for it, again and again."""
+    """A frozen waiter is skipped when the lock is free. Otherwise, the lock would be reserved for it repeatedly."""
     first = open_(broker.url)
     token = new_id()
     assert took(first, token=token)
@@ -168,7 +168,7 @@ def test_nobody_waits_behind_a_frozen_waiter(
 
 
 def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
-    """Its successor knows nothing: it would grant what somebody has; or who holds would lose it for nothing."""
+    """If a broker is killed, its successor grants nothing during the grace, and the holder keeps its lock."""
     server = BrokerProcess("--grace", "3s")
     try:
         engine, other = open_(server.url), open_(server.url)
@@ -177,7 +177,7 @@ def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
         fence = lock.fence
         server.restart()
         began, refused = time.monotonic(), new_id()
-        while time.monotonic() - began < 3.5:  # the grace, and more
+        while time.monotonic() - began < 3.5:  # longer than the grace
             assert isinstance(run(other.blocking.locks.acquire("l", refused, 1.0)), Busy)
             time.sleep(0.05)
         assert lock.held
@@ -191,7 +191,7 @@ def test_locks_outlive_a_broker_that_is_killed(open_: Open) -> None:
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_is_refused_in_a_grace_is_told_so(open_: Open, colour: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first user of a new broker heard for half a minute that somebody else has the lock, which nobody had."""
+    """If a broker was just started and grants nothing yet, the error says so. It does not say that the lock is held."""
     began = BrokerThread(quiet=30.0)
     try:
         engine = open_(began.url)
@@ -220,7 +220,7 @@ def test_who_is_refused_in_a_grace_is_told_so(open_: Open, colour: str, capsys: 
 
 
 def test_a_lock_that_its_holder_has_again_in_a_grace_is_somebody_s(open_: Open) -> None:
-    """Who is refused would wait for the end of the grace, and be refused again."""
+    """If a holder has its lock again during the grace, another caller is told that the lock is held."""
     server = BrokerProcess("--grace", "0s")
     try:
         with Lock("l", on=open_(server.url)) as lock:
@@ -235,7 +235,7 @@ def test_a_lock_that_its_holder_has_again_in_a_grace_is_somebody_s(open_: Open) 
 
 @pytest.mark.parametrize("verb", ["extend", "detach"])
 def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None:
-    """A job that asked for more than there is would be told so, go on, and lose its lock a lease later."""
+    """If a broker refuses a longer lease, the caller gets an error, and the lock is still held and renewed."""
     server = BrokerThread(limits=Capacity(longest=5.0))
     try:
         with Lock("l", on=open_(server.url), lease=0.6) as lock:
@@ -252,7 +252,7 @@ def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None
 
 
 def test_killed_and_restarted_under_load(open_: Open) -> None:
-    """Two would be inside, or a fence come twice, or somebody wait for ever."""
+    """If a broker is killed under load, there is one holder at a time, fences grow, and no caller hangs."""
     server = BrokerProcess("--grace", "0.8s", "--longest", "0.8s")
     inside: list[Lock] = []
     overlaps, fences, over = list[str](), list[int](), threading.Event()
@@ -262,7 +262,7 @@ def test_killed_and_restarted_under_load(open_: Open) -> None:
         while not over.is_set():
             with suppress(LockLost, EngineError), lock:
                 inside.append(lock)
-                if sum(each.held for each in inside.copy()) > 1:  # one that was lost may be slow to hear of it
+                if sum(each.held for each in inside.copy()) > 1:  # a holder may learn late that it lost the lock
                     overlaps.append("two are inside")
                 fences.append(lock.fence)
                 time.sleep(0.002)
@@ -291,7 +291,7 @@ def test_killed_and_restarted_under_load(open_: Open) -> None:
 
 
 def test_who_comes_before_the_broker_waits_for_it(open_: Open) -> None:
-    """A rack that is switched on would begin with errors."""
+    """A client that starts before its broker waits for it. A rack that is switched on does not begin with errors."""
     port = free_port()
     engine = open_(f"zmq://127.0.0.1:{port}", timeout=10)
     tried: list[bool] = []
@@ -305,7 +305,7 @@ def test_who_comes_before_the_broker_waits_for_it(open_: Open) -> None:
 
 
 def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) -> None:
-    """A lock would hang with it, or never come back."""
+    """If a broker hangs, a lock soon raises an error. When the broker resumes, it is used again."""
     server = BrokerProcess("--grace", "0s")
     try:
         engine = open_(server.url, timeout=1)
@@ -324,10 +324,10 @@ def test_a_broker_that_hangs_is_an_error_in_time_and_is_used_again(open_: Open) 
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_who_has_no_answer_is_told_what_is_known(open_: Open, listens: bool) -> None:
-    """ "It hangs" would send people to look for a process that isn't there."""
+    """If a broker does not reply, the error says whether anything listens at its address."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
-        if listens:  # and says nothing
+        if listens:  # and never replies
             door.listen()
         place = f"zmq://127.0.0.1:{door.getsockname()[1]}"
         known = "is it running?" if listens else "nothing listens there"
@@ -364,7 +364,7 @@ except EngineError:
 @pytest.mark.parametrize("threads", ["threads", "none"])
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_who_leaves_where_nobody_listens_is_gone_in_a_moment(colour: str, threads: str) -> None:
-    """A script would have met its error after a second, and stay for as long as a broker has for its answer."""
+    """A script that finds no broker ends soon after its error. It does not wait for the broker's time-out."""
     words = [sys.executable, "-c", MEETS, f"zmq://127.0.0.1:{free_port()}?timeout=8", colour, threads]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -382,13 +382,13 @@ def _answers(engine: ZmqEngine, token: bytes) -> bool:
 
 
 def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    """A deploy would wait, and kill it; and its successor grant nothing for a while, though nobody has anything."""
+    """The broker ends soon after SIGTERM, and records that no lock is held. Its successor can grant at once."""
     memory = tmp_path / "broker.json"
     server = BrokerProcess("--memory", str(memory))
     try:
         assert server._process is not None
         lock = Lock("l", on=server.url, lease=4)
-        with lock:  # at once: it is the first one here
+        with lock:  # granted at once: no broker has run here before
             assert memory.read_text() == '{"longest": 6.0}'
         until(lambda: "0.0" not in memory.read_text())
         server._process.send_signal(signal.SIGTERM)
@@ -400,7 +400,7 @@ def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
 
 
 def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> None:
-    """Who looks at ten thousand limits would cost all others their leases, and the broker the memory of each answer."""
+    """Long lists come in pages, and other requests are answered between two pages. So no leases end meanwhile."""
     machine, counts = broker.broker.machine, broker.broker.counts
     session, _ = machine.hello(b"other", "h:1", time.monotonic())
     for number in range(2500):
@@ -415,7 +415,7 @@ def test_lists_keep_nobody_from_its_lock(broker: BrokerThread, open_: Open) -> N
 
 
 def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> None:
-    """One client, or a port scanner, would stop the locks of all."""
+    """Invalid data from one client, or from a port scanner, does not stop the locks of the others."""
     random, engine = Random(5), open_(broker.url, timeout=10)
     context: zmq.Context[Any] = zmq.Context()
     senders = [context.socket(kind) for kind in (zmq.DEALER, zmq.DEALER, zmq.REQ, zmq.DEALER)]
@@ -440,7 +440,7 @@ def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> Non
             parts = [said[:cut]] + [b"more"] * (random.random() < 0.05)
             random.choice(senders[:2] if random.random() < 0.8 else senders[3:]).send_multipart(parts)
         senders[2].send(b"\x01")
-        senders[1].send(b"x" * (1 << 20))  # more than a message may be: its connection is closed
+        senders[1].send(b"x" * (1 << 20))  # larger than a message may be: its connection is closed
         with socket.create_connection(broker.place) as raw:
             raw.sendall(random.randbytes(5000))
         with socket.create_connection(broker.place) as raw:
@@ -454,7 +454,7 @@ def test_rubbish_costs_its_sender_only(broker: BrokerThread, open_: Open) -> Non
 
 
 def test_what_is_asked_twice_is_done_in_its_order(broker: BrokerThread) -> None:
-    """A client asks again what had no answer when its connection broke: nothing may be left behind."""
+    """A client repeats requests if its connection broke. The broker handles them in order, and no lock remains."""
     context: zmq.Context[Any] = zmq.Context()
     try:
         dealer = context.socket(zmq.DEALER)
@@ -481,7 +481,7 @@ def test_what_is_asked_twice_is_done_in_its_order(broker: BrokerThread) -> None:
 
 
 def test_a_start_of_a_limit_is_asked_for_once(broker: BrokerThread, open_: Open) -> None:
-    """It would count twice, if only its reply was lost. Other questions are asked again on the next connection."""
+    """A start of a limit is sent only once, since it could count twice. Other requests are sent again."""
     proxy = Proxy(broker.port)
     failed: list[EngineError] = []
     try:
@@ -507,7 +507,7 @@ def test_a_start_of_a_limit_is_asked_for_once(broker: BrokerThread, open_: Open)
 
 
 def test_keys_let_in_who_has_them(tmp_path: Path, open_: Open) -> None:
-    """Whoever gets to the port would have all locks, or read their names on the way."""
+    """With keys, only clients that have the right keys get locks. Without keys, a broker serves only the loopback."""
     for name in ("right", "wrong"):
         make_keys(tmp_path / name)
     assert (tmp_path / "right" / "server.key_secret").stat().st_mode & 0o77 == 0
@@ -532,7 +532,7 @@ def test_keys_let_in_who_has_them(tmp_path: Path, open_: Open) -> None:
 
 
 def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(open_: Open) -> None:
-    """Two processes would ask two brokers for one lock; or one broker's end be the end of all locks."""
+    """All clients find a name on the same broker. If one broker is down, only its own names cannot be locked."""
     brokers = [BrokerThread() for _ in range(3)]
     try:
         places = [str(each.place) for each in brokers]
@@ -559,7 +559,7 @@ def test_names_are_spread_over_brokers_and_one_that_is_down_takes_only_its_own(o
 
 
 def test_a_forked_child_has_a_connection_of_its_own(broker: BrokerThread, open_: Open) -> None:
-    """It would speak on its parent's, or give back what that holds."""
+    """A forked child uses its own connection, and does not give back the locks of its parent."""
     engine = open_(broker.url)
     lock = Lock("l", on=engine)
     assert lock.acquire()
@@ -583,7 +583,7 @@ def test_a_forked_child_has_a_connection_of_its_own(broker: BrokerThread, open_:
 
 @pytest.mark.parametrize("suspending", [False, True])
 def test_close_wakes_who_waits(broker: BrokerThread, open_: Open, suspending: bool) -> None:
-    """A program would not end."""
+    """Closing an engine wakes its waiters with EngineClosed. Otherwise, the program would not end."""
     engine = open_(broker.url)
     assert took(open_(broker.url))
     locks = engine.suspending.locks if suspending else engine.blocking.locks
@@ -613,7 +613,7 @@ def test_close_wakes_who_waits(broker: BrokerThread, open_: Open, suspending: bo
 
 
 def test_many_loops_and_threads_share_one_connection(broker: BrokerThread, open_: Open) -> None:
-    """A connection would belong to a loop that has ended; or two be inside."""
+    """Event loops and threads share one connection, also after a loop has ended. The lock has one holder at a time."""
     engine, inside, most = open_(broker.url), list[int](), list[int]()
 
     async def visit() -> None:
@@ -638,7 +638,7 @@ def test_many_loops_and_threads_share_one_connection(broker: BrokerThread, open_
 
 
 def test_one_more_than_it_bears_is_an_error_that_says_so(open_: Open) -> None:
-    """Its memory would be the limit."""
+    """If a broker's limit for locks, leases or clients is reached, the error names the option that sets it."""
     broker = BrokerThread(limits=Capacity(clients=1, locks=2, longest=30))
     try:
         engine = open_(broker.url, timeout=3)
@@ -669,13 +669,13 @@ def test_one_more_than_it_bears_is_an_error_that_says_so(open_: Open) -> None:
     ],
 )
 def test_urls_that_are_none(url: str) -> None:
-    """It would be found out at night, or never."""
+    """A malformed URL is refused when the engine is opened."""
     with pytest.raises(OptionError):
         open_engine(url)
 
 
 def test_places_have_ports() -> None:
-    """`zmq://localhost` would not be where `stampede serve` is."""
+    """An address without a port means the port that `stampede serve` uses by default."""
     assert str(Address("::1", 7867)) == "[::1]:7867"
     engine = open_engine("zmq://localhost,[::1],h:1")
     assert isinstance(engine, ZmqEngine)

@@ -1,4 +1,4 @@
-"""Limits on brokers: through the user's face, in both colours, by hundreds at once, and over a restart."""
+"""Limits on brokers: through `Limiter`, from both colours, by many threads at once, and after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def engines(broker: BrokerThread) -> Iterator[list[ZmqEngine]]:
 
 
 def test_two_processes_share_a_limit(engines: list[ZmqEngine]) -> None:
-    """Each would have the whole of it."""
+    """Two engines on one broker share a limit: neither may use the whole of it alone."""
     ours, theirs = (Limiter("api", max=5, per=60, on=each) for each in engines)
     assert ours.acquire(cost=2) and theirs.try_acquire()
     assert asyncio.run(theirs.aacquire(cost=2))
@@ -53,7 +53,7 @@ def test_two_processes_share_a_limit(engines: list[ZmqEngine]) -> None:
 
 
 def test_a_name_that_was_shortened_is_listed_with_the_others(engines: list[ZmqEngine]) -> None:
-    """Its end is a hash, and no text: `stampede limits` would end in a traceback, for all who have one."""
+    """A shortened name ends in a hash, which is not text. It must not prevent the listing of all limits."""
     limits = engines[0].blocking.limits
     assert limits is not None
     for name in ("api", "x" * 500, "\ud800"):
@@ -63,7 +63,7 @@ def test_a_name_that_was_shortened_is_listed_with_the_others(engines: list[ZmqEn
 
 
 def test_never_more_than_there_may_be_and_hardly_less(engines: list[ZmqEngine]) -> None:
-    """Waiters would come at once when a window ends, or lose their turns."""
+    """Even if many threads wait, no window has too many starts, and nearly all possible starts are made."""
     end = time.monotonic() + 1.2
     limiters = [Limiter("fast", max=20, per=0.2, on=each) for each in engines]
     watched = [Watched(each) for each in limiters]
@@ -83,11 +83,11 @@ def test_never_more_than_there_may_be_and_hardly_less(engines: list[ZmqEngine]) 
 
 
 def test_what_a_predecessor_has_let_through_counts_for_its_successor() -> None:
-    """Twice as many would start around a restart."""
+    """A restarted broker counts starts that its predecessor may have granted. Otherwise twice as many could start."""
     counts = Counts(100.0, quiet=30.0, most=10)
     reply = counts.take(b"l", FIVE, 1, 0, 101.0)
     assert not reply.booked
-    assert 9 < reply.delay < 9.5  # until nothing from before can lie in its window
+    assert 9 < reply.delay < 9.5  # until all starts of the predecessor have left the window
     assert not counts.take(b"long", Rate(5, 3600.0), 1, 0, 129.9).booked
     assert counts.take(b"long", Rate(5, 3600.0), 1, 0, 130.1).booked
     assert counts.take(b"l", FIVE, 5, 0, 110.5).booked
@@ -96,7 +96,7 @@ def test_what_a_predecessor_has_let_through_counts_for_its_successor() -> None:
 
 
 def test_what_another_broker_has_granted_counts() -> None:
-    """Peers would each let through the whole of a limit."""
+    """Starts that another broker granted count. Otherwise each peer would grant the whole limit."""
     counts = Counts(100.0, quiet=0.0, most=10)
     for at in (100.0, 100.5, 103.0):
         counts.note(b"l", FIVE, 1, at, 100.5)
@@ -106,7 +106,7 @@ def test_what_another_broker_has_granted_counts() -> None:
 
 
 def test_peers_share_their_limits() -> None:
-    """Clients of two brokers would have twice as much as there may be."""
+    """Clients of two brokers share a limit. Otherwise they would have twice as many starts as allowed."""
     ports = [free_port(), free_port()]
     brokers = [BrokerThread(port=ports[each], peers=[f"127.0.0.1:{ports[1 - each]}"]) for each in (0, 1)]
     engines = [ZmqEngine(each.place) for each in brokers]
@@ -114,7 +114,7 @@ def test_peers_share_their_limits() -> None:
         ours, theirs = (Limiter("api", max=5, per=60, on=each) for each in engines)
         end = time.monotonic() + 10
         for number, (teller, hearer) in enumerate(((engines[0], brokers[1]), (engines[1], brokers[0]))):
-            while not hearer.broker.counts.used(b"met %d" % number, time.monotonic()).used:  # until they have met
+            while not hearer.broker.counts.used(b"met %d" % number, time.monotonic()).used:  # until they meet
                 assert Limiter(f"met {number}", max=10**6, per=60, on=teller).try_acquire()
                 assert time.monotonic() < end
         for _ in range(3):
@@ -137,7 +137,7 @@ def test_peers_share_their_limits() -> None:
 
 
 def test_what_makes_no_sense_is_refused(broker: BrokerThread, engines: list[ZmqEngine]) -> None:
-    """It would stop the broker, or fill its memory."""
+    """Invalid rates and costs, and too many limits, are refused: they would stop the broker or fill its memory."""
     counts = Counts(0.0, quiet=0.0, most=2)
     for rate, cost in ((Rate(0, 1.0), 1), (Rate(5, 0.0), 1), (Rate(5, float("nan")), 1), (FIVE, 0), (FIVE, 6)):
         with pytest.raises(Refused):

@@ -1,4 +1,4 @@
-"""What a broker decides, with a moved clock, beside a slow machine that is plainly right."""
+"""The decisions of a broker, with a simulated clock, compared with those of a slow and obviously correct machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Inside:
 
 @dataclass
 class Plain:
-    """The rule, word by word, for one name."""
+    """The rules for one name, in their simplest form."""
 
     inside: list[Inside] = field(default_factory=list)
     queue: list[tuple[bytes, int, float]] = field(default_factory=list)  # in the order of arrival
@@ -37,7 +37,7 @@ class Plain:
         return len(self.inside) + 1 <= min([room, *(each.room for each in self.inside)])
 
     def pass_time(self, now: float) -> None:
-        """One end after the other, as they come."""
+        """End the leases that are over, one after the other, the earliest first."""
         while ended := [each for each in self.inside if each.ends <= now]:
             first = min(ended, key=lambda each: each.ends)
             self.inside.remove(first)
@@ -109,7 +109,7 @@ steps = st.one_of(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(steps, max_size=60))
 def test_it_decides_as_the_rule_says(history: list[tuple]) -> None:
-    """Two would be inside, or who came first would be passed, or somebody wait for nobody."""
+    """The machine decides like the simple rules: no two exclusive holders, and no waiter is passed over or stuck."""
     now, fences = 1000.0, dict[bytes, int]()
     machine = Machine(now, quiet=0.0, fence=5, limits=Capacity())
     sessions = [machine.hello(b"c%d" % number, f"h:{number}", now)[0] for number in range(CLIENTS)]
@@ -136,7 +136,7 @@ def test_it_decides_as_the_rule_says(history: list[tuple]) -> None:
             client, name, token = args
             assert machine.release(sessions[client], name, token, now) == plain[name].release(client, token, now)
         elif verb == "sleep":
-            # In steps, at each of which both look: what ends between two looks ends in their order, not at its time.
+            # In small steps, each seen by both: leases that end within a step end in order, not at their exact times.
             for _ in range(int(args[0] / 0.1)):
                 now += 0.1
                 machine.pass_time(now)
@@ -169,7 +169,7 @@ def begun(quiet: float = 0.0, **limits: float) -> tuple[Machine, ClientSession, 
 
 
 def test_who_waits_is_told_when_its_turn_has_come_and_has_a_moment_to_hear() -> None:
-    """It would poll; or the lock be kept for ever for one that is frozen."""
+    """A waiter is notified of its turn. If it does not react within `TURN`, the next waiter is notified."""
     machine, a, b = begun()
     assert machine.acquire(a, b"l", b"1", 10, 1, False, 0.0).granted
     for token in (b"2", b"3"):
@@ -183,13 +183,13 @@ def test_who_waits_is_told_when_its_turn_has_come_and_has_a_moment_to_hear() -> 
 
 
 def test_who_missed_its_turn_waits_behind_the_others() -> None:
-    """It would wait for ever, or be let in before its turn."""
+    """A waiter that missed its turn goes to the end of the queue. It is neither forgotten nor let in early."""
     machine, a, b = begun()
     assert machine.acquire(a, b"l", b"1", 10, 1, False, 0.0).granted
     for token in (b"2", b"3"):
         assert not machine.acquire(b, b"l", token, 10, 1, True, 0.0).granted
     assert machine.release(a, b"l", b"1", 1.0)
-    machine.pass_time(1.0 + TURN)  # 2 has missed its turn, and 3 has it
+    machine.pass_time(1.0 + TURN)  # 2 has missed its turn, now it is the turn of 3
     assert not machine.acquire(b, b"l", b"2", 10, 1, True, 2.0).granted
     assert machine.acquire(b, b"l", b"3", 10, 1, True, 2.0).granted
     assert machine.release(b, b"l", b"3", 2.0)
@@ -197,7 +197,7 @@ def test_who_missed_its_turn_waits_behind_the_others() -> None:
 
 
 def test_who_only_watches_is_told_that_somebody_left() -> None:
-    """A herd that computes nothing, but waits for whoever does, would look again and again."""
+    """A client that only watches a lock is notified when it comes free. Otherwise it would have to poll."""
     machine, a, b = begun()
     assert machine.acquire(a, b"l", b"1", 10, 1, False, 0.0).granted
     assert machine.watch(b, b"l", b"1", 0.0)
@@ -208,13 +208,13 @@ def test_who_only_watches_is_told_that_somebody_left() -> None:
 
 
 def test_after_a_restart_only_holders_have_what_they_had() -> None:
-    """A lock would be granted twice: the broker knows nothing of the one who has it."""
+    """A restarted broker knows no holders: it restores leases that are renewed with a fence, and new callers wait."""
     machine, a, b = begun(quiet=30.0)
     reply = machine.acquire(b, b"l", b"2", 10, 1, True, 1.0)
     assert not reply.granted and reply.left == 29.0
     assert machine.renew(a, b"l", b"1", 10, 1, 70, 2.0)
-    assert not machine.renew(a, b"m", b"1", 10, 1, 0, 2.0)  # who can't say what it was given has nothing
-    assert not machine.renew(b, b"l", b"3", 10, 1, 60, 2.0)  # it had ended, or the later one would not have come in
+    assert not machine.renew(a, b"m", b"1", 10, 1, 0, 2.0)  # without a fence nothing is restored
+    assert not machine.renew(b, b"l", b"3", 10, 1, 60, 2.0)  # lower than 70: this lease had ended before 70 was granted
     assert machine.renew(a, b"l", b"1", 40 - 11, 1, 70, 11.0)
     machine.pass_time(30.0)
     assert not machine.acquire(a, b"l", b"4", 10, 1, False, 31.0).granted
@@ -226,7 +226,7 @@ def test_after_a_restart_only_holders_have_what_they_had() -> None:
 
 
 def test_of_two_who_say_that_they_had_it_the_later_one_has() -> None:
-    """One whose lease ended unheard would keep out the one who has it."""
+    """If two clients renew one lock after a restart, the higher fence wins: the other lease has ended."""
     machine, a, b = begun(quiet=30.0)
     assert machine.renew(a, b"l", b"1", 10, 1, 70, 1.0)
     assert machine.renew(b, b"l", b"2", 10, 1, 80, 2.0)
@@ -235,7 +235,7 @@ def test_of_two_who_say_that_they_had_it_the_later_one_has() -> None:
 
 
 def test_readers_are_again_inside_together_after_a_restart() -> None:
-    """All but one would have lost what they had."""
+    """After a restart all readers get back their shared lock. Otherwise all but one would lose it."""
     machine, a, b = begun(quiet=30.0)
     assert machine.renew(a, b"l", b"1", 10, inf, 70, 1.0)
     assert machine.renew(b, b"l", b"2", 10, inf, 71, 1.0)
@@ -243,7 +243,7 @@ def test_readers_are_again_inside_together_after_a_restart() -> None:
 
 
 def test_nobody_has_more_than_there_may_be() -> None:
-    """One client would take the memory that all need."""
+    """Clients, leases, waiters and lease lengths are limited. Otherwise one client could use all the memory."""
     machine, a, b = begun(clients=2, locks=3, queue=2, longest=20)
     with pytest.raises(Refused, match="clients"):
         machine.hello(b"c", "h:3", 0.0)
@@ -263,7 +263,7 @@ def test_nobody_has_more_than_there_may_be() -> None:
 
 
 def test_what_was_given_back_takes_no_room() -> None:
-    """The queue of ends would grow with each lock that is taken, for as long as leases are."""
+    """The heap of lease ends does not grow with locks that are released before their leases end."""
     machine, a, _ = begun(longest=1e6)
     for number in range(10_000):
         assert machine.acquire(a, b"l", b"%d" % number, 1e5, 1, False, 0.0).granted
@@ -273,7 +273,7 @@ def test_what_was_given_back_takes_no_room() -> None:
 
 
 def test_a_writer_is_not_passed_by_readers() -> None:
-    """It would wait for as long as others come."""
+    """Readers that come later do not pass a waiting writer. Otherwise it would wait for as long as readers come."""
     machine, a, b = begun()
     assert machine.acquire(a, b"l", b"1", 10, inf, False, 0.0).granted
     assert not machine.acquire(b, b"l", b"2", 10, 1, True, 0.0).granted
@@ -282,6 +282,6 @@ def test_a_writer_is_not_passed_by_readers() -> None:
     assert machine.release(a, b"l", b"1", 1.0)
     assert [notice.what for notice in machine.notices] == [b"2"]
     assert machine.acquire(b, b"l", b"2", 10, 1, True, 1.0).granted
-    machine.give_up(a, 2.0)  # the reader that waits is silent
+    machine.give_up(a, 2.0)  # the waiting reader has become silent
     assert machine.release(b, b"l", b"2", 2.0)
     assert machine.acquire(b, b"l", b"5", 10, inf, False, 2.0).granted

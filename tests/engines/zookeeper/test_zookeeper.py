@@ -1,4 +1,4 @@
-"""Locks on ZooKeeper: what they cost, whose turn it is, and what killed servers and holders leave."""
+"""Locks on ZooKeeper: the order of waiters, and what remains of killed servers and holders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def waiting(engine: ZooKeeperEngine) -> int:
 
 
 def test_a_server_that_hangs_keeps_nobody_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread can be begun at the end of the program, since Python 3.12, it would take twenty seconds."""
+    """`close` does not wait for a frozen server, even if no thread can be started, as at the end of a program."""
     with closing(ZooKeeperServer()) as server:
         engine = from_url(server.url)
         with Lock("l", on=engine, lease=LEASE):
@@ -74,7 +74,7 @@ def test_a_server_that_hangs_keeps_nobody_who_leaves(monkeypatch: pytest.MonkeyP
 
 
 def test_a_release_wakes_the_next_one(open_: Open) -> None:
-    """All would come at each release, or the first of them last."""
+    """A release wakes only the next waiter, in the order of arrival. Fences grow."""
     shared_zookeeper().empty()
     holder, crowd, order = open_(), [open_() for _ in range(3)], list[int]()
     lock = Lock("l", on=holder)
@@ -99,7 +99,7 @@ def test_a_release_wakes_the_next_one(open_: Open) -> None:
 @pytest.mark.parametrize("lost", ["question", "answer"])
 @pytest.mark.parametrize("step", ["acquire", "release"])
 def test_a_cut_connection_leaves_no_contender(open_: Open, step: str, lost: str) -> None:
-    """A node whose creation or removal had no answer would stand for as long as its process does."""
+    """A node whose creation or removal got no reply is removed. Otherwise it would remain until its process ends."""
     shared_zookeeper().empty()
     proxy = Proxy(shared_zookeeper().port)
     try:
@@ -115,13 +115,13 @@ def test_a_cut_connection_leaves_no_contender(open_: Open, step: str, lost: str)
             run(locks.acquire("l", token, LEASE) if step == "acquire" else locks.release("l", token))  # type: ignore[type-var]
         until(lambda: run(far.blocking.locks.holder("l")) == [], LEASE / 2)
         assert isinstance(run(far.blocking.locks.acquire("l", new_id(), LEASE)), Granted)
-        assert not any(each.dead for each in engine._sessions._sessions.values())  # nor did they end it
+        assert not any(each.dead for each in engine._sessions._sessions.values())  # and no session was ended for that
     finally:
         proxy.close()
 
 
 def hold(pipe: Connection, url: str) -> None:
-    """Take the lock, and say so."""
+    """Take the lock, and report it."""
     lock = Lock("l", on=from_url(url), lease=1.0)
     assert lock.acquire()
     pipe.send(lock.fence)
@@ -129,7 +129,7 @@ def hold(pipe: Connection, url: str) -> None:
 
 
 def test_a_killed_holder_blocks_nobody_beyond_its_session(open_: Open) -> None:
-    """The lock would be its own for ever."""
+    """The lock of a killed holder is free when its session ends."""
     shared_zookeeper().empty()
     engine = open_()
     with other(hold, shared_zookeeper().url) as one:
@@ -141,7 +141,7 @@ def test_a_killed_holder_blocks_nobody_beyond_its_session(open_: Open) -> None:
 
 
 def test_a_forked_child_has_a_session_of_its_own(open_: Open) -> None:
-    """It would speak on its parent's connection, or end what that has."""
+    """A forked child uses a session of its own. It must not use or end the connection of its parent."""
     shared_zookeeper().empty()
     engine = open_()
     token = new_id()
@@ -160,7 +160,7 @@ def test_a_forked_child_has_a_session_of_its_own(open_: Open) -> None:
 
 
 def test_a_lock_is_not_extended_beyond_its_session(open_: Open) -> None:
-    """A frozen holder would wake up in a lock that the servers have given to another."""
+    """A lease can't be extended beyond its session: its holder would rely on it after the servers have ended it."""
     shared_zookeeper().empty()
     engine, token = open_(), new_id()
     assert isinstance(run(engine.blocking.locks.acquire("l", token, 1.0)), Granted)
@@ -171,14 +171,14 @@ def test_a_lock_is_not_extended_beyond_its_session(open_: Open) -> None:
 
 
 def test_a_lease_that_no_session_outlasts_is_refused(open_: Open) -> None:
-    """Its holder would believe in it for longer than the servers do."""
+    """A lease that no session can outlast is refused."""
     with pytest.raises(EngineError, match="maxSessionTimeout"):
         run(open_().blocking.locks.acquire("l", new_id(), 1000.0))
 
 
 @pytest.mark.parametrize("url", ["zookeeper://", "zookeeper://h?timeout=0", "zookeeper://h?key=k", "zookeeper://h:x"])
 def test_bad_urls(url: str) -> None:
-    """They would be found out in production."""
+    """Wrong URLs are refused at once, before they are used in production."""
     with pytest.raises(OptionError):
         check_url(url)
 
@@ -190,7 +190,7 @@ def below(session: KazooClient, path: str) -> Iterator[str]:
 
 
 def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
-    """Whoever reaches the servers could read the values, take the locks, or break them."""
+    """With a password, other clients of the servers can neither read the values nor take or break the locks."""
     server = shared_zookeeper()
     own, same = (open_(f"zookeeper://us:it%3As@127.0.0.1:{server.port}/theirs") for _ in range(2))
     strangers = [
@@ -216,7 +216,7 @@ def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
                     nobody.start(PATIENCE)
                     for path in below(owner, "/theirs"):
                         for verb in (nobody.get, nobody.get_children, nobody.delete, nobody.get_acls):
-                            if (verb, path) != (nobody.delete, "/theirs"):  # that is for who has the root
+                            if (verb, path) != (nobody.delete, "/theirs"):  # that needs rights at the root
                                 with pytest.raises(NoAuthError):
                                     verb(path)
                         with pytest.raises(NoAuthError):
@@ -232,9 +232,9 @@ def test_what_has_a_password_is_nobody_else_s(open_: Open) -> None:
             owner.stop()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # kazoo drops what wasn't let in
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # kazoo drops refused connections
 def test_over_tls(open_: Open) -> None:
-    """What is sent could be read on its way; or a server be believed, or let in, that nobody has signed."""
+    """Both sides verify certificates. A client without a signed certificate, or with another authority, is refused."""
     its, engines = Authority(), list[ZooKeeperEngine]()
 
     def opened(url: str) -> ZooKeeperEngine:
@@ -250,7 +250,7 @@ def test_over_tls(open_: Open) -> None:
         for wrong in (place, f"{place}&ca={its.ca}", whole.replace(its.ca, other_authority.ca)):
             with pytest.raises(EngineError, match="no server"):
                 run(opened(wrong.replace("timeout=10", "timeout=0.5")).blocking.locks.acquire("l", new_id(), 1.0))
-        for engine in engines:  # before their server ends, or they would look for it and leave sockets
+        for engine in engines:  # before their server ends, or they would reconnect and leave sockets
             engine.close()
         until(lambda: not any(each.name == "stampede-zookeeper-end" for each in threading.enumerate()))
     gc.collect()
@@ -263,7 +263,7 @@ def _visit(engine: ZooKeeperEngine) -> bool:
 
 @pytest.mark.parametrize("suspending", [False, True])
 def test_close_wakes_who_waits_and_leaves_nothing(open_: Open, suspending: bool) -> None:
-    """A program would not end; or the lock be kept for one who has gone, and from all behind it."""
+    """`close` wakes the waiters of its engine with an error, and removes their places: waiters behind them move up."""
     shared_zookeeper().empty()
     holder, engine, behind = open_(), open_(), open_()
     lock = Lock("l", on=holder)
@@ -279,13 +279,13 @@ def test_close_wakes_who_waits_and_leaves_nothing(open_: Open, suspending: bool)
     until(lambda: waiting(holder) == 4)
     engine.close()
     assert [type(each) for each in first.join()] == [EngineClosed] * 3
-    until(lambda: waiting(holder) == 1, 1.5)  # before their session would end by itself
+    until(lambda: waiting(holder) == 1, 1.5)  # before their session would time out
     lock.release()
     assert last.join() == [True]
 
 
 def test_close_gives_back_what_is_held(open_: Open) -> None:
-    """Who waits would wait for the session of one who has said that it has ended."""
+    """`close` releases the locks of its engine, so waiters need not wait for the end of its session."""
     shared_zookeeper().empty()
     engine, far = open_(), open_()
     assert isinstance(run(engine.blocking.locks.acquire("l", new_id(), LEASE)), Granted)
@@ -298,13 +298,13 @@ def test_close_gives_back_what_is_held(open_: Open) -> None:
 
 
 _ensemble = cache(partial(ZooKeeperEnsemble, 500))
-"""For all that needs three. Their leader asks for signs of life so rarely that a lock can come and stand in between."""
+"""Three servers. Their leader asks for signs of life so rarely that a lock can be taken between two of them."""
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
-    """Its holder would lose the lock with a server, or another have it too; who waits would never be told. And a holder
-    whose own server it is would believe in what the others have ended."""
+    """A lock survives the loss of the leader, and remains exclusive. A holder that is connected only to the lost leader
+    loses its lock and learns of it."""
     ensemble = _ensemble()
     leader = ensemble.leader()
     followers = [each for each in ensemble.members if each is not leader]
@@ -327,7 +327,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
         leader.stop()
     began = time.monotonic()
     try:
-        with suppress(EngineError):  # a follower alone knows of no session that has ended
+        with suppress(EngineError):  # without a leader, a follower does not know which sessions have ended
             assert not run(holder.blocking.locks.renew("l", lock.token, 20.0)) or any(each.leads for each in followers)
         until(lambda: own.end > began + 20.0)
         assert lock.held
@@ -347,7 +347,7 @@ def test_locks_outlive_the_leader(open_: Open, how: str) -> None:
 
 
 def come_back(pipe: Connection, url: str, lease: float) -> None:
-    """Take the lock, give it back, take it again when told to, and say until when it is believed in."""
+    """Take the lock and release it. When told to, take it again, and send the time at which its lease ends."""
     lock = Lock("l", on=from_url(url), lease=lease)
     with lock:
         pass
@@ -360,8 +360,8 @@ def come_back(pipe: Connection, url: str, lease: float) -> None:
 
 @pytest.mark.parametrize("lease, silence, frozen", [(7.0, 2.2, False), (2.0, 3.9, True)], ids=["idle", "frozen"])
 def test_a_lock_that_only_a_follower_knows_of_stands(open_: Open, lease: float, silence: float, frozen: bool) -> None:
-    """It is cut off before its leader asks for signs of life: that would count from the one before, which was long ago,
-    and let another in while the holder believes in its lock."""
+    """A follower is cut off after it granted a lock, before the leader asked it for signs of life. The lock must not be
+    granted to another while its holder relies on it."""
     ensemble = _ensemble()
     leader = ensemble.leader()
     follower = next(each for each in ensemble.members if each is not leader)
@@ -372,7 +372,7 @@ def test_a_lock_that_only_a_follower_knows_of_stands(open_: Open, lease: float, 
         one.hear()
         if frozen:
             one.freeze()
-        time.sleep(silence)  # it is what nothing happens in
+        time.sleep(silence)  # nothing happens in this time
         if frozen:
             one.thaw()
         one.tell()
@@ -386,7 +386,7 @@ def test_a_lock_that_only_a_follower_knows_of_stands(open_: Open, lease: float, 
 
 
 def test_a_holder_leaves_a_server_that_is_silent(open_: Open) -> None:
-    """It would lose its lock with one server of three: no connection ends when a machine or its network does."""
+    """A holder changes to another server if its own becomes silent with the connection still open."""
     shared_zookeeper().empty()
     proxies = [Proxy(shared_zookeeper().port) for _ in range(2)]
     engine = open_("zookeeper://" + ",".join(f"127.0.0.1:{each.port}" for each in proxies))
@@ -407,23 +407,23 @@ def test_a_holder_leaves_a_server_that_is_silent(open_: Open) -> None:
 
 @pytest.mark.parametrize("how", ["silent", "unreachable"])
 def test_one_server_that_does_not_answer_keeps_nobody_from_the_others(open_: Open, how: str) -> None:
-    """A process that begins, or comes back, would try it until its time is over."""
+    """A new process must not spend its whole timeout on one server that does not answer."""
     shared_zookeeper().empty()
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, ExitStack() as stack:
         port = silent.getsockname()[1]
-        if how == "unreachable":  # it has no room for more who connect, and says nothing
+        if how == "unreachable":  # its backlog is full: it does not answer new connections
             for _ in range(4):
                 full = stack.enter_context(socket.socket())
                 full.setblocking(False)
                 full.connect_ex(("127.0.0.1", port))
         url = f"zookeeper://127.0.0.1:{port},127.0.0.1:{shared_zookeeper().port}?timeout=4"
-        engines = [open_(url) for _ in range(5)]  # which one they try first is chance
+        engines = [open_(url) for _ in range(5)]  # each tries the servers in a random order
         herd = Herd(*[partial(run, each.blocking.locks.acquire("l", new_id(), 30.0)) for each in engines])
         assert sorted(isinstance(each, Granted) for each in herd.join()) == [False] * 4 + [True]
 
 
 def test_a_reply_to_another_question_is_an_engine_error() -> None:
-    """kazoo's own RuntimeError would come to the caller; and as its thread would end, all locks of the session go."""
+    """A reply with a wrong number is an EngineError, not kazoo's RuntimeError. The session keeps its other locks."""
     proxy, spoilt = Proxy(shared_zookeeper().port), []
 
     def spoil(piece: bytes) -> bytes:
@@ -437,8 +437,8 @@ def test_a_reply_to_another_question_is_an_engine_error() -> None:
     with closing(proxy), closing(from_url(url)) as engine, Lock("kept", on=engine, wait=PATIENCE) as kept:
         proxy.alter = spoil
         while not spoilt:
-            with suppress(EngineError):  # what it asks without need of an answer raises nothing
+            with suppress(EngineError):  # requests whose replies do not matter raise nothing
                 run(engine.blocking.locks.release("odd", new_id()))
-                run(engine.blocking.locks.acquire("odd", new_id(), 1.0))  # it may be granted, and stand until it ends
+                run(engine.blocking.locks.acquire("odd", new_id(), 1.0))  # if it is granted, its lease has to end first
         with Lock("odd", on=engine, wait=PATIENCE):
             assert kept.held

@@ -1,4 +1,4 @@
-"""The zookeeper engine does what every engine has to do; its peer is another engine on the same server."""
+"""The zookeeper engine passes the conformance suites. Its peer is another engine on the same server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TestZooKeeperCell(CellSuite):
 
 
 class TestZooKeeperLocks(LocksSuite):
-    short = 0.4  # of sessions that are long enough for what it is extended to
+    short = 0.4  # the sessions are long enough for the extended leases
     slack = 0.2
 
     def make_engine(self) -> Engine:

@@ -1,4 +1,4 @@
-"""`python -m chaos`: rounds on one engine after another, what they did, and what was wrong. See the package."""
+"""`python -m chaos`: play rounds on one engine after another, and print what they did and what was wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chaos.report import Tally, story
 from chaos.round import LONG, SHORT, Size, played
 
 _ENOUGH = 12
-"""Findings of an engine after which there is something to do."""
+"""The number of findings after which an engine is not tested further."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""One thread, or one task: it takes the steps of its part, and tells what it was given."""
+"""A caller is one thread or one task. It takes the steps of its part, and records what it gets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _CHILD_SECONDS = 60
 
 
 class Broken(Exception):
-    """What an origin raises."""
+    """The exception that an origin raises."""
 
 
 class Interrupted(BaseException):
-    """What strikes a thread at any bytecode, as Ctrl-C and the time limits of job queues do."""
+    """An exception that reaches a thread at any bytecode, like Ctrl-C and the time limits of job queues."""
 
 
 _asking: ContextVar[tuple[str, Whim]] = ContextVar("asking")
-"""The call behind a computation of a cached function, and its whim."""
+"""The call that caused a computation of a cached function, and its whim."""
 
 
 class Origin:
-    """What computes: it tells when it begins and when it ends, and gives values that say so themselves."""
+    """Computes values. It records when it begins and when it ends, and each value names its computation."""
 
     def __init__(self, journal: Journal, keys: list[str], call: str, whim: Whim) -> None:
         self._journal = journal
@@ -58,7 +58,7 @@ class Origin:
         return {key: (key, me, born, b"x" * kind_of(key).size) for key in keys}
 
     def __call__(self, keys: list[str] | None = None) -> Any:
-        """The one value, or those by key."""
+        """Return the one value, or the values by key."""
         with self._computed(keys) as values:
             time.sleep(self._nap())
             return values()
@@ -70,7 +70,7 @@ class Origin:
 
     @contextmanager
     def _computed(self, keys: list[str] | None) -> Iterator[Callable[[], Any]]:
-        """It is written down when it begins and how it ends."""
+        """Record when the computation begins and how it ends."""
         me, born = self._begin(keys or self._keys)
         error: BaseException | None = None
 
@@ -105,7 +105,7 @@ class Functions:
             return await Origin(journal, [f"{face}/{name}/{n}"], *_asking.get()).suspending()
 
         function: Any = asked if face == "sync" else asked_async
-        function.__qualname__ = f"{face}_{name}"  # the same name in every process, and one for each
+        function.__qualname__ = f"{face}_{name}"  # its own name, which is the same in every process
         return cache.cached(version="1", **kind.options)(function)
 
 
@@ -118,7 +118,7 @@ class Caller:
         self._journal = journal
         self._suspending = suspending
         self._colour = "async" if suspending else "sync"
-        self.call = ""  # the last one
+        self.call = ""  # the last call
         self.exposed = False  # it may be interrupted
 
     async def act(self, step: Step) -> None:
@@ -185,7 +185,7 @@ class Caller:
         return getattr(self._cache, verb)(*args, **options)
 
     async def _cancelled(self, step: Step, key: str, function: Any, terms: dict[str, Any]) -> Any:
-        """A caller that gives up after a moment, or is served before."""
+        """Make a call that is cancelled after a moment, if it has no result by then."""
         if not self._suspending:
             return await self._cached("get_or_compute", key, function, **terms)
         task = asyncio.ensure_future(self._cached("get_or_compute", key, function, **terms))
@@ -224,7 +224,7 @@ class Caller:
     # -- locks ----------------------------------------------------------------------------------------------------
 
     async def _lock(self, step: Step) -> None:
-        """Hold it for a moment, and look again and again whether it is still believed to be held."""
+        """Hold the lock for a moment, and check several times whether it still counts as held."""
         self.call = me = self._journal.new()
         name = f"lock{len(step.keys[0]) % 2}"
         wait = 0.0 if step.verb == "try_lock" else 0.3 + step.chance
@@ -258,13 +258,13 @@ class Caller:
     # -- forks ----------------------------------------------------------------------------------------------------
 
     def _fork(self, step: Step) -> None:
-        """A child that goes on with its parent's cache."""
+        """Fork a child that goes on with its parent's cache."""
         me = self._journal.new()
         self._journal.write("call", me, "fork", [], time.monotonic(), self._colour, None, [0, 0])
         child = os.fork()
         if child == 0:
             try:
-                signal.alarm(_CHILD_SECONDS)  # nobody else ends it where the parent is killed
+                signal.alarm(_CHILD_SECONDS)  # ends the child even if its parent is killed
                 self._live_on(step)
             finally:
                 os._exit(0)
@@ -287,7 +287,7 @@ class Caller:
 
 
 def _short(values: dict[str, Any]) -> dict[str, Any]:
-    """Who made each value; what is none of ours is told as it is."""
+    """Return the maker of each value. A value that no maker of ours made is returned as it is, as a text."""
     told: dict[str, Any] = {}
     for key, value in values.items():
         good = isinstance(value, tuple) and len(value) == 4 and value[0] == key and value[3] in (b"", _pad(key))

@@ -1,4 +1,4 @@
-"""The servers of a soak, each kind with what can go wrong with it, and what the docs promise of it."""
+"""The servers of a soak. For each kind: what can go wrong with it, and what the docs promise of it."""
 
 from __future__ import annotations
 
@@ -33,55 +33,55 @@ _LINK = {
 
 
 class World:
-    """Real servers, or what stands for them, on which a round takes place."""
+    """Real servers, or a replacement for them, on which a round takes place."""
 
     name: ClassVar[str]
     effects: ClassVar[dict[str, Effect]]
     signed: ClassVar[bool] = False
-    shared: ClassVar[bool] = True  # by processes; else there is but one, and its forked children are on their own
-    linked: ClassVar[bool] = False  # all that processes and servers say goes through the conductor's own process
-    gated: ClassVar[bool] = False  # who is frozen in the middle of a write keeps all others from writing
-    parted: ClassVar[bool] = False  # a part of it may be down, which is told but once a minute
+    shared: ClassVar[bool] = True  # by processes; otherwise there is one process, and each forked child is on its own
+    linked: ClassVar[bool] = False  # all traffic between processes and servers goes through the conductor's own process
+    gated: ClassVar[bool] = False  # a process that is frozen in the middle of a write keeps all others from writing
+    parted: ClassVar[bool] = False  # a part of it may be down, which is reported only once a minute
     time_out: ClassVar[float] = 1.0  # seconds that its client waits for an answer
     lag: ClassVar[dict[bool, float]] = {False: 0.0, True: 0.0}
-    """Seconds for which others may give what was changed: without a local tier, with one."""
+    """Seconds for which other processes may get a value that was changed: without a local tier, and with one."""
     lag_of_all: ClassVar[dict[bool, float]] = {False: 1.0, True: 1.0}
-    """The same after a `clear` or `invalidate_all`."""
-    fences_last: ClassVar[bool] = False  # also where all is forgotten
+    """Seconds for which they may get it after a `clear` or `invalidate_all`."""
+    fences_last: ClassVar[bool] = False  # fences go on growing even if everything is forgotten
 
     def url(self, number: int) -> str:
-        """The engine, as the process of this number sees it."""
+        """Return the engine's URL for the process with this number."""
         raise NotImplementedError
 
     def options(self, dice: random.Random) -> dict[str, Any]:
-        """Of all processes' caches in a round."""
+        """Return the options for the caches of all processes in a round."""
         return {"signing_key": "secret"} if self.signed or dice.random() < 0.3 else {}
 
     def harm(self, fault: Planned, pids: list[int]) -> str:
-        """Do it, from its begin to its end; what it was done to."""
+        """Cause the fault, from its begin to its end. Return what it was done to."""
         act: Callable[[Planned, list[int]], str] = getattr(self, fault.kind.replace("-", "_"))
         return act(fault, pids)
 
     def mend(self) -> None:
-        """All is as it should be, whatever was cut short."""
+        """Bring everything back to normal, also if a fault was cut short."""
 
     def upheaval(self) -> str:
-        """What its servers have done by themselves since they were asked last, if that takes acknowledged changes."""
+        """Return what the servers have done by themselves since the last call, if it may lose acknowledged changes."""
         return ""
 
     @property
     def nodes(self) -> Sequence[RedisServer | MemcachedServer]:
-        """Its servers."""
+        """The servers."""
         return ()
 
     def pulse(self) -> None:
-        """Returns when all servers have answered, or are not there."""
+        """Return when all servers have answered, or are not there."""
         for node in self.nodes:
-            with contextlib.suppress(OSError, AssertionError, ValueError, IndexError):  # it is being ended
+            with contextlib.suppress(OSError, AssertionError, ValueError, IndexError):  # the server is being stopped
                 node.ping()
 
     def standing(self) -> list[str]:
-        """Leases and locks, as far as the engine can be asked for them."""
+        """Return the leases and locks that are held, if the engine can list them."""
         return []
 
     def close(self) -> None: ...
@@ -96,7 +96,7 @@ class _Linked(World):
         self.proxies: list[Proxy] = []
 
     def _some(self, fault: Planned) -> tuple[list[Proxy], str]:
-        """One of the links, or all of them."""
+        """Return one of the links, or all of them, and their name."""
         at = int(fault.chance * (len(self.proxies) + 1))
         return (self.proxies, "all links") if at == len(self.proxies) else ([self.proxies[at]], f"link {at}")
 
@@ -121,7 +121,7 @@ class _Linked(World):
         return self._for_a_while(fault, links, what)
 
     def torn(self, fault: Planned, pids: list[int]) -> str:
-        """Requests and replies are cut off behind some byte."""
+        """Requests and replies are cut off after some byte."""
         links, what = self._some(fault)
         dice = random.Random(fault.other)
         for each in links:
@@ -209,14 +209,14 @@ class Redis(_Linked):
         return ""
 
     def full(self, fault: Planned, pids: list[int]) -> str:
-        """Nothing new is taken, and nothing evicted."""
+        """The server takes nothing new, and evicts nothing."""
         self.server.cli("CONFIG", "SET", "maxmemory", "1")
         time.sleep(fault.seconds)
         self.server.cli("CONFIG", "SET", "maxmemory", "0")
         return ""
 
     def evict(self, fault: Planned, pids: list[int]) -> str:
-        """There is room for next to nothing, and anything goes."""
+        """There is room for almost nothing, and any key may be evicted."""
         self.server.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
         self.server.cli("CONFIG", "SET", "maxmemory", "1")
         time.sleep(fault.seconds)
@@ -238,11 +238,11 @@ class Redis(_Linked):
 
 
 class SteppedRedis(Redis):
-    """The same on a Valkey whose wall clock is set; every value is signed, so that doubled replies are no lies."""
+    """A Valkey server whose wall clock is set. Every value is signed, so that a doubled reply is no false value."""
 
     name = "redis-clock"
     signed = True
-    fences_last = False  # they begin anew by the server's clock, which may have been set back long before
+    fences_last = False  # lost fences begin again from the server's clock, which may have been set back long before
     effects: ClassVar = {
         **Redis.effects,
         "clock": Effect(6, (0, 0), 4, keeps=False, step=True),
@@ -266,7 +266,7 @@ class SteppedRedis(Redis):
 
 
 def _of_many(failover: tuple[float, float]) -> dict[str, Effect]:
-    """What befalls servers of which others take the place, after so many seconds."""
+    """Return the faults of servers that others replace, after so many seconds."""
     return {
         "kill-connections": Effect(4, (0, 0), 2.5),
         "blink": Effect(3, (0.1, 0.6), 3, silent=True),
@@ -290,7 +290,7 @@ class Cluster(World):
         self._served = self._masters()
 
     def upheaval(self) -> str:
-        """A master that is kept from running is taken for lost by the others."""
+        """If a master cannot run for a while, the other servers replace it."""
         served = self._masters()
         before, self._served = self._served, served
         return " ".join(f"to {node.port}" for node in served if node not in before)
@@ -315,7 +315,7 @@ class Cluster(World):
         return ""
 
     def blink(self, fault: Planned, pids: list[int]) -> str:
-        """Shorter than the others need to notice."""
+        """Freeze a master for a time that is too short for the others to notice."""
         return _frozen(self._one(fault), fault.seconds)
 
     def failover(self, fault: Planned, pids: list[int]) -> str:
@@ -327,13 +327,13 @@ class Cluster(World):
         return f"from {node.port}"
 
     def thaw_late(self, fault: Planned, pids: list[int]) -> str:
-        """A master is frozen until another has its place."""
+        """Freeze a master until another server has replaced it."""
         what = _frozen(self._one(fault), fault.seconds)
         self._settle()
         return what
 
     def _settle(self) -> None:
-        """Every server knows again which three serve, and their replicas have what they have."""
+        """Wait until every server knows the three masters again, and their replicas are up to date."""
         wait_until(lambda: self.cluster.is_whole(len(self.nodes)) and len(self._masters()) == 3)
         wait_until(lambda: sum("master_link_status:up" in node.cli("INFO", "replication") for node in self.nodes) == 3)
 
@@ -362,7 +362,7 @@ class Sentinel(World):
         self._named = self.house.named()
 
     def upheaval(self) -> str:
-        """Sentinels that are kept from running take a master for lost that is not."""
+        """If the sentinels cannot run for a while, they may replace a master that works."""
         before, self._named = self._named, self.house.named()
         return f"to {self._named}" if before != self._named else ""
 
@@ -404,8 +404,8 @@ class Sentinel(World):
             except OSError:
                 return False
 
-        # A second vote is held 6 s after one that nobody won, and a master that is back is told 8 s later that it is
-        # one no more, by what it has said of itself, for which it is asked every 10 s.
+        # After a vote without a winner, the next one is held 6 s later. Sentinels ask a master that is back every 10 s
+        # what it is, and 8 s after its answer they tell it that it is a master no more.
         wait_until(together, 45)
 
     def flush(self, fault: Planned, pids: list[int]) -> str:
@@ -420,7 +420,7 @@ class Sentinel(World):
 
 
 class Memcached(_Linked):
-    """A ring of three, all reached over the same three proxies: a ring is known by its addresses."""
+    """A ring of three servers. All processes use the same three proxies, because the addresses identify a ring."""
 
     name = "memcached"
     parted = True
@@ -470,12 +470,12 @@ class Memcached(_Linked):
 
 
 class Postgres(_Linked):
-    """One server, with a proxy for each process. Whose connection is cut has lost what it holds, alive as it is."""
+    """One server, with a proxy for each process. If a process's connection is cut, it loses what it holds."""
 
     name = "postgres"
     time_out = 3.0
     effects: ClassVar = {
-        # Who has lost a reply waits for it until the time-out, two seconds longer than on Redis.
+        # A process that has lost a reply waits for it until the time-out, two seconds longer than on Redis.
         **{kind: effect._replace(keeps=False, after=effect.after + 2) for kind, effect in _LINK.items()},
         "kill-connections": Effect(4, (0, 0), 2.5, keeps=False),
         "freeze": Effect(3, (0.2, 5), 6, keeps=False, silent=True),
@@ -492,7 +492,7 @@ class Postgres(_Linked):
         self.proxies = [Proxy(self._port()) for _ in range(4)]
 
     def _port(self) -> int:
-        """Where the links lead."""
+        """Return the port to which the links lead."""
         return self.server.port
 
     def url(self, number: int) -> str:
@@ -500,7 +500,7 @@ class Postgres(_Linked):
         return f"postgres://root@127.0.0.1:{port}/postgres?sslmode=disable"
 
     def pulse(self) -> None:
-        with contextlib.suppress(psycopg.Error):  # it is being ended
+        with contextlib.suppress(psycopg.Error):  # the server is being stopped
             self.server.ask("SELECT 1")
 
     def kill_connections(self, fault: Planned, pids: list[int]) -> str:
@@ -518,7 +518,7 @@ class Postgres(_Linked):
     def flush(self, fault: Planned, pids: list[int]) -> str:
         try:
             self.server.empty()
-        except psycopg.errors.DeadlockDetected:  # with a caller, and the server chose us
+        except psycopg.errors.DeadlockDetected:  # with a caller; the server chose this transaction
             return "in vain"
         return ""
 
@@ -532,7 +532,7 @@ class Postgres(_Linked):
 
 
 class PooledPostgres(Postgres):
-    """The same behind pgbouncer. Every other process has a way around it, on which it is told."""
+    """Postgres behind pgbouncer. Every other process gets notifications over a direct connection."""
 
     name = "postgres-pooled"
     effects: ClassVar = {**Postgres.effects, "restart-pooler": Effect(3, (0, 2), 4)}
@@ -557,10 +557,10 @@ class PooledPostgres(Postgres):
 
 
 class Disk(World):
-    """A directory that all processes share. Values are signed, so that damage is seen where it hits one."""
+    """A directory that all processes share. Values are signed, so that a damaged value is noticed."""
 
     name = "disk"
-    time_out = 2.0  # a writer's for its turn
+    time_out = 2.0  # for a writer that waits for its turn
     gated = True
     signed = True
     effects: ClassVar = {
@@ -582,12 +582,12 @@ class Disk(World):
         return found[0] if found else None
 
     def damage(self, fault: Planned, pids: list[int]) -> str:
-        """One page of the database is no page any more. (What leaves it plausible, SQLite can't see: a few bytes in a
-        page of an index, and a row is looked for in the wrong place, and stored a second time.)"""
+        """Overwrite one page of the database with invalid bytes. (SQLite does not notice a few changed bytes
+        in an index. Then it searches for a row in the wrong place, and stores it a second time.)"""
         return self._written(fault, b"\xff" + os.urandom(_PAGE - 1))
 
     def zeroed(self, fault: Planned, pids: list[int]) -> str:
-        """Its header is gone."""
+        """Overwrite the header of the database with zeros."""
         return self._written(fault._replace(other=0.0), bytes(200))
 
     def _written(self, fault: Planned, what: bytes) -> str:
@@ -606,7 +606,7 @@ class Disk(World):
         return ""
 
     def no_room(self, fault: Planned, pids: list[int]) -> str:
-        """No file of one process may grow beyond a few bytes."""
+        """Limit the size of one process's files to a few bytes."""
         import resource
 
         pid = pids[int(fault.chance * len(pids))]
@@ -621,7 +621,7 @@ class Disk(World):
 
 
 class Memory(World):
-    """Threads and an event loop of one process; nothing but they can go wrong."""
+    """Threads and an event loop of one process. There is nothing else that can go wrong."""
 
     name = "memory"
     shared = False
@@ -647,7 +647,7 @@ def _frozen(server: Any, seconds: float) -> str:
     return str(server.port)
 
 
-# A lock's key outlives its holders, so that fences go on growing.
+# The key of a lock remains when its holders have left, so that fences go on growing.
 _HELD = """
 local time, held = redis.call('TIME'), {}
 local now = time[1] * 1000 + time[2] / 1000

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn from the seed, done to the servers and the processes one after another."""
+"""The faults of a round: drawn from the seed, and applied to the servers and the processes one after another."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ __all__ = ["Effect", "Fault", "Planned", "planned"]
 class Planned(NamedTuple):
     """One fault of a round's schedule."""
 
-    at: float  # seconds after the round's begin
+    at: float  # seconds after the start of the round
     kind: str
     seconds: float
-    chance: float  # 0 to 1, for what else it has to choose
-    other: float  # the same once more
+    chance: float  # 0 to 1, for any other choice that the fault needs
+    other: float  # 0 to 1, for a second choice
 
 
 class Effect(NamedTuple):
-    """What a kind of fault may do to callers, by what the docs say of it."""
+    """The effects that a kind of fault may have on callers, according to the docs."""
 
     weight: float
-    seconds: tuple[float, float]  # how long it lasts
-    after: float  # seconds beyond its end in which its traces may be seen
-    keeps: bool = True  # the engine forgets nothing, no lock either
-    forgets: bool = False  # the engine may even forget changes that it has acknowledged, and have old values again
-    again: bool = False  # and forgets more than once in a moment, perhaps which keys are the ones of today
-    hides: bool = True  # engine or link can't be used, or have lost leases: no promise about other processes holds
-    silent: bool = False  # and a connection stands that says nothing: who waits for news hears of that late
-    unseen: float = 0.0  # seconds for which readers may go on with what there was
-    lurks: bool = False  # it is met by who reads there, perhaps much later
-    step: bool = False  # a clock was set: what is old can't be told
+    seconds: tuple[float, float]  # shortest and longest duration
+    after: float  # seconds after its end in which callers may still notice it
+    keeps: bool = True  # the engine loses nothing, not even locks
+    forgets: bool = False  # the engine may lose changes that it has acknowledged, and return old values again
+    again: bool = False  # the engine loses data repeatedly, perhaps also the current generations
+    hides: bool = True  # the engine or link fails, or leases are lost: promises about other processes do not hold
+    silent: bool = False  # a connection stays open without data: its listeners notice the fault late
+    unseen: float = 0.0  # seconds for which readers may still return the old value
+    lurks: bool = False  # a process notices it only when it reads there, perhaps much later
+    step: bool = False  # a clock was set: the age of a value is unknown
 
 
 @dataclass
 class Fault:
-    """One that was done."""
+    """A fault that was applied."""
 
     kind: str
     target: str
     began: float
     ended: float
-    until: float  # its traces are gone then
+    until: float  # callers no longer notice it after this moment
     effect: Effect
-    worker: str | None = None  # the only process that it concerns
+    worker: str | None = None  # the only process that it affects
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target}".strip()
 
 
 def planned(dice: random.Random, effects: Mapping[str, Effect], seconds: float, scale: float = 1.0) -> list[Planned]:
-    """Faults for a round of so many seconds; its last third is left in peace."""
+    """Faults for a round of this many seconds. The last third of the round has none."""
     schedule, at = [], 0.1 + dice.random() * scale
     while True:
         kind = dice.choices(list(effects), [effect.weight for effect in effects.values()])[0]

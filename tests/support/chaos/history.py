@@ -1,4 +1,4 @@
-"""What a round's processes have told, put together."""
+"""The history of a round, built from the journals of its processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Making:
 
 @dataclass
 class Grip:
-    """A lock, held once."""
+    """One hold of a lock."""
 
     id: str
     worker: str
@@ -59,21 +59,21 @@ class Grip:
     asked: float
     got: float
     fence: int
-    inside: list[float] = field(default_factory=list)  # moments at which its holder was told that it has it
+    inside: list[float] = field(default_factory=list)  # moments at which the lock told its holder that it is held
     left: float = inf
 
 
 class History:
-    """All calls, computations and locks of a round, and what went wrong meanwhile."""
+    """All calls, computations, locks and faults of a round."""
 
     def __init__(self, lines: Iterable[tuple[str, list[Any]]], faults: list[Fault], deaths: dict[str, float]) -> None:
         self.faults = list(faults)
-        self.deaths = deaths  # when a process was killed
+        self.deaths = deaths  # the moment at which each process was killed
         self.calls: dict[str, Call] = {}
         self.makings: dict[str, Making] = {}
         self.grips: dict[str, Grip] = {}
         self.stalls: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        self.downs: list[tuple[str, float, str]] = []  # process, moment, what it was told
+        self.downs: list[tuple[str, float, str]] = []  # process, moment, error
         self.ups: list[tuple[str, float]] = []
         self.hangs: list[str] = []
         self.pids: dict[str, int] = {}
@@ -85,19 +85,19 @@ class History:
         for each in (*self.calls.values(), *self.makings.values()):
             each.ended = min(each.ended, self._death(each))
         for making in self.makings.values():
-            if making.ended == inf and making.call in self.calls:  # struck before it could tell
+            if making.ended == inf and making.call in self.calls:  # interrupted before it could write its end
                 making.ended = self.calls[making.call].ended
         for grip in self.grips.values():
             grip.left = min(grip.left, self._death(grip))
 
     def _met(self, fault: Fault) -> Iterator[Fault]:
-        """The same when a process came upon it: others may just have moved the file aside."""
+        """The fault again, for each process that noticed it later: others may just have moved the file aside."""
         for _, moment, told in self.downs:
             if moment > fault.until - 0.5 and ("damaged" in told or "was removed" in told):
                 yield Fault(f"{fault.kind}-met", "", moment - 0.5, moment, moment + fault.effect.after, fault.effect)
 
     def _death(self, each: Call | Making | Grip) -> float:
-        """When its process was killed. Forked children of it live on."""
+        """The moment at which its process was killed. Forked children of that process live on."""
         return self.deaths.get(each.worker, inf) if each.pid == self.pids.get(each.worker) else inf
 
     def _read(self, worker: str, what: str, pid: int, told: list[Any]) -> None:
@@ -132,20 +132,20 @@ class History:
             case "bad":
                 self.bad += 1
 
-    # -- what went wrong between two moments ------------------------------------------------------------------------
+    # -- faults between two moments ---------------------------------------------------------------------------------
 
     def at(self, worker: str, start: float, end: float) -> Iterator[Fault]:
-        """Faults that this process may have felt then."""
+        """Faults that this process may have noticed between these moments."""
         for fault in self.faults:
             if fault.began <= end and fault.until >= start and fault.worker in (None, worker):
                 yield fault
 
     def blurred(self, worker: str, start: float, end: float) -> bool:
-        """The engine may have been out of this process's reach, or have forgotten leases."""
+        """The process may not have reached the engine, or the engine may have lost leases."""
         return any(fault.effect.hides for fault in self.at(worker, start, end))
 
     def believed_down(self, worker: str, start: float, end: float) -> bool:
-        """The process went on without the engine, at least for a while."""
+        """The process worked without the engine for at least a part of this time."""
         for who, since, _ in self.downs:
             if who == worker and since <= end:
                 over = min((moment for each, moment in self.ups if each == who and moment >= since), default=inf)

@@ -1,4 +1,4 @@
-"""What a process tells while it lives: a line for each beginning and each end, which outlives a SIGKILL."""
+"""The journal of a process: one line for each start and each end. The lines survive a SIGKILL of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """Lines into a pipe, each written at once; also by forked children, which share it."""
+    """Writes each line to a pipe immediately. Forked children share the pipe."""
 
     def __init__(self, name: str, fd: int) -> None:
         self._name = name
@@ -21,14 +21,14 @@ class Journal:
         self._count = itertools.count()
 
     def new(self) -> str:
-        """A name that nothing else has."""
+        """A unique name."""
         return f"{self._name}.{os.getpid()}.{next(self._count)}"
 
     def write(self, what: str, *details: Any) -> None:
         os.write(self._fd, json.dumps([what, os.getpid(), *details]).encode() + b"\n")
 
     def watch_for_stalls(self) -> None:
-        """Tell of every moment in which this process didn't come to run, whoever is to blame."""
+        """Write down every period in which this process did not run, for any reason."""
 
         def watch() -> None:
             while True:

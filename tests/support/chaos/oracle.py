@@ -1,9 +1,9 @@
-"""The judge: which values were allowed, who may have computed beside whom, which errors, how long a call may take.
+"""The oracle checks a history: values, concurrent computations, errors, and the duration of calls.
 
-It is sound rather than sharp: what it complains of breaks a promise of the docs. While a fault is felt (from its
-begin until a documented time after its end) other processes may compute for themselves and lag behind, as is said
-there; what a process changed itself it must see at once even then, no call may outlast its bound, and nothing but the
-documented errors may reach a caller. When all faults are over, everything must be as if there had been none.
+Every finding is a broken promise of the docs. The oracle may miss some, but never reports a correct history. While a
+fault has effects (from its start until a documented time after its end), other processes may compute for themselves
+and return old values, as the docs say. Even then, a process must see its own changes at once, no call may exceed its
+bound, and callers may get only the documented errors. After all faults, everything must work as if there had been none.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from chaos.plan import LOCK_LEASE, all_keys, kind_of
 __all__ = ["Finding", "judged"]
 
 NOISE = 1.0
-"""Seconds that a busy machine may add to anything, besides the stalls that a process notices itself."""
+"""Seconds that a busy machine may add to any duration, besides the stalls that a process notices itself."""
 
-_ENDS = {"invalidate", "set", "set_many", "clear", "end_all"}  # after these, nothing older is to be seen
-_ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may begin beside one that is under way
+_ENDS = {"invalidate", "set", "set_many", "clear", "end_all"}  # after these, no caller may see an older value
+_ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may start while one runs
 _COMPUTES = {"compute", "call", "many", "refresh", "cancel"}
 _LOCKS = {"lock", "try_lock"}
-_READS = {"get", "get_many", "peek"}  # which go on without their engine
+_READS = {"get", "get_many", "peek"}  # these verbs work without the engine
 _LINGERS = 6.0
-"""Seconds in which a change of unknown outcome may still come true."""
+"""Seconds in which a change of unknown outcome may still take effect."""
 
 
 @dataclass
 class Finding:
-    """One broken promise, and where to look for it."""
+    """One broken promise, with its key and time."""
 
     what: str
     key: str
@@ -60,7 +60,7 @@ def judged(
     *,
     interrupted: bool = False,
 ) -> list[Finding]:
-    """All that was wrong. `local`: which processes have a local tier. `phases`: the two of healing."""
+    """All findings. `local`: which processes have a local tier. `phases`: the two phases of healing."""
     judge = _Judge(history, world, local, phases, interrupted)
     return [
         *judge.values(), *judge.computations(), *judge.errors(), *judge.times(), *judge.locks(), *judge.healing(),
@@ -83,10 +83,10 @@ class _Judge:
         self.local = local
         self.phases = phases
         self.calls = sorted(history.calls.values(), key=lambda call: call.began)
-        self.changes: dict[str, list[_Change]] = defaultdict(list)  # that have returned
+        self.changes: dict[str, list[_Change]] = defaultdict(list)  # changes that have returned
         self.allows: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        self.bumps: dict[str, list[tuple[float, float]]] = defaultdict(list)  # when all keys of its kind were ended
-        self.first: dict[tuple[str, str], float] = {}  # call of each process in each of these
+        self.bumps: dict[str, list[tuple[float, float]]] = defaultdict(list)  # when all keys of its scope were ended
+        self.first: dict[tuple[str, str], float] = {}  # start of the first call of each process in each scope
         for call in self.calls:
             self._note(call)
 
@@ -115,7 +115,7 @@ class _Judge:
         return call.keys
 
     def _forgotten(self, call: Call) -> bool:
-        """Acknowledged by a server whose successor may not have heard of it."""
+        """A server acknowledged the change, but its successor may not have received it."""
         return any(
             fault.effect.forgets and fault.began - 1.5 <= call.ended <= fault.until for fault in self.history.faults
         )
@@ -144,13 +144,13 @@ class _Judge:
                 yield self._found(f"{_of(call)} joined an older computation ({maker})", key, call, born)
         else:
             assert by is not None
-            # It may have come to be stored as late as that; of one that failed, nobody knows.
+            # The value may have been stored as late as this. If the call failed, the moment is unknown.
             born = ended = by.ended if by.ok else inf
         yield from self._older(call, key, maker, born, source)
         yield from self._aged(call, key, maker, ended)
 
     def _older(self, call: Call, key: str, maker: str, born: float, source: Making | Call) -> Iterator[Finding]:
-        """Promise 4: nothing older than a change that had returned when the call began."""
+        """Promise 4: no value is older than a change that had returned when the call began."""
         for change in self.changes[key]:
             if change.began <= born or change.ended >= call.began:
                 continue
@@ -173,17 +173,17 @@ class _Judge:
             return
 
     def _out_of_touch(self, call: Call, source: Making | Call, has_tier: bool, since: float) -> bool:
-        """Its process may not have heard of what others did after this moment, by a fault and as the docs say."""
+        """Because of a fault, the process may have missed changes of others since this moment, as the docs allow."""
         felt = [fault for fault in self.history.at(call.worker, since, call.ended) if fault.effect.hides]
         if any(fault.effect.forgets for fault in felt):
-            return True  # the change itself may be forgotten
+            return True  # the engine may have lost the change itself
         if has_tier and any(fault.effect.silent for fault in felt):
-            return True  # the news come late, or not at all, and that is noticed within seconds
+            return True  # messages come late or never, and the process notices it within seconds
         if any(call.began <= fault.ended + fault.effect.unseen + NOISE / 2 for fault in felt if fault.effect.unseen):
             return True
-        # Who asks the engine each time knows what it says, unless it goes on without it, with what it has computed
-        # itself: believing it to be down (of a part that is down, or a full one, that is told but once a minute), or
-        # without a word where it was the `wait` that ran out.
+        # A process that reads the engine at each call is up to date, unless it works without the engine, with its own
+        # values. Either it believes the engine to be down (a failed part or a full engine is reported only once a
+        # minute), or its `wait` ran out, which is not reported.
         if not felt or source.worker != call.worker:
             return False
         without = self.world.parted or self.history.believed_down(call.worker, since - NOISE, call.ended)
@@ -191,8 +191,8 @@ class _Judge:
         return without or self._was_short_of_time(source)
 
     def _elsewhere(self, call: Call, key: str, has_tier: bool, change: _Change) -> bool:
-        """It may look where the change was not made, for a second: in a generation of which its process has not heard
-        that it ended, which the changing one had never known, and of which a server that forgets can't tell it."""
+        """For a second, the call may read an old generation, in which the change was not made: its process has not
+        heard that the generation ended, the changing process never knew it, and the server has lost it."""
         lag = self.world.lag_of_all[has_tier] + NOISE
         for fault in self.history.faults:
             if fault.effect.keeps or fault.began > change.ended:
@@ -206,20 +206,20 @@ class _Judge:
         return False
 
     def _was_short_of_time(self, made: Making | Call) -> bool:
-        """Who computed it would not wait for an engine to the end."""
+        """The call that computed the value had a `wait`, so it did not wait for the engine to the end."""
         by = made if isinstance(made, Call) else self.history.calls.get(made.call)
         return by is not None and by.wait is not None
 
     def _ran_out_of_time(self, making: Making) -> bool:
-        """It was computed when its caller's `wait` was over: promise 1 excepts that, be the engine well or not."""
+        """The computation began after the caller's `wait` was over. Promise 1 allows that, with any engine."""
         by = self.history.calls.get(making.call)
         return by is not None and by.wait is not None and making.born > by.began + by.wait
 
     def _aged(self, call: Call, key: str, maker: str, ended: float) -> Iterator[Finding]:
-        """No value outlives its time."""
+        """No caller gets a value after its time is over."""
         kind = kind_of(key)
         allowed = float(kind.options["ttl"]) if call.verb in ("get", "get_many") else kind.age
-        # Whatever a server's clock was set back under, is given what it was given anew: once for each step.
+        # If a server's clock is set back, a value gets its whole time again: once for each step.
         allowed *= 1 + sum(fault.effect.step and ended <= fault.until for fault in self.history.faults)
         over = call.began - ended - allowed
         if over > 2 + NOISE + self.history.stalled(call.worker, ended, call.began):
@@ -228,7 +228,7 @@ class _Judge:
     # -- computations -----------------------------------------------------------------------------------------------
 
     def computations(self) -> Iterator[Finding]:
-        """Promise 1: one at a time, unless somebody has asked for another."""
+        """Promise 1: one computation of a key at a time, unless a caller requested a second one."""
         by_key: dict[str, list[Making]] = defaultdict(list)
         for making in sorted(self.history.makings.values(), key=lambda making: making.born):
             for key in making.keys:
@@ -252,7 +252,7 @@ class _Judge:
         start = min([first.born, *(call.began for call in calls)])
         if any(began < second.born and ended > start for began, ended in self.allows[key]):
             return True
-        for each in (first, second):  # who did not run has not read that its generation was ended: the news lie there
+        for each in (first, second):  # a stalled process has not read yet that its generation ended
             for began, ended in self.bumps[key]:
                 if began < each.born and start <= ended + history.stalled(each.worker, began, each.born):
                     return True
@@ -260,11 +260,11 @@ class _Judge:
             return True
         if any(self._on_its_own(each, key, start, second.born) for each in (first, second)):
             return True
-        # A lease is renewed when a third of it is over, so that half of it is always left.
+        # A lease is renewed after a third of its time, so at least half of it always remains.
         return history.stalled(first.worker, first.born, second.born) > kind_of(key).lease / 2
 
     def _on_its_own(self, making: Making, key: str, start: float, end: float) -> bool:
-        """The process may compute whoever else does; or its lease may have ended, or been forgotten."""
+        """The process may compute although others do, or its lease may have ended or been lost."""
         if self._ran_out_of_time(making):
             return True
         felt = [fault for fault in self.history.at(making.worker, start, end) if fault.effect.hides]
@@ -317,7 +317,7 @@ class _Judge:
                     yield self._found(f"{what} took {end - start:.2f} s, and may take {bound:.2f}", call.keys[0], call)
 
     def _bounds(self, call: Call) -> Iterator[tuple[str, float, float, float]]:
-        """What has a bound of its own, from when to when, and its seconds."""
+        """Each part of the call that has a bound: its name, start, end, and the bound in seconds."""
         trouble = 6.0 if self.history.blurred(call.worker, call.began, call.ended) else 0.0
         if call.verb == "fork":
             return
@@ -332,9 +332,9 @@ class _Judge:
         elif call.verb in _COMPUTES:
             longest = sum(kind_of(key).longest for key in call.keys)
             if call.wait is not None and len(call.keys) == 1:
-                # An engine that hangs costs its client's time-out, once: the same again is to be told from noise.
+                # An engine that hangs costs its client's time-out once. A second time-out must exceed the bound.
                 longest, trouble = call.wait + call.nap - NOISE / 2, min(trouble, self.world.time_out)
-                if call.outcome == "Interrupted":  # perhaps between two bytecodes of which one knows the `wait`
+                if call.outcome == "Interrupted":  # perhaps between two bytecodes where only one applies the `wait`
                     trouble += 1.5
             yield _of(call), call.began, call.ended, longest + trouble
         else:
@@ -373,7 +373,7 @@ class _Judge:
     # -- afterwards -------------------------------------------------------------------------------------------------
 
     def healing(self) -> Iterator[Finding]:
-        """All goes well again: no errors (`errors` sees them), one computation of a key, and one value."""
+        """After the faults, there are no errors (see `errors`), one computation of each key, and one value."""
         for number, (start, end) in enumerate(self.phases):
             calls = [call for call in self.calls if start <= call.began <= end]
             firm = [key for key in all_keys() if kind_of(key).options["ttl"] == 600]
@@ -383,7 +383,7 @@ class _Judge:
                 if made[key] > 1 - number:
                     yield Finding(f"computed {made[key]} times in phase {number + 1} of healing", key, start, end)
                 given = {call.values[key] for call in calls if key in call.values and call.ok}
-                if number and len(given) != 1:  # at first, somebody may be given what was made stale and is refreshed
+                if number and len(given) != 1:  # phase 1 may still return stale values
                     yield Finding(f"the processes don't agree after healing: {given}", key, start, end)
 
     def rests(self) -> Iterator[Finding]:
@@ -398,7 +398,7 @@ class _Judge:
 
 
 def _scope(key: str) -> str:
-    """Whose generation it is in: that of its cache, or of its function."""
+    """The scope of the key's generation: its cache, or its function."""
     return "cache" if key.startswith("cache/") else key.rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""What a round does: the keys and how they behave, and the steps of each caller, all drawn from its seed."""
+"""The plan of a round: its keys with their behaviour, and the steps of each caller, all drawn from the seed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 __all__ = ["FACES", "KINDS", "LEASE", "LOCK_LEASE", "Kind", "Part", "Step", "Whim", "all_keys", "kind_of", "steps"]
 
-LEASE = 3.0  # longer than this machine is ever asleep
+LEASE = 3.0  # longer than any stall of this machine
 LOCK_LEASE = 2.0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How keys of one kind are computed and kept."""
+    """How keys of one kind are computed and stored."""
 
     options: dict[str, Any]
     weight: int
-    nap: float = 0.03  # seconds of a computation at most
-    fails: float = 0.0  # of its computations
-    hangs: float = 0.0  # of its computations
-    hang: float = 0.0  # seconds of those
-    size: int = 0  # bytes beside the value
-    waits: float | None = None  # for which half of its callers wait at most
+    nap: float = 0.03  # the longest computation, in seconds
+    fails: float = 0.0  # share of computations that fail
+    hangs: float = 0.0  # share of computations that hang
+    hang: float = 0.0  # seconds for which a computation hangs
+    size: int = 0  # bytes added to the value
+    waits: float | None = None  # the `wait` that half of its callers pass
 
     @property
     def lease(self) -> float:
@@ -36,12 +36,12 @@ class Kind:
 
     @property
     def age(self) -> float:
-        """Seconds for which a value may be given."""
+        """Seconds for which callers may get a value."""
         return float(self.options["ttl"] + self.options.get("stale", 0.0))
 
     @property
     def longest(self) -> float:
-        """Seconds that one may wait for another's computation, and for his own after that."""
+        """Seconds that a caller may wait for another's computation, and then for its own."""
         others = self.lease + 2 + (self.hold if self.hangs else self.nap)  # memcached's leases end up to 2 s later
         return others + max(self.nap, self.hang)
 
@@ -57,7 +57,7 @@ KINDS = {
     "big": Kind({"ttl": 600, "early": 0, "lease": LEASE}, weight=1, nap=0.05, size=60_000),
 }
 FACES = {"cache": list(KINDS), "sync": ["firm", "stale", "frail"], "async": ["firm", "stale", "frail"]}
-"""Who asks: the cache's verbs (of both colours), a cached function, a cached async function."""
+"""The three interfaces: the methods of the cache (sync and async), a cached function, a cached async function."""
 
 _EACH = 2  # keys of each kind
 
@@ -69,7 +69,7 @@ _FUNCTION = {"call": 60, "peek": 3, "set": 2, "expire": 3, "invalidate": 6, "ref
 
 
 class Whim(NamedTuple):
-    """What an origin does this time, if it is asked."""
+    """The behaviour of an origin in one call, if it computes."""
 
     nap: float
     fails: bool
@@ -84,13 +84,13 @@ class Step(NamedTuple):
     keys: list[str]
     whim: Whim
     wait: float | None
-    chance: float  # 0 to 1, for what else the verb has to choose
+    chance: float  # 0 to 1, for any other choice that the verb needs
     pause: float  # seconds before it
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process's part of a round."""
+    """The part of one process in a round."""
 
     url: str
     name: str
@@ -101,8 +101,8 @@ class Part:
     tasks: int
     pause: float  # seconds between two calls of a caller, on average
     uvloop: bool = False
-    interrupts: float = 0.0  # seconds between two exceptions that strike threads at any bytecode, on average; 0: none
-    options: dict[str, Any] = field(default_factory=dict)  # of its cache
+    interrupts: float = 0.0  # average seconds between exceptions raised in threads at any bytecode; 0: none
+    options: dict[str, Any] = field(default_factory=dict)  # options of its cache
 
 
 def kind_of(key: str) -> Kind:
@@ -114,7 +114,7 @@ def all_keys(*faces: str) -> list[str]:
 
 
 def steps(part: Part, caller: int, *, suspending: bool) -> Iterator[Step]:
-    """What one caller does, without end. Every step draws as many numbers, whatever becomes of it."""
+    """The endless steps of one caller. Each step draws the same number of random numbers."""
     dice = random.Random(f"{part.seed} {part.name} {caller}")
     own = "async" if suspending else "sync"
     while True:
@@ -133,7 +133,7 @@ def steps(part: Part, caller: int, *, suspending: bool) -> Iterator[Step]:
         wait = KINDS[kind].waits if dice.random() < 0.5 else None
         chance, pause = dice.random(), dice.expovariate(1 / part.pause)
         if verb in ("many", "get_many", "set_many"):
-            # A batch's options are those of its first key.
+            # A batch uses the options of its first key.
             keys = [key for key in more if kind_of(key) is KINDS[kind]] if verb != "get_many" else more
             keys = keys or [f"{face}/{kind}/{n}" for n in range(_EACH)]
         yield Step(verb, face, keys, whim, wait, chance, pause)

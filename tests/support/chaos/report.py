@@ -1,4 +1,4 @@
-"""What a soak did, in words; and the story of a finding."""
+"""A summary of a soak, and the events around a finding."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def story(finding: Finding, history: History, begin: float) -> Iterator[str]:
-    """What happened to the finding's key, and around it."""
+    """The events of the finding's key, and the faults around it."""
     yield f"FINDING: {finding.key or 'all'}: {finding.what}"
     if not finding.key:
         return

@@ -1,4 +1,4 @@
-"""One round: processes are started, harmed, left in peace, healed and closed; then it is judged."""
+"""One round: start processes, apply faults, wait, heal, close, and check the history."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = ["LONG", "SHORT", "Outcome", "Size", "played"]
 
 _WORKERS = {
     "kill-worker": Effect(2, (0, 0), 0, hides=False),
-    # That it did not run is in its own journal, and excuses its lost leases; the server's replies were there.
+    # The worker's own journal shows the stall, which explains its lost leases. The server did reply.
     "freeze-worker": Effect(2, (0.3, 5), 2.5, hides=False),
 }
 _GATED = Effect(2, (0.3, 5), 2.5)
-"""Of one that may have been frozen in the middle of a write, which keeps all others from writing."""
+"""For a worker that may be frozen during a write: no other process can write then."""
 
 _BUSY = Effect(0, (0, 0), 2.5, silent=True)
 _DIVERGED = 3.0
-"""Seconds before a failover is told in which the one to come may have heard nothing of the old one any more."""
+"""Seconds before a reported failover in which the new master may have received nothing from the old one."""
 
 _STILL = 0.3
-"""Seconds of the half second that a connection may take at most, through a conductor that does not run meanwhile."""
+"""A longer stall of the conductor is a fault: connections lead through it, and must be made in half a second."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much happens in a round."""
+    """The size of a round."""
 
     workers: int
     threads: int
     tasks: int
     pause: float
     seconds: float
-    scale: float  # of the lengths of faults
+    scale: float  # factor for the duration of faults
 
 
 LONG = Size(workers=4, threads=3, tasks=3, pause=0.06, seconds=16, scale=1.0)
@@ -67,17 +67,17 @@ class Outcome:
 
 
 def played(world: World, seed: int, number: int, size: Size, kinds: Collection[str] = ()) -> Outcome:
-    """The round of this number; the same calls and faults each time. `kinds`: no other faults."""
+    """Play the round of this number: its calls and faults are always the same. `kinds`: use only these faults."""
     return _Round(world, f"{seed} {world.name} {number}", size, kinds).play()
 
 
 class _Process:
-    """A worker as its round sees it."""
+    """A worker, as the round controls it."""
 
     def __init__(self, part: Part, lines: list[tuple[str, list[Any]]]) -> None:
         self.part = part
         self.name = part.name
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  closed when it was read
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  closed after it was read
         self._said: Queue[tuple[str, list[Any]]] = Queue()
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "chaos.worker", json.dumps(asdict(part))],
@@ -97,7 +97,7 @@ class _Process:
         self._said.put(("gone", []))
 
     def hear(self, word: str, patience: float) -> str | None:
-        """Wait until it says this; else what is wrong."""
+        """Wait until the worker says this word. Return an error text if it does not, otherwise None."""
         try:
             said, _ = self._said.get(timeout=patience)
         except Empty:
@@ -123,7 +123,7 @@ class _Process:
                 pipe.close()
 
     def complaints(self) -> str:
-        """What it wrote where errors go, if it is of that kind."""
+        """The part of its standard error that shows a real error, or nothing."""
         self.errors.seek(0)
         text = self.errors.read().decode(errors="replace")
         self.errors.close()
@@ -183,7 +183,7 @@ class _Round:
             self._all_say("rested", 90)
             self._let_pass()
             phases.append(self._heal(1))
-            time.sleep(max(self.world.lag.values()))  # who has a local tier may still believe what was there before
+            time.sleep(max(self.world.lag.values()))  # a local tier may still return the old values until then
             phases.append(self._heal(2))
             self._nothing_stands()
             for each in self.processes:
@@ -222,14 +222,14 @@ class _Round:
         end = time.monotonic() + patience
         wrong = [each.hear(word, max(0.1, end - time.monotonic())) for each in self._alive()]
         if any(wrong):
-            for each in self._alive():  # faulthandler tells where it is
+            for each in self._alive():  # faulthandler then prints where each worker is
                 with contextlib.suppress(ProcessLookupError):
                     each.signal(signal.SIGABRT)
             time.sleep(1)
             raise _Gone("; ".join(filter(None, wrong)))
 
     def _watch_machine(self, over: threading.Event) -> None:
-        """All links lead through this process: where it didn't come to run, no engine has answered anybody."""
+        """All links lead through this process: while it does not run, no worker gets an answer from the engine."""
         while not over.is_set():
             before = time.monotonic()
             time.sleep(0.02)
@@ -238,7 +238,7 @@ class _Round:
                 self.faults.append(Fault("busy-machine", "", before, now, now + _BUSY.after, _BUSY))
 
     def _watch_servers(self, over: threading.Event) -> None:
-        """A server that came to run as little as that has answered nobody, either."""
+        """A server that stalls for this long has not answered any worker either."""
         while not over.wait(0.05):
             before = time.monotonic()
             self.world.pulse()
@@ -247,7 +247,7 @@ class _Round:
                 self.faults.append(Fault("busy-server", "", before, now, now + _BUSY.after, _BUSY))
 
     def _watch_world(self, over: threading.Event) -> None:
-        """A failover that nobody ordered loses what one that was ordered loses."""
+        """A failover that the servers started themselves loses as much as one that the round started."""
         while not over.wait(0.25):
             try:
                 what = self.world.upheaval()
@@ -295,9 +295,9 @@ class _Round:
     # -- afterwards -------------------------------------------------------------------------------------------------
 
     def _let_pass(self) -> None:
-        """Until the traces of all faults are to be gone."""
+        """Wait until no fault has effects any more."""
         last = max(fault.until for fault in self.faults)
-        heard = time.monotonic() + max(self.world.lag_of_all.values())  # of the last call's `clear`
+        heard = time.monotonic() + max(self.world.lag_of_all.values())  # when all have heard of the last `clear`
         time.sleep(max(0.0, max(last, heard) - time.monotonic()))
 
     def _heal(self, number: int) -> tuple[float, float]:
@@ -320,4 +320,4 @@ class _Round:
 
 
 class _Gone(Exception):
-    """A process doesn't do what it is told to."""
+    """A process does not do what it is told."""

@@ -1,6 +1,6 @@
-"""One process: threads and an event loop that call; then it heals, and closes. `python -m chaos.worker PART` is one.
+"""One worker process: its threads and event loop make calls. Then it heals and closes. `python -m chaos.worker PART`.
 
-It tells on its standard output, and hears words on its standard input: `begin WHEN SECONDS`, `heal N`, `close`.
+It writes its journal to stdout, and reads commands from stdin: `begin WHEN SECONDS`, `heal N`, `close`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from chaos.plan import Part, Step, Whim, all_keys, steps
 from stampede import Cache, events
 
 PATIENCE = 60.0
-"""Seconds in which whatever has begun must end, with all that a round does to it."""
+"""Seconds in which every started call must end, under any fault of the round."""
 
 
 def main() -> None:
     faulthandler.enable()
     part = Part(**json.loads(sys.argv[1]))
     out = os.dup(1)
-    os.dup2(2, 1)  # what anybody prints goes where errors go
+    os.dup2(2, 1)  # everything printed goes to standard error
     journal = Journal(part.name, out)
     logging.basicConfig(level=logging.ERROR)
     journal.watch_for_stalls()
     threading.Thread.start = _watched_start  # type: ignore[method-assign]
     if part.uvloop:
-        _new_uvloop().close()  # the first one of a process opens what stays open
+        _new_uvloop().close()  # the first uvloop opens files that stay open
     before = _open_now()
     worker = Worker(part, journal)
     journal.write("ready", time.monotonic())
@@ -59,16 +59,16 @@ def main() -> None:
 
 
 def _open_now() -> set[str]:
-    """Files and sockets of this process, and its threads but for the few that stay."""
+    """Files and sockets of this process, and its threads except those that remain."""
     gc.collect()
     found = {thread.name for thread in threading.enumerate() if not thread.name.startswith(_STAY)}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
-    return {each for each in found if "/proc/" not in each and "stamps" not in each}  # the list itself; what is mapped
+    return {each for each in found if "/proc/" not in each and "stamps" not in each}  # no listing, no mapped files
 
 
-# The threads of the process, not of a cache.
+# Threads that belong to the process, not to a cache.
 _STAY = (
     "MainThread",
     "chaos",
@@ -85,7 +85,7 @@ _STAY = (
 
 
 def _left(before: set[str]) -> list[str]:
-    """What a closed cache has left behind."""
+    """The files, sockets and threads that remain after the cache was closed."""
     end = time.monotonic() + 5
     while True:
         left = _open_now() - before
@@ -95,8 +95,8 @@ def _left(before: set[str]) -> list[str]:
 
 
 _starting: set[int] = set()
-"""Threads that start another: CPython 3.11 may hand their exception to the new one, which dies before it can tell, and
-`Thread.start` never returns."""
+"""Threads that are starting another thread. CPython 3.11 may raise their exception in the new thread, which then dies
+before it can report its start, and `Thread.start` never returns."""
 
 _start = threading.Thread.start
 
@@ -135,7 +135,7 @@ class Worker:
                 self._journal.write("bad", time.monotonic(), event.key, event.why[:200])
 
     def run(self, begin: float, end: float) -> None:
-        """All callers, between two moments of the clock that all processes of a machine share."""
+        """Run all callers between two moments of the monotonic clock, which all processes of a machine share."""
         self._begin, self._end = begin, end
         part = self._part
         callers = [self._caller(suspending=False) for _ in range(part.threads)]
@@ -171,14 +171,14 @@ class Worker:
             try:
                 step = next(script, None)
                 if step is None:
-                    return  # it was struck itself
+                    return  # the script itself was interrupted
                 time.sleep(step.pause)
                 _run(caller.act(step))
             except Interrupted:
                 self._journal.write("done", caller.call, time.monotonic(), "Interrupted", {}, "")
 
     def _strike(self, threads: list[threading.Thread], callers: list[Caller]) -> None:
-        """Interrupt threads that call, now and then."""
+        """Interrupt calling threads at random moments."""
         dice = random.Random(f"{self._part.seed} {self._part.name} strikes")
         while time.monotonic() < self._end:
             time.sleep(dice.expovariate(1 / self._part.interrupts))
@@ -215,7 +215,7 @@ class Worker:
     # -- afterwards -----------------------------------------------------------------------------------------------
 
     def heal(self, number: str) -> None:
-        """Nothing goes wrong any more: every key is to be had, of every face."""
+        """After the faults, every key of every interface must give a value."""
         whim = Whim(0.01, False, 0.0)
         for key in all_keys("cache", "sync"):
             _run(self._caller(suspending=False).act(_asked(key, whim)))
