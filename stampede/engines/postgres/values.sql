@@ -334,7 +334,9 @@ BEGIN
         WHERE l.id >= start AND l.ends <= now AND l.rest <= now AND NOT (l.untils IS NOT NULL AND now < ANY (l.untils))
         ORDER BY l.id LIMIT most FOR UPDATE SKIP LOCKED
     );
-    DELETE FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started);  -- these would cause useless notices
+    DELETE FROM stampede.keepers WHERE (pid, started) IN (  -- these would cause useless notices
+        SELECT k.pid, k.started FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started) FOR UPDATE SKIP LOCKED
+    );
     over := 0; about := 0;
     IF seen = 0 THEN
         RETURN;

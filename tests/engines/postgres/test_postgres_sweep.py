@@ -143,9 +143,11 @@ def test_two_sweep_at_once(engine: PostgresEngine) -> None:
     for number in range(50):
         store(engine, f"k{number}", 60.0)
     over(*(f"k{number}" for number in range(50)))
+    shared_postgres().say("SELECT stampede.keep('dead', 1, 1)")
     with session() as one, session() as other:
+        for each in (one, other):
+            each.execute("SET LOCAL lock_timeout = '5s'")
         one.execute("SELECT FROM stampede.entries WHERE id = %s FOR UPDATE", [names("k7").id])
-        other.execute("SET LOCAL lock_timeout = '5s'")
         assert other.execute(SWEPT, (b"\0" * 16, 1000, inf, inf)).fetchall() == [(49,)]
         assert one.execute(SWEPT, (b"\0" * 16, 1000, inf, inf)).fetchall() == [(1,)]  # skips the other sweep's rows
     assert rows() == 0
