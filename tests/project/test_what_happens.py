@@ -28,10 +28,10 @@ TRIED: dict[str, str] = {
         processes::test_a_frozen_holder_stores_nothing_late
     """,
     "a process with a local tier is frozen, and resumes": """
-        thaw::test_what_was_invalidated_meanwhile_is_not_served
+        frozen_process::test_what_was_invalidated_meanwhile_is_not_served
     """,
     "a process with a local tier is frozen, and resumes ... with its virtual machine (Redis, Postgres)": """
-        thaw::test_a_server_of_which_nothing_was_heard_is_asked
+        frozen_process::test_a_server_of_which_nothing_was_heard_is_asked
     """,
     "a process is frozen during a write to `disk://`": """
         disk_processes::test_frozen_inside_a_write
@@ -79,7 +79,7 @@ TRIED: dict[str, str] = {
         redis::test_a_server_that_reads_and_does_not_write
     """,
     "the engine goes down during a computation": """
-        acknowledged::test_what_was_begun_before_a_server_died_is_kept_for_nobody
+        invalidated_before_a_crash::test_what_was_begun_before_a_server_died_is_kept_for_nobody
         outage::test_an_engine_that_goes_down_under_a_computation
     """,
     "`get`, `get_many` or `peek` while it is down": """
@@ -99,7 +99,7 @@ TRIED: dict[str, str] = {
         outage::test_raise_is_for_those_who_want_it
     """,
     "the engine is down, and the function fails too": """
-        acknowledged::test_what_was_computed_here_is_true_until_another_changes_it
+        invalidated_before_a_crash::test_what_was_computed_here_is_true_until_another_changes_it
         outage::test_engine_and_origin_both_down
         redis_faults::test_what_was_true_when_the_server_went_away
     """,
@@ -249,13 +249,13 @@ TRIED: dict[str, str] = {
         codec_types::test_a_deploy_that_changes_a_type_is_a_miss
     """,
     "both versions of the application run": """
-        rolling::test_each_version_computes_once
+        rolling_deploy::test_each_version_computes_once
     """,
     "both versions of the application run ... and one version calls `invalidate`, `set` or `expire`": """
-        rolling::test_a_change_by_either_version_concerns_both
+        rolling_deploy::test_a_change_by_either_version_concerns_both
     """,
     "both versions of the application run ... and the second version gets a hit": """
-        rolling::test_after_the_deploy_the_new_version_takes_the_place
+        rolling_deploy::test_after_the_deploy_the_new_version_takes_the_place
     """,
     "stored bytes are damaged or hostile": """
         codec_hostile::test_msgspec_bodies_refuse_what_is_not_of_the_type

@@ -163,9 +163,7 @@ DECLARE
 BEGIN
     SELECT * INTO l FROM stampede.leases WHERE id = its AND token = mine AND ends > now FOR UPDATE;
     done := FOUND;
-    IF NOT done THEN
-        RETURN;
-    END IF;
+    IF NOT done THEN RETURN; END IF;
     homes := l.homes;
     IF its_verdict IS NOT NULL THEN
         SELECT array_agg(t ORDER BY u, n), array_agg(v ORDER BY u, n), array_agg(u ORDER BY u, n)
@@ -338,9 +336,7 @@ BEGIN
         SELECT k.pid, k.started FROM stampede.keepers AS k WHERE NOT stampede.lives(k.pid, k.started) FOR UPDATE SKIP LOCKED
     );
     over := 0; about := 0;
-    IF seen = 0 THEN
-        RETURN;
-    END IF;
+    IF seen = 0 THEN RETURN; END IF;
     DELETE FROM stampede.entries WHERE id IN (
         SELECT e.id FROM stampede.entries AS e
         WHERE e.id >= start AND e.id <= last AND e.gone <= now ORDER BY e.id FOR UPDATE SKIP LOCKED
