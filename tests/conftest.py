@@ -122,11 +122,11 @@ def _watch_the_end() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tests wait for half of their time, so two workers for each processor keep it busy. With more, servers that are
-    well often take longer than the time limits of tests. Quick tests hardly wait, and each additional worker has to
-    import and collect all tests."""
+    """Tests wait for more than half of their time, so five workers for two processors keep them busy. With more,
+    servers that are well often take longer than the time limits of tests. Quick tests hardly wait, and each additional
+    worker has to import and collect all tests."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min((1 if config.getoption("quick") else 2) * processors, 8)
+    return min(processors if config.getoption("quick") else 5 * processors // 2, 8)
 
 
 @pytest.hookimpl(optionalhook=True)
