@@ -11,9 +11,10 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,11 +123,22 @@ def _watch_the_end() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tests wait for more than half of their time, so five workers for two processors keep them busy. With more,
-    servers that are well often take longer than the time limits of tests. Quick tests hardly wait, and each additional
-    worker has to import and collect all tests."""
+    """Tests wait for more than half of their time, so five workers keep two processors busy. Quick tests hardly wait,
+    and each additional worker has to import and collect all tests. If other programs are busy, there are fewer workers:
+    otherwise servers that are well would often take longer than the time limits of tests."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors if config.getoption("quick") else 5 * processors // 2, 8)
+    most = processors if config.getoption("quick") else 5 * processors // 2
+    return min(max(most - _busy(), processors), 8)
+
+
+def _busy() -> int:
+    """Return how many threads of other programs run all the time; 0 if the system does not tell."""
+    seen: list[int] = []
+    for _ in range(5):
+        with suppress(OSError, ValueError):
+            seen.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)  # we run, too
+        time.sleep(0.05)
+    return max(min(seen, default=0), 0)
 
 
 @pytest.hookimpl(optionalhook=True)

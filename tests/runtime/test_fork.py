@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -373,8 +374,11 @@ def test_a_refresh_that_was_to_begin_is_left_to_the_parent() -> None:
 
 
 def open_sockets() -> set[str]:
-    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    return {name for name in map(os.readlink, filter(os.path.islink, links)) if name.startswith("socket:")}
+    links: set[str] = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # another thread has closed it by now
+            links.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in links if name.startswith("socket:")}
 
 
 def fork_in_a_loop(pipe: Connection, url: str, uvloop: bool) -> None:

@@ -251,12 +251,12 @@ def test_three_leases_long_is_never_robbed(server: MemcachedServer) -> None:
 
     def slow() -> int:
         computed.append(1)
-        time.sleep(3.2)
+        time.sleep(6.4)
         return 7
 
     values: list[int] = []
     threads = [
-        threading.Thread(target=lambda cache=cache: values.append(cache.get_or_compute("long", slow, lease=1)))
+        threading.Thread(target=lambda cache=cache: values.append(cache.get_or_compute("long", slow, lease=2)))
         for cache in (mine, other)
     ]
     for thread in threads:
