@@ -1,6 +1,7 @@
 """A read-through cache that prevents cache stampedes: one caller computes a missing value, all others share it."""
 
 from stampede.api.cache import Cache
+from stampede.api.current import current
 from stampede.api.overrides import bypassed, refreshing
 from stampede.api.registry import (
     Bulkhead,
@@ -24,6 +25,7 @@ from stampede.errors import (
     LockLost,
     LockTimeout,
     MissingExtra,
+    NoComputation,
     OptionError,
     OriginFull,
     RecursiveComputation,
@@ -54,6 +56,7 @@ __all__ = [
     "LockLost",
     "LockTimeout",
     "MissingExtra",
+    "NoComputation",
     "OptionError",
     "OriginFull",
     "RecursiveComputation",
@@ -67,6 +70,7 @@ __all__ = [
     "cache_without_dogpiling",
     "cached",
     "configure",
+    "current",
     "get_cache",
     "limited",
     "refreshing",

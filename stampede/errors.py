@@ -13,6 +13,7 @@ __all__ = [
     "LockLost",
     "LockTimeout",
     "MissingExtra",
+    "NoComputation",
     "OptionError",
     "OriginFull",
     "RecursiveComputation",
@@ -224,6 +225,15 @@ class RecursiveComputation(StampedeError, RecursionError):
     >>> count(1)
     Traceback (most recent call last):
     stampede.errors.RecursiveComputation: the computation of ... asked for its own key: ...
+    """
+
+
+class NoComputation(StampedeError, RuntimeError):
+    """`stampede.current()` was called outside a computation, or asked for something that is not stored.
+
+    >>> stampede.current()
+    Traceback (most recent call last):
+    stampede.errors.NoComputation: current() was called outside a cached function: ...
     """
 
 

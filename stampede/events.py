@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 __all__ = [
     "BadBytes", "Computed", "EngineDown", "EngineUp", "Event", "Failed", "Found", "Invalidated", "LeaseLost",
-    "Note", "Observer", "Served", "Unkept", "Untold", "Waited",
+    "Note", "Observer", "Postponed", "Served", "Unkept", "Untold", "Waited",
 ]  # fmt: skip
 
 
@@ -75,11 +75,12 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unkept(Event):
-    """A value that can't be stored. `why` is the reason (too large, cache_if, no codec for it). Callers got the value;
-    if `strict`, they got an error instead."""
+    """A value that isn't stored. `why` is the reason (too large, cache_if, no codec for it). Callers got the value; if
+    `strict`, they got an error instead. `wanted`: the function or its options asked for this."""
 
     why: str
     strict: bool = False
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,14 @@ class Invalidated(Event):
     """A call of `invalidate`, `expire`, `set`, `invalidate_all`, `expire_all` or `clear` in this process."""
 
     verb: str
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed(Event):
+    """An invalidation that the engine could not make, and that this process repeats (`on_error="later"`)."""
+
+    verb: str
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,7 @@ class _Batch:
                         )
                         held = each.call.resources.hold(each.call, inf if capped else longest)
                         hold[each.key] = stack.enter_context(held)
+                        each.call.existing = each.existing
                         if capped:
                             each.begin, each.call.nested = partial(_begin, each, hold[each.key], longest), nested()
                         else:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from stampede import events
 from stampede.algorithm.background import BackgroundPlace
+from stampede.algorithm.context import Context, Reason
 from stampede.algorithm.flight import Flights, Leader
 from stampede.leases.keeper import Hold
 from stampede.model.backoff import Backoff
@@ -137,6 +138,8 @@ class Call(Leader):
     nested = False  # an outer computation waits for this one, and has a lease too
     from_others = False  # the value was computed by another caller while this one waited
     background: BackgroundPlace | None = None  # where the value can be computed while the caller goes on
+    existing: Entry[Any] | None = None  # what is stored while it computes
+    context: Context | None = None  # of its computation, if the function asked for it
 
     def __init__(
         self,
@@ -178,6 +181,18 @@ class Call(Leader):
         if self.once is not None and self.once.takes(self.resources.flights, self.key):
             self.force = True
         return self.force
+
+    @property
+    def reason(self) -> Reason:
+        """Why the computation began."""
+        if self.force:
+            return "refresh"
+        return "missing" if self.existing is None else "early" if self.existing.fresh > 0 else "stale"
+
+    def context_of_computation(self) -> Context:
+        if self.context is None:
+            self.context = Context(self.label, self.existing, self.reason)
+        return self.context
 
     def settle(self, *, stored: bool) -> None:
         """Tell `once` what became of the computation."""

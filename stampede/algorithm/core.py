@@ -15,6 +15,7 @@ from stampede.leases.keeper import Hold, keeper
 from stampede.local_tier.tier import LocalTier
 from stampede.model.ports import Engine
 from stampede.outages.outage import Outage
+from stampede.outages.postponed import Postponed
 from stampede.runtime.colour import run_blocking
 
 __all__ = ["Core"]
@@ -30,8 +31,12 @@ class Core:
         outage: Outage | None,
         note: events.Note,
         gates: Gates | None = None,
+        *,
+        later: bool = False,
     ) -> None:
         self.engine = engine
+        self.later = later  # on_error="later": invalidations that fail are repeated
+        self.postponed = Postponed(engine.called)
         self.local_tier = local_tier
         self.outage = outage
         self.note = note
@@ -51,6 +56,7 @@ class Core:
         """Close this before the engine. Return what remains to be done first, or None. That is to give back the leases
         of computations under way, because other processes would wait for them. It may take a moment."""
         self.closed, outage = True, self.outage
+        self.postponed.close()
         if self.gates is not None:
             self.gates.close()
         held = keeper.disown(self)

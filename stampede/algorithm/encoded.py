@@ -18,6 +18,8 @@ BadBytes = Callable[[str, bytes, CodecError], object]
 
 
 class Coder(Protocol):
+    @property
+    def signed(self) -> bool: ...
     def encode(self, key: str, entry: Entry[Any]) -> bytes: ...
     def decode(self, key: str, blob: bytes) -> Entry[Any]: ...
 
@@ -124,7 +126,10 @@ class EncodedClaims(_Coded):
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool | None:
         physical = self._side_keys.get((key, token), key)
-        stored = await self._port.fill(physical, token, self.encoded(physical, entry))
+        sealed = self.encoded(physical, entry)
+        if not self._codec.signed:  # a signature also says when it was made
+            sealed.same_as = entry.same_as
+        stored = await self._port.fill(physical, token, sealed)
         self._side_keys.pop((key, token), None)
         if stored and physical is not key:
             (first,) = await self._store.get([key])

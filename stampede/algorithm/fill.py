@@ -319,6 +319,7 @@ async def compute(call: Call, flight: Flight, existing: Entry[Any] | None) -> Re
         longest = call.policy.hold_of(existing.cost if existing else 0.0)
         if call.policy.origin is not None:
             call.nested = nested()
+        call.existing = existing
         with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
             # Do not bind the error to a name: it refers to this frame, as Python 3.12 links each frame to its caller's.
             if call.policy.origin is not None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from stampede import events
 from stampede.algorithm.call import Call
-from stampede.errors import CodecError, EngineError, OriginFull, RecursiveComputation
+from stampede.algorithm.context import Context, NotModified
+from stampede.errors import CodecError, EngineError, NoComputation, OriginFull, RecursiveComputation
 from stampede.leases.keeper import Hold
 from stampede.model import early
 from stampede.model.entry import Entry, Verdict
@@ -28,10 +29,13 @@ async def finish(
     call: Call, existing: Entry[Any] | None, hold: Hold, value: Any, error: BaseException | None, cost: float
 ) -> Result:
     """Fill with the computed value, or abandon. Either way the lease ends and all waiters wake, once."""
+    # As `call.reason`, without the call.
     why = "refresh" if call.force else "missing" if existing is None else "early" if existing.fresh > 0 else "stale"
     try:
         if error is not None and hold.foreign:
             return Result(error=error)
+        if isinstance(value, NotModified) or isinstance(error, NotModified):
+            return await not_modified(call, hold, existing, value if error is None else error, cost)
         if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
             return await left_out(call, error)
         if isinstance(error, OriginFull):
@@ -40,7 +44,8 @@ async def finish(
             return await give_up(call, hold, error, existing, why, cost)
         entry = entry_of(call, existing, value, error, cost)
         if error is not None and entry.ttl <= 0 and existing is not None:
-            return await unkept(call, entry, error, "ttl is 0 for this exception, and the stored value stays")
+            why_not = "ttl is 0 for this exception, and the stored value stays"
+            return await unkept(call, entry, error, why_not, wanted=True)
         return await store(call, hold, entry, error, why, cost, existing)
     except GeneratorExit:
         raise
@@ -53,14 +58,35 @@ def entry_of(
 ) -> Entry[Any]:
     """Return the entry to store. Its id is the token of the lease, by which waiters of that lease recognise it. An
     exception of `raises` is stored as an answer. With a ttl of 0 it is only for those that wait for it now."""
-    ttl = call.policy.ttl_of(value if error is None else error)
+    ttl, context = call.policy.ttl_of(value if error is None else error), call.context
+    if context is not None and context.ttl is not None:
+        ttl = context.ttl
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
     if error is not None:
         value = parts_of(error)
     typical, margin = early.observe(existing, cost)
     stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
-    return Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
+    entry = Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
+    if context is not None:
+        entry.etag, entry.modified = context.facts()
+    return entry
+
+
+async def not_modified(call: Call, hold: Hold, existing: Entry[Any] | None, claimed: Any, cost: float) -> Result:
+    """Fill with the stored value, which is still right: it starts a new ttl. Its cost remains that of the computation
+    that made it."""
+    claimed.__traceback__ = None  # it is never shown, and its frames refer to it
+    context: Context = claimed.context
+    if context is not call.context or existing is None:
+        raise NoComputation(f"{call.label!r} returned not_modified() of another computation, that of {context.key!r}")
+    entry = entry_of(call, existing, existing.value, None, cost)
+    entry.cost, entry.margin = existing.cost, existing.margin
+    entry.etag, entry.modified = context.etag, context.modified
+    # The stored bytes include these three.
+    if (entry.ttl, entry.etag, entry.modified) == (existing.ttl, existing.etag, existing.modified):
+        entry.same_as = existing.id
+    return await store(call, hold, entry, None, context.reason, cost, existing)
 
 
 async def store(
@@ -77,8 +103,10 @@ async def store(
         return Result(entry, error)
     if error is not None and not comes_back(entry, error, call.policy.raises):
         return await unkept(call, entry, error, f"{entry.value[0]} would lose some of its data when read back: {ARGS}")
+    if call.context is not None and not call.context.kept:
+        return await unkept(call, entry, error, "the computation called dont_keep()", wanted=True)
     if error is None and call.policy.cache_if is not None and not call.policy.cache_if(entry.value):
-        return await unkept(call, entry, error, "cache_if refused it")
+        return await unkept(call, entry, error, "cache_if refused it", wanted=True)
     at = call.resources.clock()
     try:
         trial = call.resources.trial
@@ -105,12 +133,18 @@ async def store(
 
 
 async def unkept(
-    call: Call, entry: Entry[Any], error: BaseException | None, why: str, *, strict: bool = False
+    call: Call,
+    entry: Entry[Any],
+    error: BaseException | None,
+    why: str,
+    *,
+    strict: bool = False,
+    wanted: bool = False,
 ) -> Result:
     """Give the value to this flight only, and tell other processes that it is not stored."""
     as_of = await lease_known_valid_at(call)
     await release(call, Verdict("unkept", message=why))
-    call.tell(events.Unkept, why, strict)
+    call.tell(events.Unkept, why, strict, wanted)
     return Result(entry, error, as_of=as_of)
 
 

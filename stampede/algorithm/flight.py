@@ -19,7 +19,17 @@ from stampede.runtime import forks, greenlets, process_lock
 from stampede.runtime.colour import Bell, Loop
 from stampede.runtime.watch import watch
 
-__all__ = ["SAFETY", "Computing", "Flight", "Flights", "Leader", "leave_computations", "nested"]
+__all__ = [
+    "SAFETY",
+    "Computing",
+    "Flight",
+    "Flights",
+    "Inside",
+    "Leader",
+    "innermost",
+    "leave_computations",
+    "nested",
+]  # fmt: skip
 
 _log = logging.getLogger("stampede")
 
@@ -48,6 +58,10 @@ class Leader(ABC):
     work: ref[Coroutine[Any, Any, Any]] | None = None  # the coroutine that answers the call
     may_hold_lease = False  # a claim was sent, and the lease not given back
     token = b""  # the token of that lease, from the first claim on
+
+    @abstractmethod
+    def context_of_computation(self) -> Any:
+        """Return what `stampede.current()` returns inside the computation."""
 
     @abstractmethod
     def give_back(self) -> None:
@@ -244,14 +258,40 @@ class Computing:
         _inside.set(self._before)
 
 
+class Inside:
+    """A context manager around a user's function: `innermost` returns `context` meanwhile, and no flight."""
+
+    __slots__ = ("_before", "_context", "_own")
+
+    def __init__(self, context: Any) -> None:
+        """`context` is kept until the end of the block. Its `ended` is True: it is no computation with a lease."""
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._before = _inside.get()
+        self._own = (*self._before, ref(self._context))
+        _inside.set(self._own)
+
+    def __exit__(self, *exc: object) -> None:
+        if _inside.get() is self._own:  # not in a coroutine that is destroyed: it ends in another context
+            _inside.set(self._before)
+
+
 # Weak references: tasks, timers and connections that a computation starts keep a copy of its context for as long as
 # they live, and a flight may hold an error with all its frames. The computation itself keeps its flight alive.
-_inside: ContextVar[tuple[ref[Flight], ...]] = ContextVar("stampede_inside", default=())
+_inside: ContextVar[tuple[ref[Any], ...]] = ContextVar("stampede_inside", default=())
 
 
 def _current_flights() -> list[Flight]:
     """Return the flights whose computations the caller is inside."""
     return [flight for reference in _inside.get() if (flight := reference()) is not None and not flight.ended]
+
+
+def innermost() -> Any:
+    """Return the flight whose computation the caller is inside, or the context of `Inside`. None: the caller is outside
+    of all, or inside one that has ended."""
+    inside = _inside.get()
+    return inside[-1]() if inside else None
 
 
 def nested() -> bool:

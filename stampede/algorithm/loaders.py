@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stampede.algorithm.admission import load_at_origin
 from stampede.algorithm.call import Call
+from stampede.algorithm.context import Context, EachContext, Inside, running
 from stampede.algorithm.flight import Flight
 from stampede.algorithm.patience import own_wait_left
 from stampede.model.entry import Entry
@@ -70,7 +71,9 @@ class BatchFunction:
         return one if self._colour.suspending else lambda: run_blocking(one())
 
     async def _one(self, key: str) -> Any:
-        return self._picked(await self._values([key]), key)
+        context = running()
+        assert isinstance(context, Context)
+        return self._picked(await self._values([key], [context]), key)
 
     def parts(self, wanted: list[WantedKey]) -> Iterable[list[WantedKey]]:
         """Split the keys into parts that are loaded one after the other."""
@@ -81,7 +84,9 @@ class BatchFunction:
         """Call the function for these keys, and return the outcome of each."""
         keys = [each.key for each in wanted]
         first = wanted[0]
-        work = load_at_origin(first.call, first.existing, lambda: [each.begin() for each in wanted], self._values(keys))
+        contexts = [each.call.context_of_computation() for each in wanted]
+        begin = lambda: [each.begin() for each in wanted]  # noqa: E731
+        work = load_at_origin(first.call, first.existing, begin, self._values(keys, contexts))
         answer = await _timed(first.call.resources.clock, work)
         try:
             if answer.error is not None:
@@ -90,9 +95,11 @@ class BatchFunction:
         finally:
             del answer  # its error refers to this frame
 
-    async def _values(self, keys: list[str]) -> Mapping[Any, Any]:
+    async def _values(self, keys: list[str], contexts: list[Context]) -> Mapping[Any, Any]:
         names = [self._names[key] for key in keys]
-        values = await self._colour.call(lambda: self._function([*names]))  # a copy, which the function may change
+        each = EachContext(dict(zip(names, contexts, strict=True)))
+        with Inside(each):
+            values = await self._colour.call(lambda: self._function([*names]))  # a copy, which the function may change
         return mapped(values, names)
 
     def _picked(self, values: Mapping[Any, Any], key: str) -> Any:

@@ -10,6 +10,7 @@ from stampede import events
 from stampede.algorithm.admission import drop_place, leave_origin, load_at_origin
 from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.call import Call
+from stampede.algorithm.context import Context, Inside
 from stampede.algorithm.finish import served
 from stampede.algorithm.flight import Computing, Flight, nested
 from stampede.errors import WaitTimeout
@@ -185,7 +186,7 @@ async def compute_alone(call: Call) -> Result:
 async def _compute_alone(call: Call, flight: Flight) -> Result:
     began = call.now
     try:
-        with Computing(flight):
+        with Computing(flight), Inside(Context(call.label)):
             try:
                 value = await load_at_origin(call, None, lambda: None, call.resources.colour.call(call.origin))
             except GeneratorExit:

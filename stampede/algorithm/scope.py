@@ -127,6 +127,10 @@ class ScopeSide(Stored):
     def claims(self) -> Claims:
         return self.resources.port
 
+    @property
+    def blocking(self) -> ScopeSide:
+        return self.scope.side(BLOCKING)
+
     def _resources(self, scope: Scope, claims: Claims, look: Look | None) -> Resources:
         core = self.core
         return Resources(

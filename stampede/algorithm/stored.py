@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +15,7 @@ from stampede.algorithm.generations import Generations
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.entry import Entry, new_id
 from stampede.model.ports import Asked, Changes, Lists, Shown, Side, Store
-from stampede.runtime.colour import Colour, lasting, settled
+from stampede.runtime.colour import Colour, lasting, run_blocking, settled
 from stampede.settings.options import Policy
 
 __all__ = ["STAY", "Page", "Stored"]
@@ -31,6 +31,10 @@ TRIES = 1000
 """How many times a value is made again because another writer was faster."""
 
 
+Again: TypeAlias = "Callable[[Stored], Coroutine[Any, Any, object]]"
+"""Makes an invalidation once more, for callers that block."""
+
+
 class Stored:
     """The verbs of one function's part of a cache that compute nothing, for callers of one colour."""
 
@@ -42,6 +46,11 @@ class Stored:
     store: Store
     called: str  # the name that its events show
     _coded: EncodedStore | None  # of the blocking side, for both colours
+
+    @property
+    def blocking(self) -> Stored:
+        """The same verbs for callers that block."""
+        raise NotImplementedError
 
     @property
     def prefix(self) -> str:
@@ -189,19 +198,40 @@ class Stored:
         current_prefix, _ = await self.learn_surely()
         return self.resources.softened((await self.open_store().get([current_prefix + key]))[0])
 
-    async def expire(self, key: str) -> bool:
-        return bool(await self._change(key, "expire"))
+    async def expire(self, key: str, on_error: str | None = None) -> bool:
+        return bool(await self.expire_many([key], on_error))
 
-    async def invalidate(self, key: str) -> bool:
-        return bool(await self._change(key, "invalidate"))
+    async def invalidate(self, key: str, on_error: str | None = None) -> bool:
+        return bool(await self.invalidate_many([key], on_error))
 
-    async def invalidate_many(self, keys: Iterable[str]) -> int:
+    async def invalidate_many(self, keys: Iterable[str], on_error: str | None = None) -> int:
         """Return how many keys had a value. This takes one round trip if the engine can."""
-        return sum(map(bool, await self._change_many("invalidate", dict.fromkeys(keys, ()))))
+        return await self._end_many("invalidate", list(keys), on_error)
 
-    async def expire_many(self, keys: Iterable[str]) -> int:
+    async def expire_many(self, keys: Iterable[str], on_error: str | None = None) -> int:
         """Return how many keys had a fresh value. This takes one round trip if the engine can."""
-        return sum(map(bool, await self._change_many("expire", dict.fromkeys(keys, ()))))
+        return await self._end_many("expire", list(keys), on_error)
+
+    async def _end_many(self, verb: str, keys: Sequence[str], on_error: str | None) -> int:
+        _check(on_error)
+        try:
+            return sum(map(bool, await self._change_many(verb, dict.fromkeys(keys, ()))))
+        except EngineError as error:
+            postponed = [self._postpones(verb, key, _again(verb, key), error, on_error) for key in keys]
+            if not all(postponed):
+                raise
+            return 0
+
+    def _postpones(self, verb: str, key: str, again: Again, error: EngineError, on_error: str | None) -> bool:
+        """Have an invalidation repeated, if `on_error` says so. Return whether it will be."""
+        later = self.core.later if on_error is None else on_error == "later"
+        if not later or isinstance(error, EngineClosed):
+            return False
+        blocking = self.blocking
+        if not self.core.postponed.add((self.called, verb, key), lambda: run_blocking(again(blocking))):
+            return False
+        self.core.note(events.Postponed, self.called, key, verb, error)
+        return True
 
     async def _change(self, key: str, verb: str, *args: Any) -> Any:
         (done,) = await self._change_many(verb, {key: args})
@@ -280,41 +310,62 @@ class Stored:
         finally:
             del done  # an error inside it refers to this frame
 
-    async def bump(self) -> None:
+    async def bump(self, on_error: str | None = None) -> None:
         """Begin a new generation of this scope, so that everything older is gone."""
         before = self.generations.at_hand()
         forget = partial(self.core.forget_all, f"{before}{self.generations.name}:", self.generations.name)
-        await self._change_all(lambda: self.open_store().bump(self.generations.name), forget, "invalidate_all")
+        change = lambda side: side.open_store().bump(self.generations.name)  # noqa: E731
+        await self._change_all(change, forget, "invalidate_all", on_error)
 
-    async def expire_all(self, scope: str | None = None) -> None:
+    async def expire_all(self, scope: str | None = None, on_error: str | None = None) -> None:
         """Make everything stored for this scope stale, or for another scope (the namespace)."""
-        port = self._engine_side.softens
-        if port is None:
+        if self._engine_side.softens is None:
             scheme = self.core.engine.scheme
             raise OptionError(f"{scheme}:// cannot expire all keys at once: expire them one by one")
         forget = partial(self.core.soften_all, self.called if scope is None else None)
-        await self._change_all(
-            lambda: port.soften(self.generations.name if scope is None else scope), forget, "expire_all", scope
-        )
+        name = self.generations.name if scope is None else scope
+        change = lambda side: side._engine_side.softens.soften(name)  # noqa: E731
+        await self._change_all(change, forget, "expire_all", on_error, scope)
 
-    async def clear(self) -> None:
+    async def clear(self, on_error: str | None = None) -> None:
         """Begin a new generation of the whole namespace."""
-        bump = lambda: self.open_store().bump(self.generations.namespace)  # noqa: E731
-        await self._change_all(bump, self.core.forget_all, "clear", self.generations.namespace)
+        namespace = self.generations.namespace
+        change = lambda side: side.open_store().bump(namespace)  # noqa: E731
+        await self._change_all(change, self.core.forget_all, "clear", on_error, namespace)
 
     async def _change_all(
         self,
-        change: Callable[[], Awaitable[None]],
+        change: Again,
         forget: Callable[[], object],
         verb: str,
+        on_error: str | None,
         scope: str | None = None,
     ) -> None:
         """Make the change, and forget what this process has, whether or not the change succeeded."""
+        _check(on_error)
+        try:
+            await self._change_once(change, forget, verb, scope)
+        except EngineError as error:
+            again = lambda side: side._change_once(change, forget, verb, scope)  # noqa: E731
+            if not self._postpones(verb, "", again, error, on_error):
+                raise
+        else:
+            await self.learn()
+
+    async def _change_once(self, change: Again, forget: Callable[[], object], verb: str, scope: str | None) -> None:
         was_down = self.core.is_down()
         try:
-            await change()
+            await change(self)
             self.core.answered(was_down)
         finally:
             forget()
             self.core.note(events.Invalidated, self.called if scope is None else scope, "", verb)
-        await self.learn()
+
+
+def _again(verb: str, key: str) -> Again:
+    return lambda side: side._change_many(verb, {key: ()})
+
+
+def _check(on_error: str | None) -> None:
+    if on_error not in (None, "raise", "later"):
+        raise OptionError(f"on_error is {on_error!r}: give 'raise' or 'later'")

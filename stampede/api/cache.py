@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from stampede import events
 from stampede.algorithm.batch import value_of_each
+from stampede.algorithm.context import Context, EachContext, Inside
 from stampede.algorithm.core import Core
 from stampede.algorithm.loaders import BatchFunction
 from stampede.algorithm.scope import Scope, ScopeSide
@@ -25,6 +26,7 @@ from stampede.api.typing import (
     CacheOptions,
     LimitOptions,
     LockOptions,
+    OnError,
     Options,
     Origins,
     PolicyOptions,
@@ -137,6 +139,7 @@ class Cache:
             self._outage(settings),
             partial(self.counters.note, self.observers.emit),
             caps.Origins(settings.origins, self.engine),
+            later=settings.on_error == "later",
         )
         self.trusted = tuple(_imported(name) for name in settings.trust)  # classes and modules
         root = self.scope(quoted(self.namespace), self.policy)
@@ -237,7 +240,8 @@ class Cache:
         """Return the value of a key that is not at hand, or that a `refreshing` or `bypassed` block may concern."""
         block = current_block(lambda: self)
         if block is not None and block.bypass:
-            return await root.colour.call(function)
+            with Inside(Context(key)):
+                return await root.colour.call(function)
         found = self._at_hand(key, options, block) if overrides.active else None
         if found is not None:
             return found.value
@@ -369,31 +373,32 @@ class Cache:
     async def _status(self, root: ScopeSide, key: str) -> Status[Any]:
         return replace(await status(root, self._key(key)), key=key)
 
-    def expire(self, key: str) -> bool:
+    def expire(self, key: str, *, on_error: OnError | None = None) -> bool:
         """Mark the value as stale: it is served while one caller computes. Return whether it was fresh.
 
         >>> cache.set("k", 1, stale=60)
         >>> cache.expire("k"), cache.get("k"), cache.peek("k").value
         (True, None, 1)
         """
-        return run_blocking(self._root.expire(self._key(key)))
+        return run_blocking(self._root.expire(self._key(key), on_error))
 
-    async def aexpire(self, key: str) -> bool:
-        return await self._aroot.expire(self._key(key))
+    async def aexpire(self, key: str, *, on_error: OnError | None = None) -> bool:
+        return await self._aroot.expire(self._key(key), on_error)
 
-    def invalidate(self, key: str) -> bool:
+    def invalidate(self, key: str, *, on_error: OnError | None = None) -> bool:
         """Remove the value; a computation under way will not be stored. Return whether there was a value.
 
-        EngineError: the engine can't be reached, so the value may still be there.
+        EngineError: the engine can't be reached, so the value may still be there. With `on_error="later"`, this process
+        repeats the invalidation until the engine has made it; it is lost if the process ends first.
 
         >>> cache.set("k", 1)
         >>> cache.invalidate("k"), cache.invalidate("k")
         (True, False)
         """
-        return run_blocking(self._root.invalidate(self._key(key)))
+        return run_blocking(self._root.invalidate(self._key(key), on_error))
 
-    async def ainvalidate(self, key: str) -> bool:
-        return await self._aroot.invalidate(self._key(key))
+    async def ainvalidate(self, key: str, *, on_error: OnError | None = None) -> bool:
+        return await self._aroot.invalidate(self._key(key), on_error)
 
     # -- many keys ------------------------------------------------------------------------------------------------
 
@@ -425,7 +430,9 @@ class Cache:
     ) -> dict[str, Any]:
         block = current_block(lambda: self)
         if block is not None and block.bypass:
-            return dict(await root.colour.call(lambda: function(list(keys))))
+            names = list(keys)
+            with Inside(EachContext({key: Context(key) for key in names})):
+                return dict(await root.colour.call(lambda: function(names)))
         policy = self.policy.with_options(**options)
         wanted = {self._key(key): key for key in keys}
         found = await value_of_each(root, wanted, BatchFunction(root.colour, function, wanted), policy, block)
@@ -459,29 +466,31 @@ class Cache:
         keyed = {self._key(key): value for key, value in values.items()}
         await root.put_many(keyed, self.policy.with_options(**options))
 
-    def invalidate_many(self, keys: Iterable[str]) -> int:
+    def invalidate_many(self, keys: Iterable[str], *, on_error: OnError | None = None) -> int:
         """Invalidate all these keys, in one round trip if the engine can. Return how many had a value.
 
         >>> cache.set_many({"tea": 3, "coffee": 6})
         >>> cache.invalidate_many(["tea", "coffee", "milk"])
         2
         """
-        return run_blocking(self._root.invalidate_many([self._key(key) for key in keys]))
+        wanted = [self._key(key) for key in keys]
+        return run_blocking(self._root.invalidate_many(wanted, on_error))
 
-    async def ainvalidate_many(self, keys: Iterable[str]) -> int:
-        return await self._aroot.invalidate_many([self._key(key) for key in keys])
+    async def ainvalidate_many(self, keys: Iterable[str], *, on_error: OnError | None = None) -> int:
+        return await self._aroot.invalidate_many([self._key(key) for key in keys], on_error)
 
-    def expire_many(self, keys: Iterable[str]) -> int:
+    def expire_many(self, keys: Iterable[str], *, on_error: OnError | None = None) -> int:
         """Expire all these keys, in one round trip if the engine can. Return how many were fresh.
 
         >>> cache.set_many({"user:1": "bob", "user:2": "eve"})
         >>> cache.expire_many(cache.keys("user:"))
         2
         """
-        return run_blocking(self._root.expire_many([self._key(key) for key in keys]))
+        wanted = [self._key(key) for key in keys]
+        return run_blocking(self._root.expire_many(wanted, on_error))
 
-    async def aexpire_many(self, keys: Iterable[str]) -> int:
-        return await self._aroot.expire_many([self._key(key) for key in keys])
+    async def aexpire_many(self, keys: Iterable[str], *, on_error: OnError | None = None) -> int:
+        return await self._aroot.expire_many([self._key(key) for key in keys], on_error)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the stored keys, fresh or stale, that begin with `prefix`. They are read page by page.
@@ -543,29 +552,29 @@ class Cache:
 
     # -- all of it ------------------------------------------------------------------------------------------------
 
-    def clear(self) -> None:
+    def clear(self, *, on_error: OnError | None = None) -> None:
         """Remove everything of this namespace, in every process.
 
         >>> cache.set("k", 1)
         >>> cache.clear()
         >>> cache.get("k")
         """
-        run_blocking(self._root.clear())
+        run_blocking(self._root.clear(on_error))
 
-    async def aclear(self) -> None:
-        await self._aroot.clear()
+    async def aclear(self, *, on_error: OnError | None = None) -> None:
+        await self._aroot.clear(on_error)
 
-    def expire_all(self) -> None:
+    def expire_all(self, *, on_error: OnError | None = None) -> None:
         """Mark everything of this namespace as stale, in every process. It is served while one caller computes.
 
         >>> cache.set("greeting", "hello", stale=60)
         >>> cache.expire_all()
         >>> cache.get("greeting")
         """
-        run_blocking(self._root.expire_all(quoted(self.namespace)))
+        run_blocking(self._root.expire_all(quoted(self.namespace), on_error))
 
-    async def aexpire_all(self) -> None:
-        await self._aroot.expire_all(quoted(self.namespace))
+    async def aexpire_all(self, *, on_error: OnError | None = None) -> None:
+        await self._aroot.expire_all(quoted(self.namespace), on_error)
 
     def stats(self) -> Stats:
         """Return counts of this process, since the cache was made.
@@ -671,6 +680,11 @@ class Cache:
     def shared(self) -> bool:
         """Whether other processes see the same values."""
         return self.engine.shared
+
+    @property
+    def postponed(self) -> int:
+        """The number of invalidations that the engine has not made yet, and that are repeated (`on_error="later"`)."""
+        return len(self._core.postponed)
 
     @property
     def down(self) -> bool:

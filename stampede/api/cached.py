@@ -10,11 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from stampede.algorithm.context import Context, Inside
 from stampede.algorithm.scope import ScopeSide
 from stampede.api.binding import Binding, Home
 from stampede.api.many_calls import value_by_key
 from stampede.api.overrides import Block, current_block, overrides
 from stampede.api.status import status
+from stampede.api.typing import OnError
 from stampede.errors import EngineClosed, EngineError, KeyingError, OptionError
 from stampede.local_tier.residents import Resident
 from stampede.model.entry import Entry
@@ -97,7 +99,8 @@ class Cached(Binding):
         if overrides.active:
             block = current_block(lambda: self.home)
             if block is not None and block.bypass:
-                return self.function(*args, **kwargs)
+                with Inside(Context(self.function.__qualname__)):
+                    return self.function(*args, **kwargs)
         closed = scope = None
         while True:
             try:
@@ -118,7 +121,8 @@ class Cached(Binding):
         if overrides.active:
             block = current_block(lambda: self.home)
             if block is not None and block.bypass:
-                return await self.function(*args, **kwargs)
+                with Inside(Context(self.function.__qualname__)):
+                    return await self.function(*args, **kwargs)
         closed = scope = None
         while True:
             try:
@@ -268,7 +272,8 @@ class Cached(Binding):
         >>> price.expire("tea"), price.expire("coffee")
         (True, False)
         """
-        return self._run(self.scope.expire(self.key(*args, **kwargs)))
+        on_error = self._pop_on_error(kwargs)
+        return self._run(self.scope.expire(self.key(*args, **kwargs), on_error))
 
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
         """Remove the value for these arguments; a computation under way won't be stored. Return whether there was one.
@@ -276,6 +281,9 @@ class Cached(Binding):
         `via=on_commit` postpones this: the hook receives a function that invalidates when it is called. After a commit
         it is too late to fail, so this function logs an EngineError instead of raising it. For an async function, in
         a running event loop, it returns a task and does not block.
+
+        `on_error="later"`: if the engine cannot be reached, this process repeats the invalidation until the engine has
+        made it, instead of raising EngineError. It is lost if the process ends first.
 
         >>> @cached
         ... def price(item: str) -> int:
@@ -288,23 +296,30 @@ class Cached(Binding):
         >>> price.invalidate("tea", via=hooks.append)  # or via=transaction.on_commit
         """
         via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
+        on_error = self._pop_on_error(kwargs)
         key = self.key(*args, **kwargs)
         if via is None:
-            return self._run(self.scope.invalidate(key))
-        via(functools.partial(self._invalidate_later, key))
+            return self._run(self.scope.invalidate(key, on_error))
+        via(functools.partial(self._invalidate_later, key, on_error))
         return self._run(_nothing())
 
-    def _invalidate_later(self, key: str) -> asyncio.Task[None] | None:
+    def _pop_on_error(self, kwargs: dict[str, Any]) -> str | None:
+        """Take `on_error=` out of the arguments, unless it is an argument of the function."""
+        given = kwargs.get("on_error")
+        mine = "on_error" not in self.parameters.names and (given in ("raise", "later") or not self.parameters.open)
+        return kwargs.pop("on_error", None) if mine else None
+
+    def _invalidate_later(self, key: str, on_error: str | None) -> asyncio.Task[None] | None:
         """Invalidate after a commit. Log a failure instead of raising it, so that the caller's next hooks run, too."""
         scope, complain = self.scope.scope, functools.partial(_not_invalidated, key)
-        work = lambda colour: scope.side(colour).invalidate(key)  # noqa: E731
+        work = lambda colour: scope.side(colour).invalidate(key, on_error)  # noqa: E731
         return after_commit(work, complain, suspending=self.suspending, expected=EngineError)
 
     def _takes_hook(self, via: object) -> bool:
         """Return whether `via=` is meant for the verb, and not an argument of the function."""
         return "via" not in self.parameters.names and (callable(via) or not self.parameters.open)
 
-    def invalidate_all(self) -> Any:
+    def invalidate_all(self, *, on_error: OnError | None = None) -> Any:
         """Remove every value of this function, in every process.
 
         >>> @cached
@@ -316,9 +331,9 @@ class Cached(Binding):
         >>> price.peek("tea")
         """
         self._check_all("invalidate", "clear")
-        return self._run(self.scope.bump())
+        return self._run(self.scope.bump(on_error))
 
-    def expire_all(self) -> Any:
+    def expire_all(self, *, on_error: OnError | None = None) -> Any:
         """Mark all values of this function as stale, in every process. They are served while one caller computes.
 
         >>> @cached(stale=60)
@@ -331,7 +346,7 @@ class Cached(Binding):
         True
         """
         self._check_all("expire", "expire_all")
-        return self._run(self.scope.expire_all())
+        return self._run(self.scope.expire_all(on_error=on_error))
 
     def _check_all(self, verb: str, all_of_it: str) -> None:
         """Raise OptionError if the function's keys can't be told from others, as it has a key=."""
@@ -373,7 +388,8 @@ class Cached(Binding):
     async def _many(self, calls: list[Arguments], workers: int) -> list[Any]:
         block = current_block(lambda: self.home)
         if block is not None and block.bypass:
-            return [await self.colour.call(call.of(self.function)) for call in calls]
+            with Inside(Context(self.function.__qualname__)):
+                return [await self.colour.call(call.of(self.function)) for call in calls]
         return await self.in_open_cache(lambda scope: self._all_of(scope, calls, workers, block))
 
     async def in_open_cache(self, ask: Callable[[ScopeSide], Awaitable[T]]) -> T:

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from stampede.algorithm.batch import value_of_each
+from stampede.algorithm.context import Context, EachContext, Inside, as_one_of_many
 from stampede.algorithm.loaders import BatchFunction, mapped
 from stampede.algorithm.scope import ScopeSide
 from stampede.api.binding import Home
@@ -96,7 +97,8 @@ class CachedMany:
         size = self._chunk or len(ids) or 1
         for start in range(0, len(ids), size):
             chunk = ids[start : start + size]  # passed on as a copy, which the function may change
-            given = mapped(await self.one.colour.call(call([*chunk]).of(self.function)), chunk)
+            with Inside(EachContext({id: Context(repr(id)) for id in chunk})):
+                given = mapped(await self.one.colour.call(call([*chunk]).of(self.function)), chunk)
             values |= {id: given[id] for id in chunk if id in given}
         return values
 
@@ -278,11 +280,13 @@ def _of_one(many: Callable[..., Any], position: _Position, missing: type[Excepti
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
         id, call = prepared(args, kwargs)
-        return value_of_id(call(), id)
+        with as_one_of_many(id):
+            return value_of_id(call(), id)
 
     async def suspending(*args: Any, **kwargs: Any) -> Any:
         id, call = prepared(args, kwargs)
-        return value_of_id(await call(), id)
+        with as_one_of_many(id):
+            return value_of_id(await call(), id)
 
     return suspending if inspect.iscoroutinefunction(many) else blocking
 

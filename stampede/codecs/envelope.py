@@ -2,7 +2,7 @@
 
     offset  size
        0     2   magic, b"SG"
-       2     1   version of this layout: 1, or 2 if signed
+       2     1   version of this layout: 1, or 2 if signed; with notes 3, or 4 if signed
        3     1   codec: 1 sealed, 2 msgpack, 3 json, 4 pickle, 5 a user's own
        4     1   flags: 1 the value is a raised exception, 2 the body is compressed, 4 signed
        5     3   zero
@@ -22,6 +22,12 @@ and if it is signed
       72    32   HMAC-SHA-256 of key, header, this time, and body
      104         body
 
+With notes, the body begins with 11 bytes, and then has the etag and the value's own body:
+
+       0     8   modified: seconds since 1970; NaN: none
+       8     2   bytes of the etag; 65535: none
+      10     1   zero
+
 The key is part of the seal, so an entry is valid only for its own key, and in its own generation. What the engine adds
 to an entry is not signed: it can make an entry end sooner, but never later (see `algorithm/encoded.py`)."""
 
@@ -31,7 +37,8 @@ import hmac
 import time
 import zlib
 from collections.abc import Sequence
-from math import isnan
+from datetime import UTC, datetime
+from math import isnan, nan
 from struct import Struct
 from typing import Any, Protocol
 from zlib import crc32
@@ -41,6 +48,7 @@ from stampede.model.entry import Entry
 
 HEADER = Struct(">2sBBB3x8sdddddQ")
 MAGIC, VERSION, SIGNED_VERSION = b"SG", 1, 2
+NOTED = 2  # added to the version of an entry with notes, which older releases must not read as its value
 RAISED, COMPRESSED, SIGNED = 1, 2, 4
 INFLATED = 1 << 28  # the most bytes of an inflated body, if there is no max_bytes
 
@@ -52,7 +60,8 @@ entry has left. They only limit how long an old entry is accepted that an attack
 
 _clock = time.time
 
-_CRC, _WRITTEN = Struct(">I"), Struct(">d")
+_CRC, _WRITTEN, _NOTES = Struct(">I"), Struct(">d"), Struct(">dHx")
+_NO_ETAG = 0xFFFF
 _SIZE = HEADER.size
 _SEALED = Struct(HEADER.format + "I").unpack_from  # with the checksum, where that is the seal
 _LEAST = HEADER.size + _CRC.size
@@ -93,6 +102,10 @@ class Codec:
         self._start = self._head + (32 if keys else _CRC.size)  # where the body starts
         self._expected = MAGIC, self._version, body.number, self._signed, body.fingerprint
 
+    @property
+    def signed(self) -> bool:
+        return bool(self._signed)
+
     def encode(self, key: str, entry: Entry[Any]) -> bytes:
         """Return the entry's bytes, valid for this key. CodecError: it can't be stored. TooLarge: it is too large."""
         try:
@@ -112,7 +125,8 @@ class Codec:
                 raise CodecError("the entry is cut short, or its first bytes are damaged")
             magic, version, codec, flags, id, cost, margin, ttl, fresh, keep, fingerprint, crc = _SEALED(blob)
             # One test of all durations: a sum with a NaN in it is a NaN.
-            if (magic, version, codec, flags & SIGNED, fingerprint) != self._expected or isnan(
+            noted = version > SIGNED_VERSION
+            if (magic, version - NOTED * noted, codec, flags & SIGNED, fingerprint) != self._expected or isnan(
                 cost + margin + ttl + fresh + keep
             ):
                 self._complain(key, blob)
@@ -131,13 +145,16 @@ class Codec:
                 fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
                 if keep <= 0:
                     raise CodecError("the entry has expired: it was put back, or the machines' clocks differ")
+            etag = modified = None
+            if noted:
+                etag, modified, body = _without_notes(body)
             if flags & COMPRESSED:
                 body = self._inflate(body)
             raised = flags & RAISED != 0
             value = self._body.load(body, raised)
             if raised:
                 _check_raised(value)
-            return Entry(value, id, cost, margin, ttl, fresh, keep, raised)
+            return Entry(value, id, cost, margin, ttl, fresh, keep, raised, etag, modified)
         except CodecError:
             raise
         except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
@@ -153,8 +170,12 @@ class Codec:
         if self._compress is not None and self._compress <= len(body) <= INFLATED:
             body = zlib.compress(body, 1)
             flags |= COMPRESSED
+        version = self._version
+        if entry.etag is not None or entry.modified is not None:
+            version += NOTED
+            body = _notes_of(entry) + body
         head = HEADER.pack(
-            MAGIC, self._version, self._body.number, flags,
+            MAGIC, version, self._body.number, flags,
             entry.id, entry.cost, entry.margin, entry.ttl, entry.fresh, entry.keep, self._body.fingerprint,
         )  # fmt: skip
         if not self._keys:
@@ -165,7 +186,7 @@ class Codec:
     def _complain(self, key: str, blob: bytes) -> None:
         """Raise a CodecError that says what is wrong with the header."""
         magic, version, codec, flags, *_, ttl, _, _, fingerprint = HEADER.unpack_from(blob)
-        if magic != MAGIC or version not in (VERSION, SIGNED_VERSION):
+        if magic != MAGIC or not VERSION <= version <= SIGNED_VERSION + NOTED:
             raise CodecError("the bytes are not an entry of stampede, or of a version that is unknown here")
         if flags & SIGNED != self._signed:
             raise CodecError(
@@ -193,6 +214,20 @@ class Codec:
         if not inflater.eof or inflater.unused_data:
             raise CodecError("the compressed body is cut short, or followed by other bytes")
         return memoryview(inflated)
+
+
+def _notes_of(entry: Entry[Any]) -> bytes:
+    etag = None if entry.etag is None else entry.etag.encode("utf-8", "surrogatepass")
+    modified = nan if entry.modified is None else entry.modified.timestamp()
+    return _NOTES.pack(modified, _NO_ETAG if etag is None else len(etag)) + (etag or b"")
+
+
+def _without_notes(body: bytes | memoryview) -> tuple[str | None, datetime | None, bytes | memoryview]:
+    """Return the etag, the moment of the last change, and the rest of the body."""
+    since, size = _NOTES.unpack_from(body)
+    end = _NOTES.size + (0 if size == _NO_ETAG else size)
+    etag = None if size == _NO_ETAG else bytes(body[_NOTES.size : end]).decode("utf-8", "surrogatepass")
+    return etag, None if isnan(since) else datetime.fromtimestamp(since, UTC), body[end:]
 
 
 def _check_raised(value: Any) -> None:

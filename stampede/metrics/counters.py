@@ -36,6 +36,7 @@ class Stats:
     invalidated: int = 0  # calls of invalidate, expire, set, invalidate_all, clear
     engine_downs: int = 0  # outages of the cache's engine, also in the counts of a function
     untold: int = 0  # servers that do not announce changes as they should
+    postponed: int = 0  # invalidations that the engine could not make at first
     waited_within: Mapping[float, int] = field(default_factory=dict)  # waits, by the upper end of the bucket in seconds
     cost_within: Mapping[float, int] = field(default_factory=dict)  # computations, by the upper end of the bucket
     engine_down_seconds: float = 0.0  # for which the engine was down, including the current outage
@@ -161,6 +162,7 @@ _ADD: dict[type[events.Event], str | Callable[..., None]] = {
     events.EngineDown: "engine_downs",
     events.EngineUp: _up,
     events.Untold: "untold",
+    events.Postponed: "postponed",
 }
 """How each event is counted: 1 is added to the field of that name, or the function is called."""
 

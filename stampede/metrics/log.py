@@ -20,6 +20,10 @@ DAILY = frozenset({events.Found, events.Waited, events.Served, events.Computed, 
 """Events of the daily work. They are logged at DEBUG only."""
 
 
+_MANY = (events.BadBytes, events.Failed, events.LeaseLost, events.Postponed, events.Unkept)
+"""Events that may come by the thousand. Above DEBUG, one in ten seconds is logged."""
+
+
 def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named: bool = False) -> None:
     """Log an event to the logger `stampede`: at WARNING what needs an operator, at DEBUG the daily work.
 
@@ -27,7 +31,7 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
     `functools.partial(log_events, keys=False)`: lines then contain only the function and the error's type. `cache` is
     the name of the event's cache. With `named`, each line contains it."""
     level = _level(event)
-    floods = level > DEBUG and isinstance(event, (events.BadBytes, events.Failed, events.LeaseLost, events.Unkept))
+    floods = level > DEBUG and isinstance(event, _MANY)
     if floods and not _is_due(event, cache):
         level, floods = DEBUG, False
     if log.isEnabledFor(level):
@@ -43,15 +47,15 @@ def log_events(event: events.Event, *, keys: bool = True, cache: str = "", named
 
 def _level(event: events.Event) -> int:
     match event:
-        case events.Unkept(why=why):
-            return DEBUG if why.startswith(("cache_if", "ttl")) else ERROR  # with these options the user wants it
+        case events.Unkept(wanted=wanted):
+            return DEBUG if wanted else ERROR
         case events.LeaseLost(invalidated=True):
             return DEBUG  # as it should be
         case events.Failed(error=RecursionError()):  # raised in all calls that are under way, at once
             return WARNING if _has_room(LINE) else DEBUG
         case events.Failed() | events.LeaseLost() | events.BadBytes():
             return WARNING
-        case events.EngineDown() | events.EngineUp() | events.Untold():
+        case events.EngineDown() | events.EngineUp() | events.Untold() | events.Postponed():
             return WARNING
         case _:
             return DEBUG
@@ -125,6 +129,9 @@ def _line(event: events.Event, what: str, *, keys: bool) -> tuple[object, ...]:
             return "the stored entry of %s was refused, and its value is computed again: %s", what, event.why
         case events.Invalidated():
             return "%s: %s", event.verb, what
+        case events.Postponed():
+            text = "%s of %s could not be made, and is repeated until it can: %s"
+            return text, event.verb, what, _error(event.error, keys)
         case events.EngineDown():
             now = "and calls raise it" if event.strict else "calls go on without it"
             return "%s %s, %s: %s", event.engine, _state(event.error), now, _error(event.error, keys)

@@ -59,12 +59,14 @@ COST = _metric("computation_seconds", "Durations of computations, also of those 
 WAIT = _metric("wait_seconds", "Durations of waits for a computation of another caller.", *_F)
 STALE = _metric("stale_served_total", "Values that were served stale or due, by reason.", *_F, "why")
 INVALIDATED = _metric("invalidations_total", "Calls in this process that invalidate, expire or set.", *_F)
+POSTPONED = _metric("invalidations_postponed_total", "Invalidations that the engine could not make at first.", *_F)
 LOST = _metric("leases_lost_total", "Leases that ended before their computations.", *_F)
 UNKEPT = _metric("unkept_values_total", "Values that could not be stored.", *_F)
 BAD = _metric("bad_entries_total", "Entries that the codec refused to read.", *_F)
 UP = _metric("engine_up", "1 if the engine answers and accepts values, otherwise 0.", *_E)
 OUTAGES = _metric("engine_outages_total", "Outages of the engine.", *_E)
 DOWN = _metric("engine_down_seconds_total", "Seconds for which the engine was down.", *_E)
+WAITING = _metric("invalidations_waiting", "Postponed invalidations that the engine has not made yet.", *_E)
 UNTOLD = _metric("engine_untold_total", "Servers that do not announce changes to this process.", *_E)
 LOCK = _metric("lock_wait_seconds", "Durations of waits for a lock.", "engine", "outcome")
 LOCKS_HELD = _metric("locks_held", "Locks, and places in bulkheads, that this process holds.", "engine")
@@ -90,6 +92,7 @@ def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[
         yield REQUESTS, (*name, "origin", "failed"), stats.failed
         yield SAVED, name, stats.saved_seconds
         yield INVALIDATED, name, stats.invalidated
+        yield POSTPONED, name, stats.postponed
         yield LOST, name, stats.lease_lost
         yield UNKEPT, name, stats.unkept
         yield BAD, name, stats.bad_bytes
@@ -105,6 +108,7 @@ def _values(cache: Any) -> Iterator[tuple[Metric, tuple[str, ...], float | dict[
             yield OUTAGES, engine, stats.engine_downs
             yield DOWN, engine, stats.engine_down_seconds
             yield UNTOLD, engine, stats.untold
+            yield WAITING, engine, cache.postponed
 
 
 # -- metrics that belong to no cache, counted when something happens ----------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from math import inf
 from typing import Generic, TypeVar
 
@@ -42,6 +43,10 @@ class Entry(Generic[T]):
     fresh: float = inf  # seconds of freshness that are left; stale if zero or less
     keep: float = inf  # seconds until it is gone; never less than `fresh`
     raised: bool = False  # `value` stands for an exception of `raises`: the class's name, arguments, attributes
+    etag: str | None = None  # the version of the value, as the origin names it (`current().etag`)
+    modified: datetime | None = None  # when the origin last changed the value (`current().modified`)
+    # The id of a stored entry with the same bytes: an engine may leave them where they are, and write the rest.
+    same_as: bytes | None = field(default=None, repr=False, compare=False)
 
     def holding(self, value: S) -> Entry[S]:
         """Return a copy of the entry with another value.
@@ -50,7 +55,8 @@ class Entry(Generic[T]):
         >>> cache.peek("k").holding("one").value
         'one'
         """
-        return Entry(value, self.id, self.cost, self.margin, self.ttl, self.fresh, self.keep, self.raised)
+        known = self.cost, self.margin, self.ttl, self.fresh, self.keep, self.raised, self.etag, self.modified
+        return Entry(value, self.id, *known)
 
 
 UNREADABLE = Entry(b"", b"", fresh=-86400.0, keep=1.0)

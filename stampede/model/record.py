@@ -149,7 +149,8 @@ def left(kept: Keeps, now: float) -> Entry[Any]:
     """Return the entry with the seconds that it is still fresh and still stored."""
     entry = kept.entry
     return Entry(
-        entry.value, entry.id, entry.cost, entry.margin, entry.ttl, kept.fresh - now, kept.keep - now, entry.raised
+        entry.value, entry.id, entry.cost, entry.margin, entry.ttl, kept.fresh - now, kept.keep - now, entry.raised,
+        entry.etag, entry.modified,
     )  # fmt: skip
 
 

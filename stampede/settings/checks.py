@@ -227,6 +227,7 @@ CACHE: dict[str, Check] = {
     "compress": _compress,
     "max_bytes": _size,
     "on_engine_error": _one_of("local", "raise"),
+    "on_error": _one_of("raise", "later"),
     **POLICY,
 }
 _LOCAL: dict[str, Check] = {"entries": _count, "ttl": _local_ttl}

@@ -40,6 +40,7 @@ class CacheSettings:
     compress: int | None = None  # larger bodies, in bytes, are compressed
     max_bytes: int | None = None
     on_engine_error: Literal["local", "raise"] = "local"
+    on_error: Literal["raise", "later"] = "raise"  # of an invalidation that the engine could not make
     policy: Policy = DEFAULT
     origins: Mapping[str, OriginSettings] = field(default_factory=dict)  # all origins of the settings
     name: str = field(default="", compare=False)  # the cache's name in the settings
@@ -50,7 +51,8 @@ class CacheSettings:
             f"CacheSettings(url={safe_url(self.url)!r}, locks={locks!r}, local={self.local!r}, "
             f"namespace={self.namespace!r}, codec={self.codec!r}, trust={self.trust!r}, "
             f"signing_key=<{len(self.signing_key)} of them>, compress={self.compress!r}, "
-            f"max_bytes={self.max_bytes!r}, on_engine_error={self.on_engine_error!r}, policy={self.policy!r})"
+            f"max_bytes={self.max_bytes!r}, on_engine_error={self.on_engine_error!r}, on_error={self.on_error!r}, "
+            f"policy={self.policy!r})"
         )
 
 

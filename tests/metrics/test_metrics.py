@@ -34,6 +34,7 @@ DAY: list[events.Event] = [
     events.Unkept("f", "f(1)", "12 MB is more than max_bytes"),
     events.BadBytes("f", "f(1)", "truncated"),
     events.Invalidated("f", "f(1)", "invalidate"),
+    events.Postponed("f", "f(1)", "invalidate", EngineError("no connection")),
     events.Untold("", "", "redis://x", "ERR syntax error"),
     events.EngineDown("", "", "disk:///x", DOWN),
     events.EngineUp("", "", "disk:///x", 3.0),
@@ -71,6 +72,7 @@ def test_counts_by_scope() -> None:
         unkept=1,
         bad_bytes=1,
         invalidated=1,
+        postponed=1,
         waited_within={0.25: 2},
         cost_within={0.25: 2, 0.5: 1},
     )
@@ -248,6 +250,12 @@ def test_log_lines(log: pytest.LogCaptureFixture) -> None:
         ("stampede", "WARNING", "the stored entry of 'f(1)' was refused, and its value is computed again: truncated"
          " (more like this in the next 10 s are not written)"),
         ("stampede", "DEBUG", "invalidate: 'f(1)'"),
+        (
+            "stampede",
+            "WARNING",
+            "invalidate of 'f(1)' could not be made, and is repeated until it can: EngineError: no connection "
+            "(more like this in the next 10 s are not written)",
+        ),
         ("stampede", "WARNING", "redis://x does not announce changes to this process: ERR syntax error"),
         ("stampede", "WARNING", "disk:///x is down, calls go on without it: EngineError: refused"),
         ("stampede", "WARNING", "disk:///x is back after 3.0 s"),
@@ -268,7 +276,7 @@ def test_what_takes_longer_than_max_hold_is_told_what_to_do(
 
 def test_a_refusing_cache_if_is_no_warning(log: pytest.LogCaptureFixture) -> None:
     """A value that `cache_if` refused is logged at DEBUG only: the user asked for it, perhaps at every call."""
-    log_events(events.Unkept("f", "f(1)", "cache_if refused it"))
+    log_events(events.Unkept("f", "f(1)", "cache_if refused it", wanted=True))
     assert [record.levelname for record in log.records] == ["DEBUG"]
 
 

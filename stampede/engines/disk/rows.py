@@ -289,6 +289,9 @@ class Rows:
             if was.kept is not None and kept.entry is was.kept.entry:
                 sql = "UPDATE entries SET fresh = ?, gone = ? WHERE number = ?"
                 write.execute(sql, (kept.fresh, kept.gone, number))
+            elif was.kept is not None and was.kept.entry.id == kept.entry.same_as:  # the value stays where it is
+                sql = "UPDATE entries SET id = ?, fresh = ?, keep = ?, gone = ?, ttl = ? WHERE number = ?"
+                write.execute(sql, (kept.entry.id, kept.fresh, kept.keep, kept.gone, kept.entry.ttl, number))
             else:
                 self._put(write, number, raw, kept, now)
         if lease is not was.lease:

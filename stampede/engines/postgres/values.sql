@@ -3,7 +3,7 @@
 -- A function that changes a key takes the key's advisory lock first, until the end of its transaction, and reads in
 -- later statements, which see all that was committed before.
 
-CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 5';
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 6';
 
 CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())
@@ -124,17 +124,25 @@ BEGIN
 END $$;
 
 -- Store an entry if the lease is valid. `homes`: the processes to notify, if it was. In an entry that is passed,
--- `fresh`, `keep` and `gone` are seconds from now, and `stored` is ignored.
-CREATE FUNCTION stampede.fill(e stampede.entries, its_lock bigint, mine bytea, OUT done bool, OUT homes text[])
+-- `fresh`, `keep` and `gone` are seconds from now, and `stored` is ignored. `same_as`: the id of the stored entry whose
+-- value stays (NULL: none); then the value that is passed is ignored.
+CREATE FUNCTION stampede.fill(
+    e stampede.entries, its_lock bigint, mine bytea, same_as bytea, OUT done bool, OUT homes text[]
+)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     now float8 := stampede.alone(its_lock);
 BEGIN
     DELETE FROM stampede.leases AS l WHERE l.id = e.id AND l.token = mine AND l.ends > now
+            AND (same_as IS NULL OR EXISTS (SELECT FROM stampede.entries AS s WHERE s.id = e.id AND s.entry = same_as))
         RETURNING l.homes INTO homes;
     done := FOUND;
-    IF done THEN
+    IF done AND same_as IS NOT NULL THEN
+        UPDATE stampede.entries SET entry = e.entry, fresh = now + e.fresh, keep = now + e.keep, gone = now + e.gone,
+            stored = now, ttl = e.ttl WHERE id = e.id;
+        PERFORM stampede.tell(e.id);
+    ELSIF done THEN
         PERFORM stampede.store(e, now);
     ELSE  -- perhaps this call was sent again
         done := EXISTS (SELECT FROM stampede.entries AS s WHERE s.id = e.id AND s.entry = e.entry AND s.gone > now);

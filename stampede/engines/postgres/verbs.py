@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from random import uniform
 from typing import Any
 
@@ -72,7 +73,8 @@ CLAIM, ABANDON, EXPIRE, INVALIDATE, GENERATIONS, BUMP = (
     ]
 )  # fmt: skip
 _STORED = "ROW($1, $2, $3, $4, $5, $6, 0, $7, $8, $9, $10, $11)::stampede.entries, $12"
-FILL, REPLACE = (f"SELECT * FROM stampede.{verb}({_STORED}, $13)" for verb in ("fill", "replace"))
+FILL = f"SELECT * FROM stampede.fill({_STORED}, $13, $14)"
+REPLACE = f"SELECT * FROM stampede.replace({_STORED}, $13)"
 SET = f"SELECT * FROM stampede.set({_STORED})"
 
 
@@ -112,8 +114,10 @@ class PostgresKeys:
             case "claim", token, ask:
                 how = ask.lease, ask.draw, ask.since, ask.seen, ask.awaited, ask.force
                 return CLAIM, (ids.id, ids.lock, ids.raw, token, *how, here(), *self._news.life)
-            case "fill", token, entry:
-                return FILL, (*row_of(ids, entry), ids.lock, token)
+            case "fill", token, entry, *same_as:
+                if same_as:  # the value stays where it is
+                    return FILL, (*row_of(ids, replace(entry, value=b"")), ids.lock, token, *same_as)
+                return FILL, (*row_of(ids, entry), ids.lock, token, None)
             case "set", entry:
                 return SET, (*row_of(ids, entry), ids.lock)
             case "replace", seen, entry:
@@ -170,7 +174,14 @@ class PostgresKeys:
         return reply_of(row, self._ticket(ids, stamp, reporter))
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
-        ids, news, asked = names(key), self._news, Asked("fill", (key, token, entry))
+        if entry.same_as is not None:
+            stored = await self._fill(key, token, entry, entry.same_as)
+            if stored:
+                return stored
+        return await self._fill(key, token, entry)
+
+    async def _fill(self, key: str, token: bytes, entry: Entry[Any], *same_as: bytes) -> Ticket | bool:
+        ids, news, asked = names(key), self._news, Asked("fill", (key, token, entry, *same_as))
         stamp, reporter, ticket = news.stamps[ids.slot], news.reporter, None
         try:
             done: bool = self._done(asked, await self._line.ask(self._command(asked)))

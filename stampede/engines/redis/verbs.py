@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from hashlib import blake2b
 from math import inf
 from random import uniform
@@ -174,12 +175,20 @@ class RedisKeys:
         return key_names[:1] if self._news.tracks and not self._scripts.sharded else key_names[:4]
 
     async def fill(self, key: str, token: bytes, entry: Entry[Any]) -> Ticket | bool:
+        if entry.same_as is not None:
+            stored = await self._fill(key, token, replace(entry, value=b""), entry.same_as)
+            if stored:
+                return stored
+        return await self._fill(key, token, entry)
+
+    async def _fill(self, key: str, token: bytes, entry: Entry[Any], same_as: bytes | None = None) -> Ticket | bool:
         key_names, news = names(key), self._news
         stamp, reporter, ticket = news.stamps[key_names.slot], news.reporter, None
         until, string = _packed(entry)
         keys = key_names[:1] if reporter and not self._scripts.sharded else key_names[:4]  # as in claims
         terms = token, entry.id, until, string, key_names.channel, b"%d" % SMALL
-        command = self._scripts.fill(keys, *terms, *([b"follow"] if reporter else []))
+        follow = [b"follow"] if reporter else [b""] if same_as is not None else []
+        command = self._scripts.fill(keys, *terms, *follow, *([] if same_as is None else [same_as]))
         try:
             (done,), followed_by = await self._line.ask_all([command])
             if done == 1 and reporter and reporter == followed_by == news.reporter:

@@ -189,6 +189,31 @@ class ClaimsSuite(KeyedSuite):
         assert await self.claims.fill("k", token, some(b"new"))
         assert (await self.found()).value == b"new"
 
+    async def test_fill_with_the_bytes_that_are_stored(self) -> None:
+        """A fill may name the stored entry that has the same bytes. The bytes must remain, with the new id and times;
+        otherwise a value that was confirmed would be lost."""
+        first = some(b"v" * 1000, fresh=0.0, keep=LONG)
+        await self.store.set("k", first)
+        token = await self.granted()
+        again = some(first.value, fresh=50.0, keep=LONG)
+        again.same_as = first.id
+        assert await self.claims.fill("k", token, again)
+        found = await self.found()
+        assert (found.value, found.id, found.ttl) == (first.value, again.id, 50.0)
+        assert 50.0 - SOON < found.fresh <= 50.0
+
+    async def test_fill_with_bytes_that_are_stored_no_more(self) -> None:
+        """If another entry is stored by now, the fill must store its own bytes; otherwise its value would be another
+        one."""
+        for there in (None, some(b"other", fresh=0.0, keep=LONG)):
+            if there is not None:
+                await self.store.set("k", there)
+            token, entry = await self.granted(force=True), some(b"mine")
+            entry.same_as = new_id()
+            assert await self.claims.fill("k", token, entry)
+            assert (await self.found()).value == b"mine"
+            await self.store.invalidate("k")
+
     async def test_fill_without_a_lease_is_refused(self) -> None:
         """A fill without a lease must be refused; otherwise any caller could overwrite any value."""
         assert not await self.claims.fill("k", new_id(), some())

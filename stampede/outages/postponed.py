@@ -1,0 +1,86 @@
+"""Invalidations that an engine could not make. They are repeated until it has made them, or the process ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+
+from stampede.errors import EngineClosed, EngineError
+from stampede.runtime import forks, process_lock
+from stampede.runtime.threads import ThreadPool
+from stampede.runtime.watch import watch
+
+__all__ = ["MOST", "Postponed"]
+
+_log = logging.getLogger("stampede")
+
+MOST = 10_000
+"""The most invalidations of a cache that are remembered. Beyond that, they raise an error again."""
+
+PAUSE = 1.0
+"""Seconds between two attempts."""
+
+
+class Postponed:
+    """The postponed invalidations of one cache. A thread repeats them, about once a second."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._pool = ThreadPool(1, "stampede-postponed")
+        self._start_again()
+        forks.in_child(self._start_again)  # the parent repeats its own
+
+    def _start_again(self) -> None:
+        self._waiting: dict[Hashable, Callable[[], object]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, name: Hashable, again: Callable[[], object]) -> bool:
+        """Remember an invalidation, to be repeated by `again`. Return False if there are too many. One of the same name
+        is remembered once."""
+        with process_lock.lock:
+            if len(self._waiting) >= MOST and name not in self._waiting:
+                return False
+            first = not self._waiting
+            self._waiting[name] = again
+        return not first or watch.add(self, time.monotonic() + PAUSE)
+
+    def look(self, now: float) -> None:
+        """Start an attempt. The watch calls this, which must not wait for an engine."""
+        self._pool.do(self._repeat)
+
+    def _repeat(self) -> None:
+        """Repeat all, up to the first failure. The rest follow in the next attempt."""
+        done = 0
+        for name, again in list(self._waiting.items()):
+            try:
+                again()
+            except EngineClosed:
+                self.close()
+                return
+            except EngineError as error:
+                _log.debug("%s still makes no invalidations, of which %d wait: %s", self._engine, len(self), error)
+                watch.add(self, time.monotonic() + PAUSE)
+                return
+            with process_lock.lock:
+                if self._waiting.get(name) is again:  # otherwise it was postponed once more
+                    del self._waiting[name]
+            done += 1
+        if self._waiting:
+            watch.add(self, time.monotonic())
+        elif done:
+            _log.warning("%s has made all %d postponed invalidations", self._engine, done)
+
+    def close(self) -> None:
+        """Give up. Old values may be served until their ttl ends."""
+        with process_lock.lock:
+            lost, self._waiting = len(self._waiting), {}
+        if lost:
+            _log.error(
+                "the cache was closed with %d postponed invalidations that %s has not made: old values may be served "
+                "until their ttl ends",
+                lost,
+                self._engine,
+            )
