@@ -89,7 +89,7 @@ class Context:
 
     @ttl.setter
     def ttl(self, ttl: Any) -> None:
-        self._ttl = seconds("ttl (of current())", ttl)
+        self._ttl = _UNSET if ttl is None else seconds("ttl (of current())", ttl)
 
     def dont_keep(self) -> None:
         """Give the value to those that wait for it now, and store nothing."""
@@ -120,6 +120,8 @@ class Context:
 
 class EachContext:
     """The contexts of a function of many keys: `current()[id]` is that of one id, or key."""
+
+    __slots__ = ("__weakref__", "_contexts")
 
     ended = True  # it is no flight
 

@@ -32,10 +32,10 @@ async def finish(
     # As `call.reason`, without the call.
     why = "refresh" if call.force else "missing" if existing is None else "early" if existing.fresh > 0 else "stale"
     try:
-        if error is not None and hold.foreign:
-            return Result(error=error)
         if isinstance(value, NotModified) or isinstance(error, NotModified):
             return await not_modified(call, hold, existing, value if error is None else error, cost)
+        if error is not None and hold.foreign:
+            return Result(error=error)
         if isinstance(error, LeftOut) and type(error) not in call.policy.raises:
             return await left_out(call, error)
         if isinstance(error, OriginFull):
@@ -80,12 +80,16 @@ async def not_modified(call: Call, hold: Hold, existing: Entry[Any] | None, clai
     context: Context = claimed.context
     if context is not call.context or existing is None:
         raise NoComputation(f"{call.label!r} returned not_modified() of another computation, that of {context.key!r}")
-    entry = entry_of(call, existing, existing.value, None, cost)
-    entry.cost, entry.margin = existing.cost, existing.margin
-    entry.etag, entry.modified = context.etag, context.modified
-    # The stored bytes include these three.
-    if (entry.ttl, entry.etag, entry.modified) == (existing.ttl, existing.etag, existing.modified):
-        entry.same_as = existing.id
+    policy = call.policy
+    ttl = policy.ttl_of(existing.value) if context.ttl is None else context.ttl
+    if ttl * (1 - policy.jitter) <= existing.ttl <= ttl:
+        ttl = existing.ttl
+    elif policy.jitter and ttl != inf:
+        ttl *= 1 - policy.jitter * random()
+    known = existing.cost, existing.margin, ttl, ttl, ttl + policy.stale, False, context.etag, context.modified
+    entry = Entry(existing.value, call.token, *known)
+    if (ttl, entry.etag, entry.modified) == (existing.ttl, existing.etag, existing.modified):
+        entry.same_as = existing.id  # the stored bytes include these three
     return await store(call, hold, entry, None, context.reason, cost, existing)
 
 

@@ -182,6 +182,8 @@ class Stored:
             if value is STAY:
                 return None
             entry = self.entry_for(key, value, policy)
+            if seen is not None and value is seen.value:  # `touch`
+                entry.etag, entry.modified = seen.etag, seen.modified
             if await self._replaced(key, seen, entry):
                 return entry
         raise EngineError(f"other writers change {key!r} faster than it can be read and written")
@@ -246,16 +248,30 @@ class Stored:
         try:
             physical, done = await self._change_current(verb, changes)
             core.answered(was_down)
+            if core.postponed:  # older invalidations: they must not remove what is stored now
+                core.postponed.drop((self.called, each, key) for each in ("invalidate", "expire") for key in changes)
             return done
         finally:
-            # Another thread may have begun a new generation, and not yet reached the residents of these keys.
-            older = self.generations.older
-            before = {known, *older.copy()} - {physical} if older or known != physical else ()
-            for key in changes:
-                core.forget(physical + key, hard=hard)  # again, for callers that read the old value during the change
-                for prefix in before:
-                    core.drop_older(prefix + key)
-                core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
+            self._forget(known, physical, verb, changes)  # again, for callers that read the old value meanwhile
+
+    async def _repeat(self, verb: str, key: str) -> None:
+        """Make an invalidation that was postponed. What this process has computed since then stays until it is made."""
+        known, was_down = self.generations.prefix, self.core.is_down()
+        physical, _ = await self._change_current(verb, {key: ()})
+        self.core.answered(was_down)
+        self._forget(known, physical, verb, [key])
+
+    def _forget(self, known: str, physical: str, verb: str, keys: Iterable[str]) -> None:
+        """Forget what this process has of keys that were changed, and report the change."""
+        core, hard = self.core, verb != "expire"
+        # Another thread may have begun a new generation, and not yet reached the residents of these keys.
+        older = self.generations.older
+        before = {known, *older.copy()} - {physical} if older or known != physical else ()
+        for key in keys:
+            core.forget(physical + key, hard=hard)
+            for prefix in before:
+                core.drop_older(prefix + key)
+            core.note(events.Invalidated, self.called, key, "set" if verb == "replace" else verb)
 
     async def _change_current(self, verb: str, changes: Mapping[str, tuple[Any, ...]]) -> tuple[str, list[Any]]:
         """Change the keys in the current generation and in recent ones. Return the current prefix and the answers.
@@ -343,27 +359,33 @@ class Stored:
     ) -> None:
         """Make the change, and forget what this process has, whether or not the change succeeded."""
         _check(on_error)
-        try:
-            await self._change_once(change, forget, verb, scope)
-        except EngineError as error:
-            again = lambda side: side._change_once(change, forget, verb, scope)  # noqa: E731
-            if not self._postpones(verb, "", again, error, on_error):
-                raise
-        else:
-            await self.learn()
 
-    async def _change_once(self, change: Again, forget: Callable[[], object], verb: str, scope: str | None) -> None:
-        was_down = self.core.is_down()
-        try:
-            await change(self)
-            self.core.answered(was_down)
-        finally:
+        def forget_all() -> None:
             forget()
             self.core.note(events.Invalidated, self.called if scope is None else scope, "", verb)
 
+        async def once(side: Stored) -> None:
+            was_down = self.core.is_down()
+            await change(side)
+            self.core.answered(was_down)
+
+        async def again(side: Stored) -> None:
+            await once(side)
+            forget_all()
+
+        try:
+            await once(self)
+        except EngineError as error:
+            if not self._postpones(verb, "", again, error, on_error):
+                raise
+            return
+        finally:
+            forget_all()
+        await self.learn()
+
 
 def _again(verb: str, key: str) -> Again:
-    return lambda side: side._change_many(verb, {key: ()})
+    return lambda side: side._repeat(verb, key)
 
 
 def _check(on_error: str | None) -> None:

@@ -272,7 +272,7 @@ class Cached(Binding):
         >>> price.expire("tea"), price.expire("coffee")
         (True, False)
         """
-        on_error = self._pop_on_error(kwargs)
+        on_error = self.pop_on_error(kwargs)
         return self._run(self.scope.expire(self.key(*args, **kwargs), on_error))
 
     def invalidate(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -296,18 +296,16 @@ class Cached(Binding):
         >>> price.invalidate("tea", via=hooks.append)  # or via=transaction.on_commit
         """
         via = kwargs.pop("via", None) if self._takes_hook(kwargs.get("via")) else None
-        on_error = self._pop_on_error(kwargs)
+        on_error = self.pop_on_error(kwargs)
         key = self.key(*args, **kwargs)
         if via is None:
             return self._run(self.scope.invalidate(key, on_error))
         via(functools.partial(self._invalidate_later, key, on_error))
         return self._run(_nothing())
 
-    def _pop_on_error(self, kwargs: dict[str, Any]) -> str | None:
-        """Take `on_error=` out of the arguments, unless it is an argument of the function."""
-        given = kwargs.get("on_error")
-        mine = "on_error" not in self.parameters.names and (given in ("raise", "later") or not self.parameters.open)
-        return kwargs.pop("on_error", None) if mine else None
+    def pop_on_error(self, kwargs: dict[str, Any]) -> str | None:
+        """Take `on_error=` out of the keywords, unless it is the function's own."""
+        return kwargs.pop("on_error", None) if self._has_no("on_error") else None
 
     def _invalidate_later(self, key: str, on_error: str | None) -> asyncio.Task[None] | None:
         """Invalidate after a commit. Log a failure instead of raising it, so that the caller's next hooks run, too."""

@@ -135,7 +135,8 @@ class CachedMany:
         await scope.put_many({key: values[id] for key, id in keys.items()}, policy_of)
 
     def invalidate_many(self, ids: Iterable[Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Invalidate all these ids, in one round trip if the engine can. Return how many had a value.
+        """Invalidate all these ids, in one round trip if the engine can. Return how many had a value. `on_error=` is as
+        for `invalidate`.
 
         >>> @cached.many
         ... def lengths(words: list[str]) -> dict[str, int]:
@@ -152,8 +153,9 @@ class CachedMany:
         return self.one._run(self._of_each("expire_many", ids_of(ids), args, kwargs))
 
     async def _of_each(self, verb: str, ids: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        on_error = self.one.pop_on_error(kwargs)
         keys = self._keys(ids, self._position.with_id(args, kwargs), self.one.key)
-        return await getattr(self.one.scope, verb)(keys)
+        return await getattr(self.one.scope, verb)(keys, on_error)
 
     # -- the decorated function -----------------------------------------------------------------------------------
 

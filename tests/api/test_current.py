@@ -230,6 +230,37 @@ def test_a_new_ttl_of_a_value_that_is_not_modified(cache: Cache) -> None:
     assert entry is not None and entry.ttl == 500 and entry.fresh > 400 and entry.etag == "v1"
 
 
+def test_no_ttl_of_its_own(cache: Cache) -> None:
+    """None means the ttl of the options, also after another one was set."""
+
+    def ask() -> int:
+        current().ttl = 5
+        current().ttl = None
+        return 1
+
+    cache.get_or_compute("k", ask, ttl=9)
+    entry = cache.peek("k")
+    assert entry is not None and entry.ttl == 9
+
+
+def test_touch_keeps_the_etag(cache: Cache) -> None:
+    cache.get_or_compute("k", Origin().ask)
+    assert cache.touch("k", ttl=90)
+    entry = cache.peek("k")
+    assert entry is not None and (entry.ttl, entry.etag, entry.modified) == (90, "v1", MADE)
+
+
+def test_a_jitter_does_not_change_the_stored_ttl(cache: Cache) -> None:
+    """A ttl that the jitter could have given stays, so that the stored bytes stay, too."""
+    origin = Origin()
+    cache.get_or_compute("k", origin.ask, jitter=0.5)
+    first = cache.peek("k")
+    cache.expire("k")
+    cache.get_or_compute("k", origin.ask, jitter=0.5)
+    again = cache.peek("k")
+    assert first is not None and again is not None and again.ttl == first.ttl and again.id != first.id
+
+
 def test_dont_keep(cache: Cache) -> None:
     """The value is given to the callers that wait for it, and is not stored."""
 
@@ -280,6 +311,8 @@ def test_many_keys_have_a_context_each(cache: Cache) -> None:
                 context.etag, context.ttl, found[name] = name.upper(), 7, f"body of {name}"
         with pytest.raises(AttributeError, match=r"current\(\)\[key\].etag"):
             _ = current().etag
+        with pytest.raises(AttributeError):
+            current().etag = "for all"
         return found
 
     assert bodies(["a", "b"]) == {"a": "body of a", "b": "body of b"}

@@ -167,3 +167,72 @@ def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     fails.set()
     until(lambda: len(waiting) == 0)
     waiting.close()
+
+
+def test_a_value_that_is_set_meanwhile_stays(server: RedisServer, link: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A postponed invalidation is older than a value that is stored after it."""
+    monkeypatch.setattr(postponed, "PAUSE", 60.0)
+    with Cache(link.url, ttl=60) as cache:
+        cache.set("k", "old")
+        down(link)
+        cache.invalidate("k", on_error="later")
+        assert cache.postponed == 1
+        up(link, server)
+        until(lambda: stored(cache, "new"))
+        assert cache.postponed == 0 and cache.get("k") == "new"
+
+
+def stored(cache: Cache, value: str) -> bool:
+    try:
+        cache.set("k", value)
+    except EngineError:
+        return False
+    return True
+
+
+def test_one_that_fails_keeps_no_other_waiting() -> None:
+    """If a part of an engine is down, invalidations in the other parts are made."""
+    waiting, made = Postponed("engine"), threading.Event()
+
+    def fails() -> None:
+        error = EngineError("one of the servers is down")
+        error.partial = True
+        raise error
+
+    try:
+        assert waiting.add("first", fails) and waiting.add("second", made.set)
+        assert made.wait(20)
+        until(lambda: len(waiting) == 1)
+    finally:
+        waiting.close()
+
+
+def test_what_this_process_computes_meanwhile_stays_until_it_is_made(link: Proxy) -> None:
+    """While the engine is down, attempts that fail must not drop what this process has computed since."""
+    with Cache(link.url, ttl=60) as cache:
+        cache.set("k", "old")
+        down(link)
+        cache.clear(on_error="later")
+        computed: list[int] = []
+        until(lambda: cache.get_or_compute("k", lambda: computed.append(1) or "new") == "new")  # type: ignore[func-returns-value]
+        attempts = threading.Event()
+        before = cache.stats().invalidated
+        attempts.wait(0.5)  # ten attempts
+        assert cache.get_or_compute("k", lambda: computed.append(1) or "newer") == "new"  # type: ignore[func-returns-value]
+        assert cache.stats().invalidated == before
+
+
+def test_ids_of_a_function_of_many(server: RedisServer, link: Proxy) -> None:
+    with Cache(link.url, ttl=60) as cache:
+
+        @cache.cached.many(ttl=60)
+        def lengths(words: list[str]) -> dict[str, int]:
+            return {word: len(word) for word in words}
+
+        lengths(["tea", "milk"])
+        down(link)
+        assert lengths.invalidate_many(["tea", "milk"], on_error="later") == 0
+        assert cache.postponed == 2
+        up(link, server)
+        until(lambda: cache.postponed == 0)
+        assert lengths.peek("tea") is None

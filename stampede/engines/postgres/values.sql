@@ -134,13 +134,20 @@ LANGUAGE plpgsql AS $$
 DECLARE
     now float8 := stampede.alone(its_lock);
 BEGIN
+    IF same_as IS NOT NULL THEN
+        UPDATE stampede.entries AS s SET entry = e.entry, fresh = now + e.fresh, keep = now + e.keep, gone = now + e.gone,
+            stored = now, ttl = e.ttl
+            WHERE s.id = e.id AND s.entry = same_as
+                AND EXISTS (SELECT FROM stampede.leases AS l WHERE l.id = e.id AND l.token = mine AND l.ends > now);
+        IF NOT FOUND THEN
+            done := EXISTS (SELECT FROM stampede.entries AS s WHERE s.id = e.id AND s.entry = e.entry AND s.gone > now);
+            RETURN;
+        END IF;
+    END IF;
     DELETE FROM stampede.leases AS l WHERE l.id = e.id AND l.token = mine AND l.ends > now
-            AND (same_as IS NULL OR EXISTS (SELECT FROM stampede.entries AS s WHERE s.id = e.id AND s.entry = same_as))
         RETURNING l.homes INTO homes;
     done := FOUND;
     IF done AND same_as IS NOT NULL THEN
-        UPDATE stampede.entries SET entry = e.entry, fresh = now + e.fresh, keep = now + e.keep, gone = now + e.gone,
-            stored = now, ttl = e.ttl WHERE id = e.id;
         PERFORM stampede.tell(e.id);
     ELSIF done THEN
         PERFORM stampede.store(e, now);
