@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from math import inf
 from os import urandom
-from random import random
 from typing import Any
 
 from stampede import events
@@ -22,6 +21,7 @@ from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
 from stampede.model.ports import Ask, Busy, Failed, Found, Granted
 from stampede.model.result import LeftOut, MayCompute, Nothing, Result
+from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, ended, running_loop
 
 __all__ = ["fill", "look"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from math import inf
-from random import random
 from typing import Any
 
 from stampede import events
@@ -16,6 +15,7 @@ from stampede.model import early
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ticket
 from stampede.model.result import LeftOut, Nothing, Result, comes_back, parts_of
+from stampede.runtime.chance import random
 
 __all__ = ["covers", "finish", "quietly", "release", "served"]
 

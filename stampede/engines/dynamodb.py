@@ -9,7 +9,6 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
 from math import ceil, inf, isinf
-from random import uniform
 from typing import Any
 
 import boto3
@@ -19,6 +18,7 @@ from botocore.exceptions import ClientError
 from stampede.engines.cells import Cell, Faster, Seen, Version
 from stampede.engines.kit.url import Kind, flag, number, options_of, parts_of, safe_url, text
 from stampede.errors import EngineError, OptionError
+from stampede.runtime.chance import uniform
 
 __all__ = ["DynamoCell", "check_url", "from_url"]
 

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from random import randrange
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -16,6 +15,7 @@ from stampede.locks.crowd import Crowd, crowd_of
 from stampede.locks.holding import Holding, LocksSide
 from stampede.locks.lock import Lock
 from stampede.model.ports import Busy, Engine, Granted
+from stampede.runtime.chance import randrange
 from stampede.runtime.event_loops import Loop
 from stampede.runtime.signatures import is_async
 from stampede.settings.options import Seconds

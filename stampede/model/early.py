@@ -6,12 +6,12 @@ key's cost, makes sure that the new value is ready in time."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from math import exp, log, sqrt
 from typing import Any
 
 from stampede.model.entry import Entry
+from stampede.runtime import chance
 
 __all__ = ["draw", "due", "lead", "observe"]
 
@@ -28,7 +28,7 @@ HEADROOM = 1.2  # the margin is at least so many times the newest cost
 INSTANT = 1e-6  # the least cost in seconds
 
 
-def draw(beta: float, random: Callable[[], float] = random.random) -> float:
+def draw(beta: float, random: Callable[[], float] = chance.random) -> float:
     """Return a random factor of the cost, by which the refresh begins earlier. Most are small, none is negative."""
     return -beta * SPREAD * log(1.0 - random())
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
-from random import random, uniform
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede.engines.cells import wire
@@ -21,6 +20,7 @@ from stampede.model import record
 from stampede.model.backoff import Backoff
 from stampede.model.ports import Busy
 from stampede.model.record import NOTHING, Change, Record
+from stampede.runtime.chance import random, uniform
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["CellRecords", "OpenCell", "Written"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from random import random
 
 from stampede.engines.disk.database import DiskDatabase
 from stampede.engines.kit.boot_clock import clock
@@ -12,6 +11,7 @@ from stampede.engines.kit.limits import T, WindowLimits, usage
 from stampede.engines.kit.worker_threads import Run
 from stampede.model.limit_window import SECOND, Window, bytes_of, ends, window_of
 from stampede.model.ports import Usage
+from stampede.runtime.chance import random
 
 __all__ = ["DiskLimits"]
 

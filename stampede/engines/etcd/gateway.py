@@ -10,7 +10,6 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from random import randrange
 from typing import Any, NamedTuple, TypeVar
 
 import urllib3
@@ -19,6 +18,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 from stampede.engines.kit.concurrency import AT_ONCE, ConcurrencyLimit
 from stampede.engines.kit.url import Address
 from stampede.errors import EngineClosed, EngineError
+from stampede.runtime.chance import randrange
 
 __all__ = ["MOST", "Gateway", "Gone", "Stream", "b64", "unb64"]
 

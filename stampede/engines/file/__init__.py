@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
-from random import uniform
 from typing import Any
 
 from stampede.engines.file.limits import LimitFiles
@@ -23,6 +22,7 @@ from stampede.engines.kit.whereabouts import here, parts_of
 from stampede.errors import EngineClosed, EngineError
 from stampede.model.ports import Busy, Engine, Granted, Held, Side
 from stampede.runtime import forks
+from stampede.runtime.chance import uniform
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour
 from stampede.runtime.watch import Watch
 

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from errno import ENOSPC
 from hashlib import blake2b
 from pathlib import Path
-from random import random
 
 from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.flock import is_there, try_lock
@@ -18,6 +17,7 @@ from stampede.engines.kit.naming import shown
 from stampede.errors import EngineClosed, EngineError
 from stampede.model.limit_window import NOTHING, SECOND, Window, bytes_of, ends, window_of
 from stampede.model.ports import Usage
+from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["LimitFiles"]

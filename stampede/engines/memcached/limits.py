@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from random import random
 from typing import TypeAlias
 
 from stampede.engines.kit.limits import T, WindowLimits
@@ -15,6 +14,7 @@ from stampede.engines.memcached.meta import MetaReply
 from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode
 from stampede.errors import EngineError
 from stampede.model.limit_window import NOTHING, SECOND, Window, bytes_of, ends, window_of
+from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["MemcachedLimits", "Seen"]

@@ -5,7 +5,6 @@ it. (A renewal changes the number.)"""
 from __future__ import annotations
 
 import time
-from random import random
 
 from stampede.engines.kit.polling import pause
 from stampede.engines.memcached import items, meta
@@ -14,6 +13,7 @@ from stampede.engines.memcached.verbs import Number, Numbers, changed
 from stampede.errors import EngineError
 from stampede.model import record
 from stampede.model.ports import Busy, Granted
+from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["MemcachedLocks"]

@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
-from random import random
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede.engines.kit.expiring import Ending
@@ -27,6 +26,7 @@ from stampede.model import record
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown
 from stampede.model.record import Change, Lease, Record
+from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, Colour
 
 __all__ = ["MemcachedBatch", "MemcachedKeys", "Number", "Numbers", "changed"]

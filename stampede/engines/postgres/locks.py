@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePath
-from random import uniform
 from time import monotonic
 
 from stampede.engines.postgres.line import PostgresLine
@@ -27,6 +26,7 @@ from stampede.engines.postgres.wire import names
 from stampede.model.backoff import FARTHEST, look_again
 from stampede.model.ports import Busy, Granted, Held, Problem, Records, Released, Reports
 from stampede.runtime import forks
+from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour
 
 __all__ = ["History", "PostgresLocks", "PostgresReports", "lock_id"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from random import uniform
 from typing import Any
 
 from stampede.engines.kit.generations import MOST, NOTED, PushedGenerations, names_of, new_generation
@@ -33,6 +32,7 @@ from stampede.errors import EngineError
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
 from stampede.model.record import VERDICT
+from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour, run_blocking
 
 __all__ = ["LOOK", "SAFETY", "PostgresKeys"]

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from random import shuffle
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,6 +27,7 @@ from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.breaker import Breaker
 from stampede.model.ports import Pulse, Recalls
 from stampede.runtime import forks
+from stampede.runtime.chance import shuffle
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
 from stampede.runtime.threads import begun
 

@@ -13,7 +13,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from random import uniform
 from time import monotonic
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from stampede.engines.redis.wire import ms
 from stampede.model.backoff import FARTHEST, look_again
 from stampede.model.ports import Busy, Granted, Held
 from stampede.runtime import process_lock
+from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour
 
 __all__ = ["RedisLocks", "listed", "tag_of"]

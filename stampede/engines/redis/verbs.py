@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import replace
 from hashlib import blake2b
 from math import inf
-from random import uniform
 from typing import Any, NamedTuple, Protocol
 
 from stampede.engines.kit.generations import KNOWN, MOST, PushedGenerations, new_generation
@@ -39,6 +38,7 @@ from stampede.engines.redis.wire import (
 from stampede.errors import EngineError, TooLarge
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
+from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour, run_blocking, settled
 
 __all__ = ["RedisKeys", "RedisLine"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from math import inf
-from random import randrange, sample
 from struct import Struct
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from stampede.engines.cells import Faster, Seen, Version, WatchingCell
 from stampede.engines.zookeeper.session import Sessions, ZooKeeperSession
+from stampede.runtime.chance import randrange, sample
 
 __all__ = ["ZooKeeperCell"]
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from random import uniform
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -23,6 +22,7 @@ from stampede.engines.zookeeper.session import Sessions, ZooKeeperSession
 from stampede.errors import EngineError
 from stampede.model.backoff import look_again
 from stampede.model.ports import Busy, Granted, Held
+from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Bell, Colour
 from stampede.runtime.threads import begun
 
