@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from disk_world import Connection, Other, other
+from herd import until_async
 from loop_pauses import BEAT, Pauses
 from memcached_server import MemcachedServer, shared_memcached
 from servers import RedisServer, shared_cluster, shared_redis, shared_sentinels
@@ -256,9 +257,9 @@ def test_who_stops_to_wait_for_a_lock_stops_no_loop(place: Place) -> None:
     async def use() -> Pauses:
         async with aclosing(Cache(place.url, **place.options)) as cache, cache.lock("l", wait=5):
             asking = cache.lock("l", wait=60).aacquire()
-            for _ in range(2):
-                asking.send(None)
-                await asyncio.sleep(BEAT)
+            answer = asking.send(None)
+            await until_async(answer.done)
+            asking.send(None)  # now it waits for the lock
             async with silent(place.servers), Pauses() as pauses:
                 asking.close()
                 await asyncio.sleep(BEAT)
