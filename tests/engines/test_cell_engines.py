@@ -124,7 +124,7 @@ def hold(pipe: Connection, url: str, lease: float) -> None:
 @everywhere
 def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
     """Promise 3: if the holder is killed, one waiter computes soon after the lease has ended."""
-    lease, began = 0.6, []
+    lease, began = 1.5, []
     cache = mine(lease=lease)
 
     def compute() -> str:
