@@ -92,7 +92,7 @@ class Context:
         self._ttl = _UNSET if ttl is None else seconds("ttl (of current())", ttl)
 
     def dont_keep(self) -> None:
-        """Give the value to those that wait for it now, and store nothing."""
+        """Give the value to the callers of this process that wait for it, and store nothing."""
         self.kept = False
 
     def not_modified(self) -> Any:

@@ -264,7 +264,7 @@ class Inside:
     __slots__ = ("_before", "_context", "_own")
 
     def __init__(self, context: Any) -> None:
-        """`context` is kept until the end of the block. Its `ended` is True: it is no computation with a lease."""
+        """Keep `context` until the end of the block. Its `ended` is True, because it is no computation with a lease."""
         self._context = context
 
     def __enter__(self) -> None:

@@ -34,7 +34,7 @@ class Postponed:
 
     def _start_again(self) -> None:
         self._waiting: dict[Hashable, Callable[[], object]] = {}
-        _waiting.discard(self)
+        _unfinished.discard(self)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -47,26 +47,26 @@ class Postponed:
                 return False
             first = not self._waiting
             self._waiting[name] = again
-            _waiting.add(self)  # the watch alone would not keep this alive
+            _unfinished.add(self)  # the watch alone would not keep this alive
         if first and not watch.add(self, time.monotonic() + PAUSE):
             self.drop([name])
             return False
         return True
 
     def drop(self, names: Iterable[Hashable]) -> None:
-        """Forget these, because they have been made, or a newer value is stored."""
+        """Forget these invalidations, because they have been made, or a newer value is stored."""
         with process_lock.lock:
             for name in names:
                 self._waiting.pop(name, None)
             if not self._waiting:
-                _waiting.discard(self)
+                _unfinished.discard(self)
 
     def look(self, now: float) -> None:
         """Start an attempt. The watch calls this, which must not wait for an engine."""
         self._pool.do(self._repeat)
 
     def _repeat(self) -> None:
-        """Repeat all of them once, up to a failure that concerns the whole engine."""
+        """Repeat all invalidations once. Stop at a failure that concerns the whole engine."""
         done = 0
         try:
             for name in list(self._waiting):
@@ -105,11 +105,11 @@ class Postponed:
             )
 
 
-_waiting: set[Postponed] = set()
-"""Those that have something to repeat."""
+_unfinished: set[Postponed] = set()
+"""The objects that have something to repeat."""
 
 
 @atexit.register
 def _at_exit() -> None:
-    for each in list(_waiting):
+    for each in list(_unfinished):
         each.close()
