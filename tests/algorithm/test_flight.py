@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bare_cache import LONG, PLAIN, Gate, Room, World, never, until
 
+from herd import until_async
 from stampede import Cache
 from stampede.algorithm import background, flight
 from stampede.algorithm.flight import Flight
@@ -365,8 +366,7 @@ def test_a_loop_closed_under_its_leader_orphans_the_flight() -> None:
     world, gate = World(), Gate()
     loop = asyncio.new_event_loop()
     task = loop.create_task(world.aask(gate.suspending, policy=Policy(early=0.0, lease=0.3)))
-    loop.run_until_complete(asyncio.sleep(0.01))
-    assert gate.begun.is_set()
+    loop.run_until_complete(until_async(gate.begun.is_set))
     with Room() as room:
         follower = room.run(world.ask, lambda: "again")
         world.followers(1)
@@ -383,7 +383,7 @@ def test_the_last_follower_of_a_closed_loop_leaves_in_peace() -> None:
     loop = asyncio.new_event_loop()
     policy = Policy(early=0.0, lease=0.3)
     task = loop.create_task(world.aask(gate.suspending, policy=policy))
-    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(until_async(gate.begun.is_set))
     with Room() as room:
         follower = room.run(world.ask, lambda: "again")
         world.followers(1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from bare_cache import LONG, PLAIN, Gate, Room, World, until
+from herd import until_async
 
 from stampede.errors import EngineError
 from stampede.events import Computed, LeaseLost
@@ -247,7 +248,7 @@ def test_a_computation_that_is_destroyed_gives_its_lease_back() -> None:
     world, gate = World(), Gate()
     loop = asyncio.new_event_loop()
     task = loop.create_task(world.aask(gate.suspending))
-    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(until_async(gate.begun.is_set))
     assert world.leased
     tasks = asyncio.all_tasks(loop)
     loop.close()
