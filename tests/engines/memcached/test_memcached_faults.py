@@ -531,7 +531,7 @@ def test_a_ring_of_three(ring: list[MemcachedServer], monkeypatch: pytest.Monkey
 
 def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
     """If one server of a ring is down, only its keys fail. They are not stored on the other servers."""
-    engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
+    engine = MemcachedEngine(*(server.address for server in ring))
     keys = [f"user:{number}" for number in range(30)]
     for key in keys:
         run_blocking(engine.blocking.store.set(key, some(key.encode())))
@@ -563,7 +563,7 @@ def test_a_ring_with_one_dead(ring: list[MemcachedServer]) -> None:
 
 def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -> None:
     """If one server of a ring is down, a `clear` takes effect on the others, and raises because of the dead one."""
-    one, two = (MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2) for _ in range(2))
+    one, two = (MemcachedEngine(*(server.address for server in ring)) for _ in range(2))
     scopes = [f"f{number}" for number in range(30)]
     old = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
     ring[0].stop()
@@ -620,7 +620,7 @@ def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServ
 
 def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServer]) -> None:
     """Promise 4: a change raises if the generation can't be read. It would change a key that only this process uses."""
-    engine = MemcachedEngine(*(server.address for server in ring), connect_timeout=0.2)
+    engine = MemcachedEngine(*(server.address for server in ring))
     scopes = map(str, itertools.count())
     scope = next(scope for scope in scopes if has(engine, items.name_of(scope, b"g")) == ring[0].address)
     ring[0].stop()
