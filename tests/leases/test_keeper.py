@@ -22,7 +22,7 @@ from stampede.events import Computed, LeaseLost
 from stampede.leases.keeper import THREADS, Hold, Keeper
 from stampede.settings.options import Policy
 
-SHORT = 0.6  # a lease: it survives a machine that stops for half of it
+SHORT = 0.9  # a lease: it survives a machine that stops for half of it
 
 
 class Port:

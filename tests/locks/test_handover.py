@@ -314,7 +314,7 @@ def test_where_it_can_t_be_handed_over_it_is_said(tmp_path: Path) -> None:
 def test_a_person_takes_it_away(capsys: pytest.CaptureFixture[str], server: Any) -> None:
     """`stampede locks --break` takes a lock away, and its holder learns that it is lost."""
     pytest.importorskip("redis")
-    lock = Lock("nightly", on=server.url, lease=0.3)
+    lock = Lock("nightly", on=server.url, lease=1.5)
     assert lock.acquire()
     assert main(["locks", server.url]) == 0
     assert "nightly" in capsys.readouterr().out

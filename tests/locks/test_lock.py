@@ -404,7 +404,7 @@ def test_the_block_s_own_error_goes_first(engine: Engine) -> None:
 
 def test_the_keeper_notices_the_loss(engine: Engine) -> None:
     """The keeper notices the loss of a lock. `lost` and `held` tell a long block to stop."""
-    lock = Lock("a", on=engine, lease=0.15)
+    lock = Lock("a", on=engine, lease=1.5)
     lock.acquire()
     take_away(engine, "a", lock)
     until(lambda: lock.lost)
@@ -465,7 +465,7 @@ def test_absurd_durations_are_refused(options: dict[str, float]) -> None:
 
 def test_a_lock_that_is_forgotten_while_it_is_held_is_released(on: str, caplog: pytest.LogCaptureFixture) -> None:
     """If the object of a held lock is dropped, the lock is released, and the log says so."""
-    held = [Lock("a", on=on, lease=0.6)]
+    held = [Lock("a", on=on, lease=1.5)]
     held[0].acquire()
     held.clear()
     with Lock("a", on=on, wait=PATIENCE):
@@ -576,7 +576,7 @@ def test_release_via_and_an_exception(on: str) -> None:
 def test_release_via_ends_renewal_with_the_block(engine: Engine) -> None:
     """After its block the lock is not renewed: a commit that never comes holds it for one lease at most."""
     hooks: list[Callable[[], object]] = []
-    lock = Lock("a", on=engine, lease=0.2, release_via=hooks.append)
+    lock = Lock("a", on=engine, lease=0.6, release_via=hooks.append)
     with lock:
         pass
     with Lock("a", on=engine, wait=PATIENCE), pytest.raises(LockLost):

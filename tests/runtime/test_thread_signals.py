@@ -35,20 +35,20 @@ def unblocked():
     assert others, "there is no thread to look at"
     return [task for task in others if not mask(f"/proc/self/task/{task}/status") >> (signal.SIGTERM - 1) & 1]
 
-cache = Cache(sys.argv[1], ttl=60, lease=0.5, namespace=str(os.getpid()))
+cache = Cache(sys.argv[1], ttl=60, lease=1.5, namespace=str(os.getpid()))
 
 @cache.cached(stale=60, background=True)
 def aged(): return threading.current_thread().name
 
 @cache.cached
-def slow(): time.sleep(0.3)
+def slow(): time.sleep(0.6)  # longer than a third of its lease, which is then renewed
 
 @cache.cached
-async def suspended(): await asyncio.sleep(0.3)
+async def suspended(): await asyncio.sleep(0.6)
 
 slow()
 asyncio.run(suspended())
-with cache.lock("a"): time.sleep(0.3)
+with cache.lock("a"): time.sleep(0.6)
 aged()
 aged.expire()
 aged()

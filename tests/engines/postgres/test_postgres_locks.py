@@ -352,7 +352,7 @@ def test_behind_a_pooler_only_the_end_of_a_lease_counts(server: PostgresServer, 
     """Behind a pooler, locks are not bound to connections: one that closes does not mean that a holder is dead."""
     with closing(PgBouncer(server, "default_pool_size=2", "server_round_robin=1")) as bouncer:
         cache = open_(bouncer.postgres_url)
-        lock, other = cache.lock("l", lease=0.3), open_(bouncer.postgres_url).lock("l", wait=LONG)
+        lock, other = cache.lock("l", lease=1.5), open_(bouncer.postgres_url).lock("l", wait=LONG)
 
         def work() -> None:
             until(lambda: server.ask("SELECT ends - given > taken FROM stampede.locks") == [(True,)])  # renewed

@@ -238,7 +238,7 @@ def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None
     """If a broker refuses a longer lease, the caller gets an error, and the lock is still held and renewed."""
     server = BrokerThread(limits=Capacity(longest=5.0))
     try:
-        with Lock("l", on=open_(server.url), lease=0.6) as lock:
+        with Lock("l", on=open_(server.url), lease=1.5) as lock:
             with pytest.raises(
                 EngineError,
                 match="a lease of 600 s: it grants 5 s at most: start it with stampede serve --longest 600s",
@@ -246,7 +246,7 @@ def test_a_lock_outlives_what_its_broker_refuses(open_: Open, verb: str) -> None
                 getattr(lock, verb)("10m")
             began = time.monotonic()
             until(lambda: lock.lost or time.monotonic() - began > 2.0)
-            assert lock.held and lock.remaining < 1.0
+            assert lock.held and lock.remaining < 2.0
     finally:
         server.stop()
 
