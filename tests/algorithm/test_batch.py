@@ -701,9 +701,9 @@ def test_a_batch_fills_the_local_tier(tmp_path: Path) -> None:
 def test_a_refresh_that_failed_in_a_batch_is_tried_again() -> None:
     """If an early refresh in a batch fails, the next batch refreshes the key."""
     cache, load = Cache(), Loader()
-    cache.get_or_compute_many(["k"], lambda keys: {"k": 1}, ttl=0.4, early=1e9, stale=60)
-    cache.get_or_compute_many(["k"], load, ttl=0.4, early=1e9, stale=60)
-    time.sleep(0.2)  # half of the ttl: the moment of the early refresh
+    cache.get_or_compute_many(["k"], lambda keys: {"k": 1}, ttl=2, early=1e9, stale=60)
+    cache.get_or_compute_many(["k"], load, ttl=2, early=1e9, stale=60)
+    time.sleep(1)  # half of the ttl: the moment of the early refresh
 
     def fails(keys: list[str]) -> dict[str, int]:
         raise ZeroDivisionError

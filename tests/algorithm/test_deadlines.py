@@ -332,8 +332,8 @@ def test_a_batch_has_no_second_patience_for_what_others_compute(asked: Asked, ga
         asked.stale(key)
     assert asked("a", gates(), patience=0) == "old"
     began = time.monotonic()
-    assert asked.many(["a", "b"], Load(gates()), patience=0.4) == {"a": "old", "b": "old"}
-    assert 0.4 <= time.monotonic() - began < 0.7
+    assert asked.many(["a", "b"], Load(gates()), patience=1) == {"a": "old", "b": "old"}
+    assert 1 <= time.monotonic() - began < 1.8
 
 
 def test_a_batch_has_one_deadline(asked: Asked, gates: Gates) -> None:

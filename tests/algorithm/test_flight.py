@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from bare_cache import LONG, PLAIN, Gate, Room, World, never, until
-
 from herd import until_async
+
 from stampede import Cache
 from stampede.algorithm import background, flight
 from stampede.algorithm.flight import Flight
@@ -626,7 +626,7 @@ def test_people_are_told_who_waits_for_whom(colour: str, caplog: pytest.LogCaptu
     world, policy = World(), Policy(early=0.0, lease=0.05, max_hold=60)
 
     def asks_for_itself() -> Any:
-        return room.run(world.ask, never, "k", policy.with_options(wait=0.3)).result(LONG)
+        return room.run(world.ask, never, "k", policy.with_options(wait=1)).result(LONG)
 
     async def asks_in_a_thread() -> Any:
         return await asyncio.get_running_loop().run_in_executor(None, asks_for_itself)

@@ -698,7 +698,7 @@ def test_early_refresh_happens_before_the_end() -> None:
     """A value in use is refreshed before it expires, so that no caller waits at its end."""
     calls: list[int] = []
 
-    @cached(ttl=0.4, early=3.0)
+    @cached(ttl=1.5, early=3.0)
     def f() -> int:
         calls.append(1)
         if len(calls) == 1:

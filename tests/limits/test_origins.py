@@ -381,7 +381,7 @@ def test_a_computation_that_waits_for_itself_is_told(
     cache = open_(concurrency=1)
 
     def part(number: int) -> int:
-        return cache.get_or_compute(f"part {number}", lambda: number, origin="db", wait=0.3)
+        return cache.get_or_compute(f"part {number}", lambda: number, origin="db", wait=1)
 
     def whole(run: Callable[..., int]) -> int:
         with ThreadPoolExecutor(1) as pool:
