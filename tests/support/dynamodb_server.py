@@ -75,6 +75,7 @@ def _serve(port: int) -> None:
     """
     from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, run_simple
+    from werkzeug.test import Client
 
     # moto's own dispatcher is slow: it lists the directory of all its services at each request.
     dynamodb, own, one = create_backend_app("dynamodb"), create_backend_app("moto_api"), threading.Lock()
@@ -85,6 +86,14 @@ def _serve(port: int) -> None:
         with one:
             return (own if environ["PATH_INFO"].startswith("/moto-api/") else dynamodb)(environ, start_response)
 
+    # Its first answers take half a second each, and on a busy machine longer than a client's time-out.
+    key = {"KeySchema": [{"AttributeName": "name", "KeyType": "HASH"}], "BillingMode": "PAY_PER_REQUEST"}
+    kind = {"AttributeDefinitions": [{"AttributeName": "name", "AttributeType": "S"}]}
+    for verb, terms in ("CreateTable", {**key, **kind}), ("GetItem", {"Key": {"name": {"S": "first"}}}):
+        target = {"X-Amz-Target": f"DynamoDB_20120810.{verb}", "Content-Type": "application/x-amz-json-1.0"}
+        said = Client(dynamodb).post("/", json={"TableName": "first", **terms}, headers=target)
+        assert said.status_code == 200, said.text
+    assert Client(own).post("/moto-api/reset").status_code == 200
     run_simple("127.0.0.1", port, one_by_one, threaded=True, request_handler=WSGIRequestHandler)
 
 
