@@ -305,6 +305,7 @@ def prometheus() -> Iterator[Prometheus]:
         yield server
 
 
+@pytest.mark.alone  # a scrape has half a second, and takes longer the more caches the process has had
 @pytest.mark.prometheus
 def test_a_real_prometheus_draws_the_hit_ratio(prometheus: Prometheus) -> None:
     """The expressions of docs/guides/observing.md work in a real Prometheus."""
