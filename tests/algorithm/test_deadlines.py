@@ -496,7 +496,7 @@ def test_who_has_no_more_time_cancels_nothing(asked: Asked, gates: Gates) -> Non
     slow = gates()
     leader = asked.begin("k", slow, deadline=LONG)
     assert slow.begun.wait(LONG)
-    follower = asked.begin("k", never, deadline=8 * BRIEF)
+    follower = asked.begin("k", never, deadline=20 * BRIEF)
     until(lambda: any(each.callers == 2 for each in asked.cache._core.flights._flights.values()))
     leader.cancel()
     with pytest.raises(WaitTimeout):
@@ -602,7 +602,8 @@ def test_an_engine_that_hangs_keeps_nobody_longer_than_his_patience(
         computes = room.run(there.get_or_compute, "k", slow)
         assert slow.begun.wait(LONG)
         waits = asked.begin("k", never, patience=0.2)
-        time.sleep(BRIEF)  # no event tells that the call waits
+        until(lambda: "cmd=getex" in shared_redis().cli("CLIENT", "LIST"))  # it has looked
+        time.sleep(BRIEF)  # no event tells that the reply has arrived, and that the call waits
         proxy.hold()
         began = time.monotonic()
         assert waits.result(LONG) == "old"
