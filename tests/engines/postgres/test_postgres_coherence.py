@@ -271,6 +271,7 @@ def test_an_administrator_ends_what_listens(server: PostgresServer) -> None:
             assert read(cache) == "meanwhile"
 
 
+@pytest.mark.alone
 def test_a_server_that_hangs(server: PostgresServer, keeper: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the server hangs, tickets are invalid: the server may drop this listener and not notify it of changes."""
     monkeypatch.setattr(feed, "TICK", 0.1)
