@@ -103,7 +103,7 @@ def test_a_herd_of_processes_computes_once(url: str) -> None:
     assert len(set.union(*got)) == 1
     assert sum(computations) == 1
     stored = had[computations.index(1)]  # the computing process returns when the value is stored
-    assert max(had) - stored <= 0.5  # enough on two cores; a waiter that sleeps until the next look takes a second
+    assert max(had) - stored <= 0.8  # a waiter that sleeps until the next look takes a second
 
 
 # -- killed and frozen holders --------------------------------------------------------------------------------------

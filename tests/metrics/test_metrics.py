@@ -335,8 +335,8 @@ def test_a_recursion_that_is_too_deep_is_told_once(log: pytest.LogCaptureFixture
 
     with pytest.raises(RecursionError):
         depth(2000)
-    assert len([record for record in log.records if record.levelname == "WARNING"]) == 1
-    assert "RecursionError" in log.text
+    warnings = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
+    assert len([each for each in warnings if "RecursionError" in each]) == 1  # other caches may end at this moment
 
 
 def test_keys_can_be_left_out(log: pytest.LogCaptureFixture) -> None:
