@@ -45,6 +45,7 @@ class Entry(Generic[T]):
     raised: bool = False  # `value` stands for an exception of `raises`: the class's name, arguments, attributes
     etag: str | None = None  # the version of the value, as the origin names it (`current().etag`)
     modified: datetime | None = None  # when the origin last changed the value (`current().modified`)
+    tags: bytes = field(default=b"", repr=False)  # the tags that it carries (`model/tags.py`)
     # The id of a stored entry with the same bytes: an engine may leave them where they are, and write the rest.
     same_as: bytes | None = field(default=None, repr=False, compare=False)
 
@@ -56,7 +57,7 @@ class Entry(Generic[T]):
         'one'
         """
         known = self.cost, self.margin, self.ttl, self.fresh, self.keep, self.raised, self.etag, self.modified
-        return Entry(value, self.id, *known)
+        return Entry(value, self.id, *known, self.tags)
 
 
 UNREADABLE = Entry(b"", b"", fresh=-86400.0, keep=1.0)

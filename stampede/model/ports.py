@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
 from stampede.model.entry import Entry, Verdict
+from stampede.model.tags import TagsOfCall
 
 __all__ = [
     "ALWAYS",
@@ -32,6 +33,7 @@ __all__ = [
     "Lists",
     "Locks",
     "Looks",
+    "LooksTogether",
     "Many",
     "Near",
     "Pulse",
@@ -63,6 +65,8 @@ class Ask:
     awaited: bytes | None = None  # the lease that the caller waited for: the verdict of that lease is an answer
     force: bool = False  # grant in any case (refresh): an entry does not count, and a valid lease is cancelled
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
+    tags: TagsOfCall | None = None  # no engine looks at these: see `algorithm/tags.py`
+    looked: Mapping[str, Found | None] | None = None  # what `look` has found a moment ago, by key
 
 
 class Pulse:
@@ -79,7 +83,7 @@ class Pulse:
         `until`. `stood(slot, stamp)` tells of a ticket that is not valid any more whether it was valid until the
         connection to the server was lost."""
         self._heard_until = heard_until
-        self.stood = stood
+        self.stood: Callable[[int, int], bool] = stood
         self.until = 0.0
 
     def holds(self, now: float) -> bool:
@@ -87,6 +91,10 @@ class Pulse:
         if self.until <= now:
             self.until = self._heard_until(now)
         return self.until > now
+
+    def stands(self, now: float) -> bool:
+        """Return whether a ticket whose stamp is unchanged is valid, also if nothing can be heard just now."""
+        return True
 
 
 ALWAYS = Pulse(lambda now: inf)
@@ -101,6 +109,7 @@ class Ticket(NamedTuple):
     slot: int
     stamp: int
     pulse: Pulse = ALWAYS
+    tags: tuple[Ticket, ...] = ()  # those of the entry's tags, which must be valid, too
 
 
 @dataclass(slots=True)
@@ -244,12 +253,16 @@ class Lists(Protocol):
 
 
 class Changes(Store, Protocol):
-    """A store that is far away, and returns the current generations in the reply to a change. An engine whose stores
-    have this says so with `Engine.changes`."""
+    """A store that is far away, and returns the current generations in the reply to another question. An engine whose
+    stores have this says so with `Engine.changes`."""
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """Make these changes, then read generations, in one round trip. Return what each verb of `Store` would have
         returned, and what `generations` would have returned of each scope."""
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        """Return what `Looks.look` would have returned for each key, and the current generation of each scope, in one
+        round trip."""
 
 
 class Recalls(Protocol):
@@ -258,6 +271,10 @@ class Recalls(Protocol):
     def generation_at_hand(self, scope: str) -> str | None:
         """Return what the store's `generation` would return, if that is known without asking; otherwise None."""
 
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        """Return the proof that the generation is still the one that this process knows, where the engine reports the
+        next one; otherwise None."""
+
 
 class Looks(Protocol):
     """Claims with a read that costs the engine less than a claim, because a hit needs no decision. An engine whose
@@ -265,6 +282,14 @@ class Looks(Protocol):
 
     async def look(self, key: str) -> Found | None:
         """Return the entry if it is fresh. None, also in any doubt, means claim. Raise EngineError as `claim` does."""
+
+
+class LooksTogether(Looks, Protocol):
+    """Reads of several keys in one round trip. An engine whose claims have this says so with
+    `Engine.looks_together`."""
+
+    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
+        """Return what `look` returns for each key."""
 
 
 class Near(Protocol):
@@ -484,6 +509,7 @@ class Engine(ABC):
     breaks: bool = True  # any process that presents the token of a lock can release it
     prompt: bool = False  # no suspending verb but `wait` ever suspends: no caller is cancelled in the middle of one
     timeless: bool = False  # it has no clock: an entry ages by the wall clock of the process that stored it
+    tick: float = 0.05  # seconds by which the age of what it stores may be wrong, unless it is timeless
     coherent: bool = False  # what it finds comes with a ticket, so that a local tier in front of it is never outdated
 
     blocking: Side = Side()  # the verbs for callers that block
@@ -491,6 +517,7 @@ class Engine(ABC):
     recalls: Recalls | None = None
     near: Near | None = None
     looks: bool = False  # the claims of both colours are `Looks`
+    looks_together: bool = False  # and `LooksTogether`
     changes: bool = False  # the stores of both colours are `Changes`
     records: Records | None = None
     reports: Reports | None = None

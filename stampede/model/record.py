@@ -150,7 +150,7 @@ def left(kept: Keeps, now: float) -> Entry[Any]:
     entry = kept.entry
     return Entry(
         entry.value, entry.id, entry.cost, entry.margin, entry.ttl, kept.fresh - now, kept.keep - now, entry.raised,
-        entry.etag, entry.modified,
+        entry.etag, entry.modified, entry.tags,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 from stampede.errors import OptionError
 
 __all__ = [
-    "DEFAULT", "LONGEST", "NUMBER", "OPTIONS", "UNITS", "Policy", "Seconds", "TimeToLive", "duration", "nearest",
-    "seconds",
+    "DEFAULT", "LONGEST", "MOST_TAGS", "NUMBER", "OPTIONS", "UNITS", "Policy", "Seconds", "TimeToLive", "checked_tags",
+    "duration", "nearest", "seconds",
 ]  # fmt: skip
 
 Seconds: TypeAlias = float | str | timedelta | None
@@ -30,6 +30,10 @@ TimeToLive: TypeAlias = Seconds | TtlOf
 
 LONGEST = 100 * 365.25 * 24 * 3600
 """The longest duration in seconds, except for ever. The time-outs of the operating system have a maximum, too."""
+
+
+MOST_TAGS, LONGEST_TAG = 128, 256
+"""The most tags of an entry, and the most characters of a tag."""
 
 
 NUMBER = r"(\d+(?:\.\d+)?|\.\d+)\s*"
@@ -142,6 +146,20 @@ def _exceptions(name: str, value: Any) -> tuple[type[BaseException], ...]:
     return kinds
 
 
+def checked_tags(name: str, tags: Any, *, of_entry: bool = True) -> tuple[str, ...]:
+    """Return the tags without repetitions. Raise OptionError, with this name of the option, if one of them is none."""
+    if isinstance(tags, (str, bytes, Iterator)) or not isinstance(tags, Iterable):
+        raise OptionError(f"{name} is {tags!r}: give a list of strings")
+    given = list(tags)
+    for tag in given:
+        if not isinstance(tag, str) or not 0 < len(tag) <= LONGEST_TAG:
+            raise OptionError(f"{name} has {tag!r:.300}: a tag is a string of 1 to {LONGEST_TAG} characters")
+    found = tuple(dict.fromkeys(given))
+    if of_entry and len(found) > MOST_TAGS:
+        raise OptionError(f"{name} has {len(found)} tags: an entry has at most {MOST_TAGS}")
+    return found
+
+
 def _option(default: Any, check: Callable[[str, Any], Any]) -> Any:
     """Return a field for an option. `check(name, value)` returns the value to store, or raises OptionError."""
     return field(default=default, metadata={"check": check})
@@ -166,6 +184,7 @@ class Policy:
     raises: tuple[type[BaseException], ...] = _option((), _exceptions)
     strict: bool = _option(False, _flag)
     origin: str | None = _option(None, _name)
+    tags: tuple[str, ...] = _option((), checked_tags)
     refuses_stale: bool = False  # the user set stale=0: even an entry that is stored longer is not served stale
     # Derived from the options above.
     limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline
