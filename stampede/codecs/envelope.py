@@ -22,11 +22,11 @@ and if it is signed
       72    32   HMAC-SHA-256 of key, header, this time, and body
      104         body
 
-With notes, the body begins with 11 bytes, and then has the etag and the value's own body:
+With notes, the body begins with 11 bytes, and then has the etag, the tags, and the value's own body:
 
        0     8   modified: seconds since 1970; NaN: none
        8     2   bytes of the etag; 65535: none
-      10     1   zero
+      10     1   number of tags, of 24 bytes each
 
 The key is part of the seal, so an entry is valid only for its own key, and in its own generation. What the engine adds
 to an entry is not signed: it can make an entry end sooner, but never later (see `algorithm/encoded.py`)."""
@@ -45,6 +45,7 @@ from zlib import crc32
 
 from stampede.errors import CodecError, TooLarge
 from stampede.model.entry import Entry
+from stampede.model.tags import SIZE
 
 HEADER = Struct(">2sBBB3x8sdddddQ")
 MAGIC, VERSION, SIGNED_VERSION = b"SG", 1, 2
@@ -60,7 +61,7 @@ entry has left. They only limit how long an old entry is accepted that an attack
 
 _clock = time.time
 
-_CRC, _WRITTEN, _NOTES = Struct(">I"), Struct(">d"), Struct(">dHx")
+_CRC, _WRITTEN, _NOTES = Struct(">I"), Struct(">d"), Struct(">dHB")
 _NO_ETAG = 0xFFFF
 _SIZE = HEADER.size
 _SEALED = Struct(HEADER.format + "I").unpack_from  # with the checksum, where that is the seal
@@ -145,21 +146,36 @@ class Codec:
                 fresh, keep = min(fresh, fresh - spent), min(keep, keep - spent)
                 if keep <= 0:
                     raise CodecError("the entry has expired: it was put back, or the machines' clocks differ")
-            etag = modified = None
+            etag, modified, tags = None, None, b""
             if noted:
-                etag, modified, body = _without_notes(body)
+                etag, modified, tags, body = _without_notes(body)
             if flags & COMPRESSED:
                 body = self._inflate(body)
             raised = flags & RAISED != 0
             value = self._body.load(body, raised)
             if raised:
                 _check_raised(value)
-            return Entry(value, id, cost, margin, ttl, fresh, keep, raised, etag, modified)
+            return Entry(value, id, cost, margin, ttl, fresh, keep, raised, etag, modified, tags)
         except CodecError:
             raise
         except Exception as error:  # also RecursionError and MemoryError: hostile bytes ask for both
             # Only the error's name: its text may hold values, which don't belong in a log, or raise when it is made.
             raise CodecError(f"the entry can't be read: {type(error).__name__}") from error
+
+    def tags(self, key: str, blob: bytes) -> bytes:
+        """Return the tags that an entry carries. Its value may be of any type, and by any codec: it is not read. Raise
+        CodecError if the bytes are not an entry of this key, or are damaged."""
+        version, flags = blob[2:3], blob[4:5]
+        if blob[:2] != MAGIC or not version or not flags or flags[0] & SIGNED != self._signed:
+            raise CodecError("the bytes are not an entry of stampede, or one is signed and the other is not")
+        if version[0] - self._version not in (0, NOTED) or not self._is_whole(key, blob):
+            raise CodecError("the entry has another layout, or its seal is broken")
+        try:
+            return _without_notes(blob[self._start :])[2] if version[0] != self._version else b""
+        except CodecError:
+            raise
+        except Exception as error:  # a checksum can be forged
+            raise CodecError(f"the entry's notes can't be read: {type(error).__name__}") from error
 
     def _encode(self, key: str, entry: Entry[Any]) -> bytes:
         body = self._body.dump(entry.value, entry.raised)
@@ -171,7 +187,7 @@ class Codec:
             body = zlib.compress(body, 1)
             flags |= COMPRESSED
         version = self._version
-        if entry.etag is not None or entry.modified is not None:
+        if entry.tags or entry.etag is not None or entry.modified is not None:
             version += NOTED
             body = _notes_of(entry) + body
         head = HEADER.pack(
@@ -197,10 +213,13 @@ class Codec:
             why = "the entry was written by another codec"
         elif fingerprint != self._body.fingerprint:
             why = "the entry was written for another return type"
-        head, seal, body = blob[: self._head], blob[self._head : self._start], blob[self._start :]
-        if why and (self._is_signed(key, head, body, seal) or seal == _CRC.pack(_checksum(key, head, body))):
+        if why and self._is_whole(key, blob):
             raise AnotherVersion(why, ttl)
         raise CodecError(why or "the entry has another layout, or a duration is not a number")
+
+    def _is_whole(self, key: str, blob: bytes) -> bool:
+        head, seal, body = blob[: self._head], blob[self._head : self._start], blob[self._start :]
+        return self._is_signed(key, head, body, seal) or seal == _CRC.pack(_checksum(key, head, body))
 
     def _is_signed(self, key: str, head: bytes, body: bytes | memoryview, seal: bytes) -> bool:
         return any(hmac.compare_digest(_signature(secret, key, head, body), seal) for secret in self._keys)
@@ -219,15 +238,19 @@ class Codec:
 def _notes_of(entry: Entry[Any]) -> bytes:
     etag = None if entry.etag is None else entry.etag.encode("utf-8", "surrogatepass")
     modified = nan if entry.modified is None else entry.modified.timestamp()
-    return _NOTES.pack(modified, _NO_ETAG if etag is None else len(etag)) + (etag or b"")
+    head = _NOTES.pack(modified, _NO_ETAG if etag is None else len(etag), len(entry.tags) // SIZE)
+    return b"".join((head, etag or b"", entry.tags))
 
 
-def _without_notes(body: bytes | memoryview) -> tuple[str | None, datetime | None, bytes | memoryview]:
-    """Return the etag, the moment of the last change, and the rest of the body."""
-    since, size = _NOTES.unpack_from(body)
+def _without_notes(body: bytes | memoryview) -> tuple[str | None, datetime | None, bytes, bytes | memoryview]:
+    """Return the etag, the moment of the last change, the tags, and the rest of the body."""
+    since, size, count = _NOTES.unpack_from(body)
     end = _NOTES.size + (0 if size == _NO_ETAG else size)
     etag = None if size == _NO_ETAG else bytes(body[_NOTES.size : end]).decode("utf-8", "surrogatepass")
-    return etag, None if isnan(since) else datetime.fromtimestamp(since, UTC), body[end:]
+    modified, rest = None if isnan(since) else datetime.fromtimestamp(since, UTC), end + SIZE * count
+    if len(body) < rest:
+        raise CodecError("the entry's notes are cut short")
+    return etag, modified, bytes(body[end:rest]), body[rest:]
 
 
 def _check_raised(value: Any) -> None:

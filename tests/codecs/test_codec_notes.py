@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stampede.codecs import Codec, make_codec
+from stampede.codecs.envelope import AnotherVersion
 from stampede.errors import CodecError
 from stampede.model.entry import Entry
 
@@ -23,6 +25,11 @@ CODECS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass
+class Price:
+    amount: int
+
+
 @pytest.fixture(params=CODECS)
 def codec(request: pytest.FixtureRequest) -> Codec:
     return make_codec("sealed", **CODECS[request.param])
@@ -34,6 +41,30 @@ def test_notes_come_back(codec: Codec, etag: str | None, modified: datetime | No
     value = "value" * 100
     found = codec.decode(KEY, codec.encode(KEY, Entry(value, ID, ttl=9.0, etag=etag, modified=modified)))
     assert (found.value, found.etag, found.modified, found.ttl) == (value, etag, modified, 9.0)
+
+
+@pytest.mark.parametrize("options", CODECS.values(), ids=CODECS)
+def test_tags_are_read_without_the_value(options: dict[str, Any]) -> None:
+    """The tags of an entry can be read where its value cannot: it may be of another type, or by another codec."""
+    reader, tags = make_codec("sealed", **options), bytes(range(48))
+    for writer in (make_codec("sealed", returns=Price, **options), make_codec("json", **options)):
+        for etag in (None, "v1"):
+            blob = writer.encode(KEY, Entry("value" * 100, ID, etag=etag, tags=tags))
+            assert reader.tags(KEY, blob) == tags
+            with pytest.raises(AnotherVersion):
+                reader.decode(KEY, blob)
+            with pytest.raises(CodecError):
+                reader.tags(f"{KEY}?", blob)
+        assert reader.tags(KEY, writer.encode(KEY, Entry("value", ID))) == b""
+
+
+def test_tags_are_read_only_with_the_signing_key() -> None:
+    plain, signed, other = (make_codec("sealed", signing_key=key) for key in (None, "k" * 32, "l" * 32))
+    for writer, readers in ((plain, (signed,)), (signed, (plain, other))):
+        blob = writer.encode(KEY, Entry("value", ID, tags=bytes(24)))
+        for reader in readers:
+            with pytest.raises(CodecError):
+                reader.tags(KEY, blob)
 
 
 def test_an_entry_without_notes_is_written_as_before(codec: Codec) -> None:
@@ -50,8 +81,9 @@ def test_damaged_notes_are_refused(cut: int, flip: int, bit: int) -> None:
     blob = codec.encode(KEY, Entry("value", ID, etag="version", modified=MADE))
     assert codec.decode(KEY, blob).etag == "version"
     for damaged in (blob[: min(cut, len(blob) - 1)], _flipped(blob, flip % len(blob), bit)):
-        with pytest.raises(CodecError):
-            codec.decode(KEY, damaged)
+        for read in (codec.decode, codec.tags):
+            with pytest.raises(CodecError):
+                read(KEY, damaged)
 
 
 def _flipped(blob: bytes, at: int, bit: int) -> bytes:
@@ -68,5 +100,6 @@ def test_hostile_notes_are_refused(notes: bytes) -> None:
     blob = make_codec("sealed").encode(KEY, Entry("value", ID, etag=""))
     head, body = blob[:64], notes
     seal = zlib.crc32(body, zlib.crc32(head, zlib.crc32(KEY.encode()))).to_bytes(4, "big")
-    with pytest.raises(CodecError):
-        make_codec("sealed").decode(KEY, head + seal + body)
+    for read in (make_codec("sealed").decode, make_codec("sealed").tags):
+        with pytest.raises(CodecError):
+            read(KEY, head + seal + body)
