@@ -47,6 +47,7 @@ class Paired(Engine):
         self.rooms = locks.rooms
         self.coherent = False
         self.timeless = store.timeless
+        self.tick = store.tick
         self._computations = _Computations(max_hold, clock)
         counts = store if store.blocking.limits else locks
         keys = _Verbs(values, named, self._computations)

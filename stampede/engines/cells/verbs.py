@@ -15,7 +15,7 @@ from stampede.engines.kit.naming import name_of
 from stampede.engines.kit.whereabouts import here
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown
+from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
 from stampede.model.record import NOTHING
 
 __all__ = ["CellKeys"]
@@ -114,6 +114,9 @@ class CellKeys:
 
     def generation_at_hand(self, scope: str) -> str | None:
         return self._generations.at_hand(scope)
+
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        return None  # no cell reports the next one
 
     async def generation(self, scope: str) -> str:
         known = self._generations.at_hand(scope)

@@ -7,14 +7,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
 
 from stampede.engines.kit.stamps import NewsStamps
-from stampede.errors import EngineError
 from stampede.model.ports import Ticket
-from stampede.runtime.colour import Bell, Colour, Loop, running_loop
 
 __all__ = [
     "KNOWN",
@@ -41,9 +39,6 @@ too."""
 
 MOST = 32
 """Highest number of ended generations that are noted."""
-
-SAFETY = 1.0
-"""Seconds to wait for the answer to another caller's question, before asking by oneself."""
 
 
 class Beliefs:
@@ -83,56 +78,20 @@ class NewsOfServer(Protocol):
     def tracks(self) -> bool: ...
 
 
-class _Asking:
-    """A question for a generation that all callers share. Without it, a herd would ask a thousand times."""
-
-    __slots__ = ("bell", "error", "name")
-
-    def __init__(self) -> None:
-        self.bell = Bell()
-        self.name: str | None = None
-        self.error: EngineError | None = None
-
-
 class PushedGenerations:
-    """The current generations as far as this process knows them, where a server reports changes, for both colours.
-    Their tickets belong to one `slot`, which every bump voids."""
+    """The current generations as far as this process knows them, where a server reports changes, for both colours. The
+    ticket of each belongs to the slot of its scope (`slot_of`), which a bump of that scope voids, and one of all scopes
+    voids all."""
 
-    def __init__(self, news: NewsOfServer, slot: int) -> None:
+    def __init__(self, news: NewsOfServer, slot_of: Callable[[str], int]) -> None:
         self._news = news
-        self._slot = slot
+        self._slot_of = slot_of
         self.start_again()
 
     def start_again(self) -> None:
         self._lock = threading.RLock()  # a finalizer, or a signal, may ask in the middle of this
         self._bumps = 0
         self._known: dict[str, tuple[str, Ticket | None, float, float]] = {}
-        self._asked: dict[tuple[str, Loop | None], _Asking] = {}
-
-    async def today(self, scope: str, colour: Colour, ask: Callable[[str], Awaitable[str]]) -> str:
-        """Return the current generation of a scope. One caller asks for all that need it."""
-        known = self.generation_at_hand(scope)
-        if known is not None:
-            return known
-        key, mine = (scope, running_loop() if colour.suspending else None), _Asking()
-        with self._lock:
-            asked = self._asked.setdefault(key, mine)
-        if asked is not mine:
-            await colour.park(asked.bell, SAFETY)
-            if asked.error is not None:
-                raise EngineError(str(asked.error)) from asked.error
-            return asked.name or await ask(scope)
-        try:
-            mine.name = await ask(scope)
-        except EngineError as error:
-            mine.error = error
-            raise
-        finally:
-            with self._lock:
-                if self._asked.get(key) is mine:
-                    del self._asked[key]
-            mine.bell.ring()
-        return mine.name
 
     def generation_at_hand(self, scope: str) -> str | None:
         """Return the current generation of a scope if this process knows it: as long as its ticket is valid, or else
@@ -147,24 +106,32 @@ class PushedGenerations:
             return name if now < until and not self._news.reporter else None
         return name if ticket.pulse.holds(now) and ticket.stamps[ticket.slot] == ticket.stamp else None
 
-    def sample(self) -> tuple[int, int]:
-        """Return what to pass to `put`. Call this before asking for a generation."""
-        return self._bumps, self._news.stamps[self._slot]
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        """Return the proof that the scope's generation is still the one that this process knows, or None."""
+        known = self._known.get(scope)
+        return None if known is None else known[1]
+
+    def sample(self, scope: str) -> tuple[int, int]:
+        """Return what to pass to `put`. Call this before asking for the generation."""
+        return self._bumps, self._news.stamps[self._slot_of(scope)]
 
     def put(self, scope: str, name: str, sample: tuple[int, int], reporter: int, now: float) -> None:
         bumps, stamp = sample
-        ticket = self._news.ticket(self._slot, stamp) if reporter and reporter == self._news.reporter else None
+        there = reporter and reporter == self._news.reporter
+        ticket = self._news.ticket(self._slot_of(scope), stamp) if there else None
         with self._lock:
             known = self._known.get(scope)
             if bumps == self._bumps and (known is None or known[3] <= now):  # else the known one is newer
                 self._known[scope] = name, ticket, now + (BRIEFLY if self._news.tracks else KNOWN), now
 
-    def forget(self) -> None:
-        """Forget everything: this process has begun a new generation."""
+    def forget(self, scope: str) -> None:
+        """Forget the generation of a scope, or of all with "": this process has begun a new one."""
         with self._lock:
             self._bumps += 1
-            self._known.clear()
-            self._asked.clear()  # the answers under way may be old
+            if scope:
+                self._known.pop(scope, None)
+            else:
+                self._known.clear()
 
 
 def new_generation() -> str:

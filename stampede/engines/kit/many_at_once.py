@@ -9,7 +9,7 @@ from typing import Any
 from stampede.errors import StampedeError
 from stampede.runtime.threads import begun
 
-__all__ = ["PutAside", "side_by_side", "together"]
+__all__ = ["PutAside", "asked_together", "side_by_side", "together"]
 
 
 class PutAside:
@@ -24,13 +24,11 @@ class PutAside:
         return (yield self)
 
 
-def together(
-    work: Sequence[Coroutine[Any, Any, Any]],
-    answered: Callable[[dict[int, Any]], dict[int, Any]],
-    errors: type[BaseException] = StampedeError,
+async def asked_together(
+    work: Sequence[Coroutine[Any, Any, Any]], errors: type[BaseException] = StampedeError
 ) -> list[Any]:
-    """Return what each verb returned, or the error (one of `errors`) that it raised. `answered` takes the questions of
-    one round by the number of their verb, and returns the answers, or errors."""
+    """Return what each verb returned, or the error (one of `errors`) that it raised. What they ask next is put aside as
+    one question: a dict of theirs, by the number of the verb. Its answer is a dict of answers, or errors."""
     results: list[Any] = [None] * len(work)
     answers: dict[int, Any] = dict.fromkeys(range(len(work)))
     answer: Any = None
@@ -46,12 +44,30 @@ def together(
                     results[number] = end.value
                 except errors as error:
                     results[number] = error
-            answers = answered(questions) if questions else {}
+            answers = (await PutAside(questions)) if questions else {}
         return results
     finally:
         for coroutine in work:
             coroutine.close()  # a no-op, unless an interruption left it waiting
         del results, answers, answer  # the errors in them refer to this frame
+
+
+def together(
+    work: Sequence[Coroutine[Any, Any, Any]],
+    answered: Callable[[dict[int, Any]], dict[int, Any]],
+    errors: type[BaseException] = StampedeError,
+) -> list[Any]:
+    """Return what `asked_together` returns. `answered` takes the questions of one round, and returns the answers."""
+    whole, answers = asked_together(work, errors), None
+    try:
+        while True:
+            try:
+                answers = answered(whole.send(answers).asked)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+    finally:
+        whole.close()
+        del answers  # the errors in it refer to this frame
 
 
 def side_by_side(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:

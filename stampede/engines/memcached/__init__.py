@@ -56,6 +56,7 @@ class MemcachedEngine(Engine):
 
     scheme = "memcached"
     looks = True
+    tick = 3.0
 
     def __init__(self, *servers: str, **options: Any) -> None:
         self._servers = Servers(servers, options)

@@ -12,7 +12,7 @@ from stampede.engines.kit.generations import MOST, NOTED, Beliefs, hard_part, na
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode
 from stampede.errors import EngineError
-from stampede.model.ports import Store
+from stampede.model.ports import Store, Ticket
 
 __all__ = ["KnownGenerations", "MemcachedGenerations"]
 
@@ -36,6 +36,9 @@ class MemcachedGenerations(Store):
 
     def generation_at_hand(self, scope: str) -> str | None:
         return self._generations.at_hand(scope)
+
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        return None  # no server reports the next one
 
     async def generation(self, scope: str) -> str:
         known, now = self.generation_at_hand(scope), time.monotonic()

@@ -18,7 +18,7 @@ from stampede.errors import EngineClosed, OptionError, TooLarge
 from stampede.local_tier.residents import Resident, Residents
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Busy, Engine, Found, Reply, Shown, Side
+from stampede.model.ports import Ask, Busy, Engine, Found, Reply, Shown, Side, Ticket
 from stampede.model.record import NOTHING, Change, Keeps, Record
 from stampede.runtime import forks, process_lock
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
@@ -347,6 +347,9 @@ class _Verbs:
                 generation += f"~{softer['']}.{softer[scope]}"
             texts[scope] = generation
         return generation
+
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        return None  # hits in this process need none
 
     async def generation(self, scope: str) -> str:
         return self.generation_at_hand(scope)

@@ -24,12 +24,12 @@ from stampede.engines.postgres.connect import PostgresConnector, of_pool, of_url
 from stampede.engines.postgres.limits import PostgresLimits
 from stampede.engines.postgres.line import PostgresLine
 from stampede.engines.postgres.locks import History, PostgresLocks, PostgresReports
-from stampede.engines.postgres.news import GENERATIONS, Bumps, PostgresNews
+from stampede.engines.postgres.news import Bumps, PostgresNews
 from stampede.engines.postgres.suspending import PostgresSuspending
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
-from stampede.engines.postgres.verbs import PostgresKeys
+from stampede.engines.postgres.verbs import PostgresKeys, slot_of_scope
 from stampede.model.ports import Engine, Hears, Side
 from stampede.runtime import forks
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Colour, run_blocking
@@ -46,7 +46,7 @@ class PostgresEngine(Engine):
     pushes = True
     fair = True
     rooms = True
-    looks = changes = True
+    looks = looks_together = changes = True
     coherent = True
 
     def __init__(self, url: str | None = None, *, pool: Any = None, **options: Any) -> None:
@@ -98,7 +98,7 @@ class _All:
         self.news = PostgresNews(server.listening, bound=server.bound)
         self.news.on_refused = self.news.on_deaf = self._untold
         self.news.answered_others = lambda: server.hang_detector.heard
-        self.generations = PushedGenerations(Bumps(self.news), GENERATIONS)
+        self.generations = PushedGenerations(Bumps(self.news), slot_of_scope)
         self.line, self.aline = PostgresBlocking(server), PostgresSuspending(server)
         self.news.on_tick = self.aline.close_dead
         self.teller = Teller(self._ask, self.news)

@@ -30,16 +30,20 @@ LOOK = 0.05  # seconds between two checks whether a wait still makes sense
 
 READ, WRITE = select.POLLIN, select.POLLIN | select.POLLOUT
 
-IDENTIFY: Command = "SELECT pg_backend_pid(), stampede.version()", ()
-BACKEND = """SELECT pid, date_part('epoch', backend_start) FROM pg_stat_get_activity(pg_backend_pid())"""
-NEVER_IDLE = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+BACKEND = """SELECT pid, date_part('epoch', backend_start), (
+        SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout' AND pid = $1)
+    FROM pg_stat_get_activity(pg_backend_pid())"""
+"""The backend's pid and start. If it is the one that was connected to, it is never ended for being idle."""
+
 MISSING = InvalidSchemaName, UndefinedFunction
 
-SETTINGS = """SELECT set_config('default_transaction_isolation', 'read committed', false),
+IDENTIFY = """SELECT pg_backend_pid(), stampede.version(),
+    CASE WHEN pg_backend_pid() = $1 THEN set_config('default_transaction_isolation', 'read committed', false) END,
     (SELECT set_config(name, '{0:.0f}', false) FROM pg_settings
-     WHERE name = 'lock_timeout' AND NOT setting::bigint BETWEEN 1 AND {0:.0f})"""
-"""Settings of a session: a statement that waits for a row lock sees what was committed meanwhile (read committed), and
-gives up no later than its caller does."""
+     WHERE name = 'lock_timeout' AND pg_backend_pid() = $1 AND NOT setting::bigint BETWEEN 1 AND {0:.0f})"""
+"""The backend's pid, and the version of the tables. If it is the backend that was connected to, and not one behind a
+pooler, its session has these settings from now on: a statement that waits for a row lock sees what was committed
+meanwhile (read committed), and gives up no later than its caller does."""
 
 
 class PostgresConnector:
@@ -78,7 +82,7 @@ class PostgresConnector:
         self.patience: float | None = timeout
         self.hang_up = HangUp(timeout)
         self.hang_detector = HangDetector()
-        self._settings = SETTINGS.format(max(450 * timeout, 1)), ()  # below half of it: a refused question is repeated
+        self._identify = IDENTIFY.format(max(450 * timeout, 1))  # below half of it: a refused question is repeated
         defaults = {"connect_timeout": ceil(timeout), "application_name": "stampede"}
         ours = {"client_encoding": "UTF8"}
         self._conninfo: dict[str, Any] = defaults | dict(conninfo) | ours
@@ -102,11 +106,10 @@ class PostgresConnector:
         made = self._connect(self._conninfo)
         try:
             first = Talk(made, pooled=True)  # it may be: that is not known yet
-            ((pid, version),) = query(first, IDENTIFY, self.timeout)
+            own = made.info.backend_pid
+            ((pid, version, *_),) = query(first, (self._identify, (own,)), self.timeout)
             check_version(version, self.name, self.init)
-            self.pooled = pid != made.info.backend_pid  # a pooler invents a pid for each of its clients
-            if not self.pooled:  # a pooler would apply the settings to its next client
-                query(first, self._settings, self.timeout)
+            self.pooled = pid != own  # a pooler invents a pid for each of its clients
             made._pool = None  # as with connections of a pool: no ResourceWarning if the program ends without `close`
             return Talk(made, pooled=self.pooled)
         except BaseException as error:
@@ -140,10 +143,10 @@ class PostgresConnector:
         made = self._connect(self.direct)
         try:
             with self.hang_up.asking(made):
-                (pid, *when) = made.execute(BACKEND, binary=True).fetchone() or (0,)
-                if pid == made.info.backend_pid:
-                    made.execute(NEVER_IDLE)
-                    self._check_same(pid, *when)
+                own = made.info.backend_pid
+                pid, when, _ = made.execute(BACKEND, (own,), binary=True).fetchone() or (0, 0.0, "")
+                if pid == own:
+                    self._check_same(pid, when)
                     return made
         except BaseException:
             made.close()

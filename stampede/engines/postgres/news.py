@@ -22,15 +22,16 @@ from stampede.engines.kit.stamps import NewsStamps
 from stampede.engines.kit.transport import disown_number
 from stampede.runtime.colour import Colour
 
-__all__ = ["GENERATIONS", "Bumps", "PostgresNews"]
+__all__ = ["SLOTS", "Bumps", "PostgresNews"]
 
 _log = logging.getLogger("stampede")
 
 SLOTS = 1 << 16
-GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
+SCOPES = 1 << 8  # the slots of generations, behind those of keys: scopes share them
 
 CHANGES = b"stampede"
-"""The channel of changes. A message is a slot in four hex digits, or `g`: some generation is new."""
+"""The channel of changes. A message is a slot in four hex digits; `g` and two hex digits for the slot of a
+scope whose generation is new; or `g` alone: all are new."""
 
 NO_NEWS = "no notifications arrive here: waiters look ten times a second, and a local tier keeps nothing"
 NO_CHANGES = "a local tier keeps nothing, and every hit asks the server"
@@ -61,7 +62,7 @@ class PostgresNews(Feed):
         self.on_left: Callable[[tuple[int, float]], object] = lambda backend: None  # the lost one: our sign of life
         self._numbers = itertools.count(1)
         self._source: _Connection | None = None
-        super().__init__("postgres", SLOTS + 1)
+        super().__init__("postgres", SLOTS + SCOPES)
 
     def _begin(self) -> None:
         super()._begin()
@@ -143,10 +144,13 @@ class PostgresNews(Feed):
             except NoBase64:
                 return
         elif message == b"g":
-            self.void_all()  # a hit in the local tier does not check its generation, which may be an older one
-        elif len(message) == 4:
+            self.void_all()
+        else:
             try:
-                self.stamps.void(int(message, 16), 1)
+                if len(message) == 4:
+                    self.stamps.void(int(message, 16), 1)
+                elif len(message) == 3 and message[:1] == b"g":
+                    self.stamps.void(SLOTS + int(message[1:], 16), 1)
             except ValueError:
                 return
 

@@ -12,7 +12,7 @@ from stampede.errors import EngineError
 
 __all__ = ["VERSION", "check_version", "grants", "make", "statements"]
 
-VERSION = 6
+VERSION = 7
 
 
 def _text(name: str) -> str:

@@ -3,7 +3,7 @@
 -- A function that changes a key takes the key's advisory lock first, until the end of its transaction, and reads in
 -- later statements, which see all that was committed before.
 
-CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 6';
+CREATE FUNCTION stampede.version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 7';
 
 CREATE FUNCTION stampede.clock() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT date_part('epoch', clock_timestamp())
@@ -308,7 +308,7 @@ BEGIN
         INSERT INTO stampede.generations AS g (scope, id) VALUES (its, new || '~' || softer)
             ON CONFLICT (scope) DO UPDATE SET id = split_part(g.id, '~', 1) || '~' || softer;
     END IF;
-    PERFORM pg_notify('stampede', 'g');
+    PERFORM pg_notify('stampede', 'g' || encode(substring(its FROM 1 FOR 1), 'hex'));  -- '' stands for all scopes
     IF current_setting('synchronous_commit') = 'off' THEN  -- a lost commit would revive old keys
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;

@@ -11,7 +11,7 @@ from stampede.engines.kit.generations import MOST, NOTED, PushedGenerations, nam
 from stampede.engines.kit.pool import SentOnce
 from stampede.engines.kit.whereabouts import here
 from stampede.engines.postgres.line import PostgresLine
-from stampede.engines.postgres.news import PostgresNews
+from stampede.engines.postgres.news import SLOTS, PostgresNews
 from stampede.engines.postgres.sweep import Sweeper
 from stampede.engines.postgres.talk import Command, Row
 from stampede.engines.postgres.tell import Teller
@@ -35,7 +35,7 @@ from stampede.model.record import VERDICT
 from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour, run_blocking
 
-__all__ = ["LOOK", "SAFETY", "PostgresKeys"]
+__all__ = ["LOOK", "SAFETY", "PostgresKeys", "slot_of_scope"]
 
 SAFETY = 1.0  # seconds between two looks of a waiter that was not woken: a notification may get lost
 
@@ -144,6 +144,27 @@ class PostgresKeys:
         rows = await self._line.ask((SEEN, (ids.id,)))
         entry = fresh_of(rows[0]) if rows else None
         return None if entry is None else Found(entry, self._ticket(ids, stamp, reporter))
+
+    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
+        """Return what `look` returns for each key, in one round trip."""
+        return (await self.look_too(keys, ()))[0]
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        ids, news, now = [names(key) for key in keys], self._news, time.monotonic()
+        news.follow()
+        if scopes:
+            news.start()
+        stamps, reporter = [news.stamps[each.slot] for each in ids], news.reporter
+        samples = [self._generations.sample(scope) for scope in scopes]
+        looking = [(ALL_SEEN, ([each.id for each in ids],))] if keys else []
+        rows = await self._line.ask_all([*looking, *map(_asking, scopes)])
+        seen = {row[0]: fresh_of(row[1:]) for row in rows[0]} if keys else {}
+        found = [
+            None if (entry := seen.get(each.id)) is None else Found(entry, self._ticket(each, stamp, reporter))
+            for each, stamp in zip(ids, stamps, strict=True)
+        ]
+        heard = zip(scopes, rows[len(looking) :], samples, strict=True)
+        return found, [self._heard(scope, some, sample, now)[0] for scope, some, sample in heard]
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         ids, news, asked = names(key), self._news, Asked("claim", (key, token, ask))
@@ -273,15 +294,15 @@ class PostgresKeys:
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """Send all changes, and ask for the generations of the scopes, in one round trip."""
-        now, sample = time.monotonic(), self._generations.sample()
+        now, samples = time.monotonic(), [self._generations.sample(scope) for scope in scopes]
         commands = [self._command(each) for each in asked]
         try:
             rows = await self._line.ask_all([*commands, *map(_asking, scopes)])
         finally:
             self._void(asked)
         answers = [self._done(*each) for each in zip(asked, rows[: len(asked)], strict=True)]
-        heard = zip(scopes, rows[len(asked) :], strict=True)
-        return answers, [self._heard(scope, some, sample, now) for scope, some in heard]
+        heard = zip(scopes, rows[len(asked) :], samples, strict=True)
+        return answers, [self._heard(scope, some, sample, now) for scope, some, sample in heard]
 
     async def changed(self, asked: Asked) -> bool:
         """Send a change. It also voids what this process has read before: the notification may still be on its way."""
@@ -314,14 +335,15 @@ class PostgresKeys:
     def generation_at_hand(self, scope: str) -> str | None:
         return self._generations.generation_at_hand(scope)
 
-    async def generation(self, scope: str) -> str:
-        return await self._generations.today(scope, self._colour, self._generation)
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        return self._generations.ticket_of_generation(scope)
 
-    async def _generation(self, scope: str) -> str:
-        return (await self.generations(scope))[0]
+    async def generation(self, scope: str) -> str:
+        known = self._generations.generation_at_hand(scope)
+        return (await self.generations(scope))[0] if known is None else known
 
     async def generations(self, scope: str) -> Sequence[str]:
-        now, sample = time.monotonic(), self._generations.sample()
+        now, sample = time.monotonic(), self._generations.sample(scope)
         self._news.start()
         return self._heard(scope, await self._line.ask(_asking(scope)), sample, now)
 
@@ -341,7 +363,7 @@ class PostgresKeys:
         try:
             await self._line.ask((BUMP, (_scope(scope), new_generation(), softer, MOST)))
         finally:
-            self._generations.forget()
+            self._generations.forget(scope)
 
 
 _STORES = frozenset({"fill", "set", "replace"})
@@ -351,6 +373,11 @@ _KEEPS = frozenset({"claim", "abandon", "renew"})
 def _scope(scope: str) -> bytes:
     """Return the id of a scope in the table. It is empty only for "", which means all scopes."""
     return names(scope, b"scope").id if scope else b""
+
+
+def slot_of_scope(scope: str) -> int:
+    """Return the slot of a scope's generation. The server names it by the first byte of the scope's id."""
+    return SLOTS + (_scope(scope)[0] if scope else 0)
 
 
 def _asking(scope: str) -> Command:

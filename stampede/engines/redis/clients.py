@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -83,7 +84,11 @@ class RedisConnector:
         # The library uses 2 ** 31 for "no limit".
         self.max_connections = min(int(options.get("max_connections") or 50), MOST)
         self.timeout = float(options.get("timeout", 20.0))
-        self._options = DEFAULTS | {key: value for key, value in options.items() if key not in _POOL}
+        # Do not send the library's name: that would be two more round trips.
+        unnamed = ("driver_info",) if find_spec("redis.driver_info") else ("lib_name", "lib_version")
+        self._options = (
+            DEFAULTS | dict.fromkeys(unnamed) | {key: value for key, value in options.items() if key not in _POOL}
+        )
         self._options["protocol"] = 2  # RESP2 connects faster; news have a connection of their own
         if kind == "UnixDomainSocketConnection":
             for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):

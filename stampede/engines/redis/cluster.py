@@ -25,7 +25,7 @@ from stampede.engines.redis.scripts import Scripts, is_passing
 from stampede.engines.redis.shard import Ports, Shard
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.breaker import Breaker
-from stampede.model.ports import Pulse, Recalls
+from stampede.model.ports import Pulse, Recalls, Ticket
 from stampede.runtime import forks
 from stampede.runtime.chance import shuffle
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
@@ -207,6 +207,12 @@ class Cluster:
         owner = self._owners[GENERATIONS] if self._owners else None
         shard = self._shards.get(owner) if owner is not None else None
         return None if shard is None else shard.generations.generation_at_hand(scope)
+
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        """Return the proof that the scope's generation is still the one that this process knows, or None."""
+        owner = self._owners[GENERATIONS] if self._owners else None
+        shard = self._shards.get(owner) if owner is not None else None
+        return None if shard is None else shard.generations.ticket_of_generation(scope)
 
     def _generations_up(self) -> bool:
         owner = self._owners[GENERATIONS]

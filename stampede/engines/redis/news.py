@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 from stampede.engines.kit.feed import Channel, Feed
 from stampede.engines.kit.replies import MORE
@@ -19,12 +20,12 @@ from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.inside import packer, parser, socket_of
 from stampede.engines.redis.readers import Readers
 
-__all__ = ["GENERATIONS", "RedisNews", "follow", "refusal_of", "slot_of"]
+__all__ = ["ALL", "RedisNews", "follow", "key_of_scope", "refusal_of", "slot_of", "slot_of_scope"]
 
 _log = logging.getLogger("stampede")
 
 SLOTS = 1 << 16
-GENERATIONS = SLOTS  # the slot of all generations, behind those of keys
+SCOPES = 1 << 8  # the slots of generations, behind those of keys: scopes share them
 
 HOW = "so a local tier serves what it keeps for a second, or for its ttl"
 """What it means that the server refuses to redirect."""
@@ -51,7 +52,7 @@ class RedisNews(Feed):
         self.verbs = _SHARDED if sharded else _PLAIN
         self.tracks = tracks
         self.on_refused: Callable[[str], object] = lambda how: None
-        super().__init__("redis", SLOTS + 1)
+        super().__init__("redis", SLOTS + SCOPES)
 
     def _begin(self) -> None:
         super()._begin()
@@ -95,10 +96,9 @@ class RedisNews(Feed):
 
     def changed(self, key: bytes) -> None:
         """Handle a key that was changed by any client, has expired or was evicted."""
-        slot = slot_of(key)
-        if slot == GENERATIONS:
-            self.void_all()  # hits do not ask for the generation, so every local value may be of an older one
-        elif slot is not None:
+        if key == ALL:
+            self.void_all()  # all scopes have a new generation
+        elif (slot := slot_of(key)) is not None:
             self.stamps.void(slot, 1)
 
     def watch(self, sock: Any) -> bool:
@@ -264,4 +264,17 @@ def slot_of(key: bytes) -> int | None:
             return int(key[1:5], 16)
         except ValueError:
             return None
-    return GENERATIONS if key.startswith(b"{stampede}g") else None
+    return SLOTS + crc32(key) % SCOPES if key.startswith(ALL) else None
+
+
+ALL = b"{stampede}g"
+"""The key of the generation of all scopes."""
+
+
+def key_of_scope(scope: str) -> bytes:
+    """Return the key of a scope's own generation."""
+    return ALL + b":" + scope.encode("utf-8", "surrogatepass")
+
+
+def slot_of_scope(scope: str) -> int:
+    return SLOTS + crc32(key_of_scope(scope)) % SCOPES

@@ -13,7 +13,7 @@ from stampede.engines.redis.verbs import RedisKeys
 from stampede.engines.redis.wire import names
 from stampede.errors import EngineError
 from stampede.model.entry import Entry
-from stampede.model.ports import Asked, Held, Usage
+from stampede.model.ports import Asked, Found, Held, Usage
 from stampede.runtime.colour import Colour, run_blocking, settled
 
 __all__ = ["GENERATIONS", "SLOTS", "RoutedPorts", "Verb", "reason", "slot_of"]
@@ -142,6 +142,19 @@ class RoutedKeys(_Routed):
         if not all(lost):
             answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
         return _whole(answers)
+
+    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
+        return _whole(await self._many(keys, lambda key: key, lambda port, some: port.look_all(some)))
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        """Return what `look` finds and the generations. The shards with the keys are asked before that with these."""
+        found: list[Found | None] = [None] * len(keys)
+        try:
+            found = await self.look_all(keys) if keys else []
+        except EngineError as error:
+            if not error.partial:
+                raise  # otherwise the claim finds it out
+        return found, (await self.of_generations(lambda keys: keys.look_too((), scopes)))[1] if scopes else []
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         """Return a page of keys. The masters come one after the other, each found by one of its slots."""

@@ -10,7 +10,7 @@ from stampede.engines.redis.blocking import RedisBlocking
 from stampede.engines.redis.clients import RedisConnector
 from stampede.engines.redis.limits import RedisLimits
 from stampede.engines.redis.locks import RedisLocks
-from stampede.engines.redis.news import GENERATIONS, RedisNews, refusal_of
+from stampede.engines.redis.news import RedisNews, refusal_of, slot_of_scope
 from stampede.engines.redis.scripts import Scripts
 from stampede.engines.redis.suspending import RedisSuspending
 from stampede.engines.redis.verbs import RedisKeys, RedisLine
@@ -48,7 +48,7 @@ class Shard:
         self.name = server.name
         self.news = RedisNews(server, tracks=tracking, sharded=sharded)
         server.on_move = self.news.stray
-        self.generations = self.recalls = PushedGenerations(self.news, GENERATIONS)
+        self.generations = self.recalls = PushedGenerations(self.news, slot_of_scope)
         self.line = RedisBlocking(server, scripts, self.news)
         self.aline = RedisSuspending(server, scripts, self.news)
         self.news.on_tick = self.aline.close_dead

@@ -14,7 +14,7 @@ from stampede.engines.kit.generations import KNOWN, MOST, PushedGenerations, new
 from stampede.engines.kit.many_at_once import PutAside, together
 from stampede.engines.kit.pool import SentOnce
 from stampede.engines.redis.clients import is_about_rights, is_silence
-from stampede.engines.redis.news import RedisNews
+from stampede.engines.redis.news import ALL, RedisNews, key_of_scope
 from stampede.engines.redis.scripts import Command, Scripts
 from stampede.engines.redis.wire import (
     FOREVER,
@@ -130,6 +130,47 @@ class RedisKeys:
             # Either another entry is stored by now, and only its end is missing; or there is nothing good.
             return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
+
+    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
+        """Return what `look` returns for each key, in one round trip."""
+        return (await self.look_too(keys, ()))[0]
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        news, at = self._news, time.monotonic()
+        if news.tracks:
+            news.follow()
+        samples, questions = [], []
+        for scope in scopes:
+            samples.append(self._generations.sample(scope))
+            questions.append(self._question(scope, noted=False))
+        asked: list[tuple[RedisNames, KnownEnd | None, int, list[Command]]] = []
+        for key in keys:
+            key_names = names(key)
+            known = self._ends.get(key_names.entry)
+            if known is not None and at >= known.until:
+                known = None
+            commands = self._looking(key_names, known)
+            if news.tracks and len(asked) + 1 < len(keys):
+                del commands[-1]  # the last one shows for all of them whether the server is still the master
+            asked.append((key_names, known, news.stamps[key_names.slot], commands))
+        try:
+            looking = [each for *_, commands in asked for each in commands]
+            replies, reporter = await self._line.ask_all([*looking, *questions])
+        except EngineError as error:
+            if not keys or not is_about_rights(error):
+                raise
+            return [None] * len(keys), (await self.look_too((), scopes))[1] if scopes else []
+        found: list[Found | None] = []
+        start, follows = 0, reporter and reporter == news.reporter
+        for key, (key_names, known, stamp, commands) in zip(keys, asked, strict=True):
+            some, start = replies[start : start + len(commands)], start + len(commands)
+            entry = self._seen(key_names, known, some, at)
+            if entry is not None:
+                found.append(Found(entry, news.ticket(key_names.slot, stamp) if follows else None))
+            else:
+                found.append(await self.look(key) if known is not None and some[0] is not None else None)
+        heard = zip(scopes, replies[start:], samples, strict=True)
+        return found, [self._take_reply(scope, some, sample, reporter, at)[0] for scope, some, sample in heard]
 
     def _looking(self, key_names: RedisNames, known: KnownEnd | None) -> list[Command]:
         """Return plain commands that find what `claim.lua` would find. One of them counts as a write, so that a server
@@ -324,16 +365,14 @@ class RedisKeys:
     # -- generations --------------------------------------------------------------------------------------------
 
     async def generation(self, scope: str) -> str:
-        return await self._generations.today(scope, self._colour, self._generation)
-
-    async def _generation(self, scope: str) -> str:
-        return (await self._ask_generations(scope, noted=False))[0]
+        known = self._generations.generation_at_hand(scope)
+        return (await self._ask_generations(scope, noted=False))[0] if known is None else known
 
     async def generations(self, scope: str) -> list[str]:
         return await self._ask_generations(scope, noted=True)
 
     async def _ask_generations(self, scope: str, *, noted: bool) -> list[str]:
-        now, sample = time.monotonic(), self._generations.sample()
+        now, sample = time.monotonic(), self._generations.sample(scope)
         self._news.follow()
         (reply,), reporter = await self._line.ask_all([self._question(scope, noted=noted)])
         return self._take_reply(scope, reply, sample, reporter, now)
@@ -341,9 +380,9 @@ class RedisKeys:
     def _question(self, scope: str, *, noted: bool) -> Command:
         """Return the command that asks for the current generation, and with `noted` for those that ended a moment
         ago."""
-        own = _scope_key(scope)
-        notes = [_note(_ALL), _note(own)] if noted else []
-        return self._scripts.generation([_ALL, own, _RUN, *notes], *_new(2))
+        own = key_of_scope(scope)
+        notes = [_note(ALL), _note(own)] if noted else []
+        return self._scripts.generation([ALL, own, _RUN, *notes], *_new(2))
 
     def _take_reply(
         self, scope: str, reply: list[bytes], sample: tuple[int, int], reporter: int, now: float
@@ -358,18 +397,18 @@ class RedisKeys:
         return [_name_of(each, other) for each in wholes for other in owns]
 
     async def soften(self, scope: str) -> None:
-        key = _scope_key(scope) if scope else _ALL
+        key = key_of_scope(scope) if scope else ALL
         try:
             await self._line.ask(self._scripts.soften([key], *_new(2)))
         finally:
-            self._generations.forget()
+            self._generations.forget(scope)
 
     async def bump(self, scope: str) -> None:
-        key = _scope_key(scope) if scope else _ALL
+        key = key_of_scope(scope) if scope else ALL
         try:
             await self._line.ask(self._scripts.bump([key, _note(key)], *_new(1), ms(NOTED), b"%d" % MOST))
         finally:
-            self._generations.forget()
+            self._generations.forget(scope)
 
 
 def _packed(entry: Entry[Any]) -> tuple[bytes, bytes]:
@@ -378,16 +417,12 @@ def _packed(entry: Entry[Any]) -> tuple[bytes, bytes]:
     return b"" if end is None else b"%d" % end, pack(entry, end)
 
 
-_ALL, _RUN = b"{stampede}g", b"{stampede}r"
-
-
-def _scope_key(scope: str) -> bytes:
-    return b"{stampede}g:" + scope.encode("utf-8", "surrogatepass")
+_RUN = b"{stampede}r"
 
 
 def _note(key: bytes) -> bytes:
     """Return the key that notes generations which ended a moment ago."""
-    return b"{stampede}p" + key.removeprefix(_ALL)
+    return b"{stampede}p" + key.removeprefix(ALL)
 
 
 def _new(count: int) -> list[bytes]:
