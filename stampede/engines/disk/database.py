@@ -64,6 +64,12 @@ class Write:
         self._slots.add(slot)
         self.opened.stamps.mark(slot)
 
+    def change_generation(self, number: int) -> None:
+        """Mark the slot of a scope. If this writer dies, the next one replaces all marks."""
+        self.change(number)
+        self._slots.add(GENERATIONS)
+        self.opened.stamps.mark(GENERATIONS)
+
     def change_everything(self) -> None:
         """Mark all slots."""
         self._everything = True

@@ -8,10 +8,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from zlib import crc32
 
 from stampede.engines.disk.database import DiskDatabase, Locked, Write
 from stampede.engines.disk.opened import Opened
-from stampede.engines.disk.stamps import GENERATIONS, HAND, MARK, SLOTS
+from stampede.engines.disk.stamps import HAND, MARK, SLOTS
 from stampede.engines.kit.boot_clock import clock
 from stampede.engines.kit.failures import decode_past, encode_past
 from stampede.engines.kit.flock import dead, pid_here, process
@@ -91,7 +92,8 @@ class Rows:
         self._max_bytes = max_bytes
         self.wake_files = WakeFiles(database.directory, dead)
         self._swept = 0.0
-        self._known: tuple[Opened | None, int, dict[str, str]] = (None, MARK, {})
+        # By scope: where its generation was read, the proof that it is still the same, and its name.
+        self._known: dict[str, tuple[Opened, Ticket, str]] = {}
 
     # -- hits ---------------------------------------------------------------------------------------------------
 
@@ -112,13 +114,20 @@ class Rows:
 
     def generation_at_hand(self, scope: str) -> str | None:
         """Return the generation that was read last, unless there was a bump since. None: read it."""
-        known, stamp, generations = self._known
+        known = self._known.get(scope)
+        if known is None:
+            return None
+        opened, ticket, generation = known
         try:
-            opened = self.database.opened(clock())
+            if self.database.opened(clock()) is not opened:
+                return None
         except (EngineError, Locked):
             return None
-        unchanged = known is opened and opened.stamps.words[GENERATIONS] == stamp != MARK
-        return generations.get(scope) if unchanged else None
+        return generation if _unchanged(ticket) else None
+
+    def ticket_of_generation(self, scope: str) -> Ticket | None:
+        known = self._known.get(scope)
+        return None if known is None else known[1]
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -234,35 +243,41 @@ class Rows:
     def generation(self, scope: str, *, surely: bool = False) -> str:
         """Return the generation of a scope. It is remembered until the next bump. `surely`: check first that the
         directory still uses this database."""
-        known, stamp, generations = self._known
         opened = self.database.opened(None if surely else clock())
-        now = opened.stamps.words[GENERATIONS]
-        if now == MARK and not surely:  # the mark may stay for ever, if the database was replaced: check that
+        stamps, known = opened.stamps, self._known.get(scope)
+        slot = stamps.slot(_number_of_scope(scope))
+        stamp = stamps.words[slot]  # before the read: see `stamps.py`
+        if stamp == MARK and not surely:  # the mark may stay for ever, if the database was replaced: check that
             return self.generation(scope, surely=True)
-        if known is not opened or now != stamp or now == MARK:
-            generations = {}
-            self._known = opened, now, generations
-        if scope not in generations:
-            with self.database.reading() as (_, connection):
-                sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope IN ('', ?) ORDER BY scope"
-                found = [row[0] for row in connection.execute(sql, (scope,))]
-            if len(generations) > 10_000:
-                generations.clear()
-            generations[scope] = _generation_of(found)
-        return generations[scope]
+        if known is not None and known[0] is opened and known[1].stamp == stamp != MARK:
+            return known[2]
+        with self.database.reading() as (_, connection):
+            sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope IN ('', ?) ORDER BY scope"
+            generation = _generation_of([row[0] for row in connection.execute(sql, (scope,))])
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known[scope] = opened, Ticket(stamps.words, slot, stamp, opened.pulse), generation
+        return generation
 
     def bump(self, scope: str) -> None:
         with self.database.writing() as write:
-            write.change_everything()
+            self._change_scope(write, scope)
             write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, os.urandom(4).hex()))
 
     def soften(self, scope: str) -> None:
         with self.database.writing() as write:
-            write.change_everything()
+            self._change_scope(write, scope)
             sql = "SELECT CAST(generation AS TEXT) FROM generations WHERE scope = ?"
             hard = "".join(row[0].partition("~")[0] for row in write.execute(sql, (scope,)))
             softer = f"{hard}~{os.urandom(4).hex()}"
             write.execute("INSERT OR REPLACE INTO generations VALUES (?, ?)", (scope, softer))
+
+    def _change_scope(self, write: Write, scope: str) -> None:
+        """Mark the slot of a scope's generation, or with "" all slots."""
+        if scope:
+            write.change_generation(_number_of_scope(scope))
+        else:
+            write.change_everything()
 
     # -- storing and evicting -----------------------------------------------------------------------------------------
 
@@ -401,6 +416,15 @@ class Port:
                 await self._colour.park(bell, min(timeout, longest if is_woken else LOOK))
         finally:
             wake_files.forget(bell_number, bell)
+
+
+def _number_of_scope(scope: str) -> int:
+    """Return the number whose slot has the stamps of a scope's generation. Keys may share it."""
+    return crc32(scope.encode("utf-8", "surrogatepass"))
+
+
+def _unchanged(ticket: Ticket) -> bool:
+    return ticket.stamps[ticket.slot] == ticket.stamp != MARK
 
 
 def _kept(row: Sequence[Any]) -> Kept:
