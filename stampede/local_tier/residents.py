@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from stampede.errors import OptionError
+from stampede.local_tier.tagged import TagStamps
 from stampede.model.entry import GRACE, Entry
 from stampede.model.ports import ALWAYS, Ticket
 from stampede.runtime import process_lock
@@ -44,7 +45,7 @@ class Resident:
         self.stamp: int | None = None  # None: the engine cannot tell when the entry changes
         self.pulse = ALWAYS
         if ticket is not None:
-            self.stamps, self.slot, self.stamp, self.pulse = ticket
+            self.stamps, self.slot, self.stamp, self.pulse, _ = ticket
         self.entry = entry
         self.fresh = fresh
         self.keep = fresh if keep == fresh else keep  # one float object for both, in most residents
@@ -85,6 +86,7 @@ class Residents:
         if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
             raise OptionError(f"entries is {entries!r}: give the largest number of values to keep, at least 1")
         self.entries = entries
+        self.tag_stamps = TagStamps()
         self._residents: dict[str, Resident] = {}  # from the oldest to the newest
         self.get: Callable[[str], Resident | None] = self._residents.get  # a method would cost twice as much
         self._hits: defaultdict[str, int] = defaultdict(int)  # of residents that were removed, by scope

@@ -7,21 +7,26 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from stampede.local_tier.residents import Resident, Residents
+from stampede.local_tier.tagged import TagPulse, TagStamps, are_valid, flat
 from stampede.model import early
 from stampede.model.entry import Entry
 from stampede.model.ports import Ticket
 from stampede.model.result import Result
+from stampede.model.tags import Tag, judge, key_of_tag, names_in
 from stampede.settings.options import Policy
 
 __all__ = ["LocalTier"]
 
 _clock = time.monotonic
 _SLOTS = 1024
+
+Guard: TypeAlias = Callable[[Ticket], Ticket]
+"""Makes a ticket depend on something else, too."""
 
 
 class LocalTier:
@@ -35,6 +40,7 @@ class LocalTier:
         believed: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.residents = residents
+        self.tag_stamps = TagStamps() if residents is None else residents.tag_stamps
         self.shared = shared  # the tier is in front of a shared engine, and is not the engine's own
         # Seconds for which an entry without ticket is valid; None: the engine reports all changes.
         self._believed = believed
@@ -67,7 +73,7 @@ class LocalTier:
         now = _clock()
         if resident is None or resident.keep <= now:
             return None
-        if not _holds(resident) and not _held_until_loss(resident):
+        if not (_holds(resident) and resident.pulse.stands(now)) and not _held_until_loss(resident):
             return None
         return replace(resident.entry, fresh=min(resident.fresh - now, 0.0), keep=resident.keep - now)
 
@@ -85,8 +91,11 @@ class LocalTier:
         resident.end = resident.fresh
         return replace(resident.entry, fresh=resident.fresh - now, keep=resident.keep - now)
 
-    def place(self, key: str, scope: str, result: Result, sample: Ticket | None) -> Resident | None:
-        """Return a resident for the result, if that is known to be valid. A new one is not hit before `open`."""
+    def place(
+        self, key: str, scope: str, result: Result, sample: Ticket | None, guard: Guard = lambda ticket: ticket
+    ) -> Resident | None:
+        """Return a resident for the result, if that is known to be valid. A new one is not hit before `open`. `guard`
+        makes the engine's ticket depend on the generation, too."""
         residents, entry = self.residents, result.entry
         if residents is None or entry is None or entry.raised:
             return None
@@ -94,13 +103,16 @@ class LocalTier:
         if (
             resident is None
             or resident.entry.id != entry.id
-            or (resident.stamp is not None and not _holds(resident))
+            or (self.shared and resident.stamp is not None and not _holds(resident))
+            or (self.shared and not resident.pulse.holds(_clock()))
             or (self.shared and resident.fresh <= _clock())  # its time without a ticket has ended: a new one begins
         ):
-            resident = self._resident(key, scope, entry, result, sample)
+            resident = self._resident(key, scope, entry, result, sample, guard)
             if resident is None:
                 return None
             residents.put(resident)
+        elif entry.tags and resident.stamp is None and not self._guard(residents, resident):
+            return None
         resident.scope = scope
         return resident
 
@@ -116,15 +128,24 @@ class LocalTier:
             resident.end = min(resident.fresh, fresh - ahead)
 
     def _resident(
-        self, key: str, scope: str, entry: Entry[Any], result: Result, sample: Ticket | None
+        self, key: str, scope: str, entry: Entry[Any], result: Result, sample: Ticket | None, guard: Guard
     ) -> Resident | None:
         if not self.shared or result.at == 0.0 or entry.fresh <= 0:
             return None
         ticket, believed = result.ticket, self._believed()
+        if ticket is not None:
+            ticket = guard(ticket)
         if ticket is None:
             if believed is None or sample is None:
                 return None  # a change may be under way: the next call reads the key under a ticket
             ticket = sample
+        if entry.tags:
+            guarded = self._ticket_of_tagged(entry, ticket, result.at)
+            if guarded is None:
+                return None
+            fresh = entry.fresh if believed is None else min(entry.fresh, believed)
+            keep = min(entry.keep, believed) if believed is not None and ticket is sample else entry.keep
+            return Resident(key, scope, entry, 0.0, result.at + fresh, result.at + keep, guarded)
         fresh, keep = entry.fresh, entry.keep
         if believed is not None:
             fresh = min(fresh, believed)
@@ -133,6 +154,43 @@ class LocalTier:
                 keep = min(keep, believed)
         fresh += result.at
         return Resident(key, scope, entry, 0.0, fresh, result.at + keep, ticket)
+
+    def _ticket_of_tagged(self, entry: Entry[Any], ticket: Ticket, at: float) -> Ticket | None:
+        """Return the ticket of an entry with tags, which was asked for at this moment, or None if a tag has ended."""
+        ended, names, proofs = self.tag_stamps, list(names_in(entry.tags)), flat(ticket)
+        stamp = ended.stamps[0]  # before looking
+
+        def has_ended() -> bool:
+            return ended.ended_since(names, at)
+
+        pulse = TagPulse(lambda now: are_valid(proofs, now) and not has_ended(), proofs, has_ended)
+        return None if has_ended() else Ticket(ended.stamps, 0, stamp, pulse)
+
+    def _guard(self, residents: Residents, resident: Resident) -> bool:
+        """Let hits on a resident of the memory engine's own tier depend on its tags, which are in the same tier."""
+
+        def holds(now: float) -> bool:
+            entry = resident.entry
+            tags = {name: tag for name in names_in(entry.tags) if (tag := self._tag(residents, name, now)) is not None}
+            return bool(judge(replace(entry), tags))
+
+        stamp, pulse = residents.tag_stamps.stamps[0], TagPulse(holds)
+        if not pulse.holds(_clock()):
+            return False
+        resident.stamps, resident.slot, resident.pulse = residents.tag_stamps.stamps, 0, pulse
+        resident.stamp = stamp
+        return True
+
+    def _tag(self, residents: Residents, name: bytes, now: float) -> Tag | None:
+        found = residents.get(key_of_tag(name))
+        if found is None or found.keep <= now:
+            return None
+        found.hits += 1  # so that it is not evicted
+        return Tag.of(found.entry)
+
+    def end_tags(self, names: Sequence[bytes]) -> None:
+        """Look at their tags again before a resident is served that carries one of these."""
+        self.tag_stamps.end(names, _clock())
 
     def drop(self, key: str) -> None:
         """Drop a key that this process changes: neither its resident nor a value under way is valid any more."""
@@ -168,7 +226,17 @@ def _held_until_loss(resident: Resident) -> bool:
 
 
 def _holds(resident: Resident) -> bool:
-    return resident.stamp is None or (resident.stamps is not None and resident.stamps[resident.slot] == resident.stamp)
+    stamps = resident.stamps
+    if resident.stamp is None or (stamps is not None and stamps[resident.slot] == resident.stamp):
+        return True
+    pulse = resident.pulse
+    if stamps is None or type(pulse) is not TagPulse:
+        return False
+    stamp = stamps[resident.slot]  # a tag has been invalidated, perhaps another one
+    if not pulse.look(_clock()):
+        return False
+    resident.stamp = stamp
+    return True
 
 
 def _is_due(resident: Resident, now: float) -> bool:
