@@ -32,8 +32,8 @@ from stampede.settings.options import Policy
 __all__ = ["value_of_each"]
 
 T = TypeVar("T")
-TtlOf: TypeAlias = Callable[[str], Callable[[Any], Any] | None]
-"""Returns a key's own `ttl`, or None to use the one of the policy."""
+OwnOf: TypeAlias = Callable[[str], Mapping[str, Any]]
+"""Returns the options of a key that differ from the policy."""
 
 
 async def value_of_each(
@@ -42,14 +42,14 @@ async def value_of_each(
     loader: BatchFunction,
     policy: Policy,
     once: Once | None = None,
-    ttl_of: TtlOf = lambda key: None,
+    own_of: OwnOf = lambda key: {},
 ) -> dict[str, Any]:
     """Return the value of each key: stored, computed by another caller, or loaded by `loader`. Keys that the loader
     leaves out are left out."""
     look = scope.at_hand if once is None else partial(scope.at_hand_of, once)
     values = {key: found.value for key in keys if (found := look(key)) is not None}
     missing = [key for key in keys if key not in values]
-    return values | values_of(await _fetch(scope, missing, loader, policy, once, ttl_of), policy)
+    return values | values_of(await _fetch(scope, missing, loader, policy, once, own_of), policy)
 
 
 async def _fetch(
@@ -58,7 +58,7 @@ async def _fetch(
     loader: BatchFunction,
     policy: Policy,
     once: Once | None,
-    ttl_of: TtlOf,
+    own_of: OwnOf,
     seen: Mapping[str, Entry[Any]] = MappingProxyType({}),
 ) -> dict[str, Result]:
     """Return the result of each key, without waiting for another lease while holding one. So two batches that have the
@@ -69,7 +69,7 @@ async def _fetch(
     others: Iterable[str] = keys
     start, waited, count = monotonic(), 0.0, 1
     while True:
-        batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, ttl_of, seen)
+        batch = _Batch(scope, loader, policy.after(waited, monotonic() - start), once, own_of, seen)
         results |= await batch.claim(others)
         waited += batch.asked
         if not batch.others:
@@ -79,7 +79,7 @@ async def _fetch(
         # claim after each of them would ask for all that remain a thousand times.
         for key in batch.others[:count]:
             began = monotonic()
-            left = _with(policy.after(waited, began - start), ttl_of(key))
+            left = policy.after(waited, began - start).with_options(**own_of(key))
             results[key] = await scope.fetch(key, loader.origin(key), left, once=once)
             if not results[key].stored:  # False also if it was computed here after all
                 waited += monotonic() - began
@@ -87,10 +87,6 @@ async def _fetch(
         if not others:
             break
     return {key: result for key, result in results.items() if not result.is_nothing}
-
-
-def _with(policy: Policy, ttl: Callable[[Any], Any] | None) -> Policy:
-    return policy if ttl is None else policy.with_options(ttl=ttl)
 
 
 class _Batch:
@@ -102,7 +98,7 @@ class _Batch:
         loader: BatchFunction,
         policy: Policy,
         once: Once | None,
-        ttl_of: TtlOf,
+        own_of: OwnOf,
         seen: Mapping[str, Entry[Any]],
     ) -> None:
         self._scope = scope
@@ -110,7 +106,7 @@ class _Batch:
         self._loader = loader
         self._policy = policy
         self._once = once
-        self._ttl_of = ttl_of
+        self._own_of = own_of
         self._seen = seen  # entries that are due for refresh
         self._led: dict[str, WantedKey] = {}  # the keys whose flights this batch leads
         self._work: Callable[[], Any]  # returns the coroutine that leads all these flights
@@ -203,7 +199,7 @@ class _Batch:
     def _lead(self, current_prefix: str, key: str, began: float) -> None:
         """Lead the key's flight, or add the key to `others` if another caller leads it."""
         local_tier = self._scope.core.local_tier
-        policy = _with(self._policy, self._ttl_of(key))
+        policy = self._policy.with_options(**self._own_of(key))
         call = self._scope.of_many(current_prefix, key, self._loader.origin(key), policy, began, self._once)
         call.sample = local_tier.sample(call.key)
         call.answered_by(self._work())  # without a local variable: a traceback may keep this frame for long
@@ -275,7 +271,7 @@ class _Batch:
         policy = self._policy.with_options(background=False, patience=None, deadline=None)
         seen = {key: entry for key, entry in existing.items() if entry is not None and entry.fresh > 0}
         try:
-            results = await _fetch(self._scope, existing, self._loader, policy, self._once, self._ttl_of, seen)
+            results = await _fetch(self._scope, existing, self._loader, policy, self._once, self._own_of, seen)
             delivery.put({key: result.for_followers() for key, result in results.items()})
         except GeneratorExit:
             raise

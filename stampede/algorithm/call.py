@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from stampede import events
 from stampede.algorithm.background import BackgroundPlace
 from stampede.algorithm.context import Context, Reason
 from stampede.algorithm.flight import Flights, Leader
+from stampede.algorithm.tags import TagPorts
 from stampede.leases.keeper import Hold
 from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
@@ -105,11 +106,14 @@ class Resources:
     # `encode`, for `strict` in front of engines that store objects.
     trial: Callable[[str, Entry[Any]], object] | None = None
     draws: bool = True  # calls draw the early moment, because there is no local tier to do so
-    look: Callable[[str], Awaitable[Found | None]] | None = None  # None: the engine has no read cheaper than a claim
+    look: Callable[[str, Ask], Awaitable[Found | None]] | None = (
+        None  # None: the engine has no read cheaper than a claim
+    )
     hit_likelihood: HitLikelihood = field(default_factory=HitLikelihood)
     gates: Gates | None = None  # the caps of origins
     give_back: Callable[[str, bytes], object] = lambda key, token: None  # may be called by a finalizer
     marks: Marks = field(default_factory=Marks)
+    tags: TagPorts | None = None
 
     def predates_mark(self, entry: Entry[Any]) -> bool:
         """Return whether the entry is older than the last `expire_all`. If so it is stale, whatever the engine says."""
@@ -139,6 +143,9 @@ class Call(Leader):
     from_others = False  # the value was computed by another caller while this one waited
     background: BackgroundPlace | None = None  # where the value can be computed while the caller goes on
     existing: Entry[Any] | None = None  # what is stored while it computes
+    looked: Mapping[str, Found | None] | None = None  # what was found while the generation was asked for, by key
+    looked_at: float = -inf  # the moment before that
+    overruled = False  # a tag of the value was invalidated while it was computed
     context: Context | None = None  # of its computation, if the function asked for it
 
     def __init__(
@@ -160,6 +167,7 @@ class Call(Leader):
         self.label = label  # as users know it
         self.origin = origin
         self.policy = policy
+        self.tags = policy.tags
         self.resources = resources
         self.loop = loop
         self.began = began

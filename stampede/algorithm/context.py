@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from stampede.algorithm.flight import Inside, innermost
 from stampede.errors import NoComputation, OptionError
 from stampede.model.entry import Entry
-from stampede.settings.options import seconds
+from stampede.settings.options import checked_tags, seconds
 
 __all__ = ["Context", "EachContext", "Inside", "NotModified", "Reason", "as_one_of_many", "running"]
 
@@ -33,7 +33,7 @@ class Context:
     (80.5, 5)
     """
 
-    __slots__ = ("__weakref__", "_etag", "_modified", "_ttl", "key", "kept", "reason", "stale")
+    __slots__ = ("__weakref__", "_etag", "_modified", "_ttl", "key", "kept", "reason", "stale", "tags")
 
     ended = True  # it is no flight
 
@@ -52,6 +52,7 @@ class Context:
         self.reason = reason
         self.stale = None if existing is None or existing.raised else existing
         self.kept = True  # False after `dont_keep`
+        self.tags: tuple[str, ...] = ()  # those of `tag`
         self._etag = self._modified = self._ttl = _UNSET
 
     def __getitem__(self, name: Any) -> Context:
@@ -90,6 +91,23 @@ class Context:
     @ttl.setter
     def ttl(self, ttl: Any) -> None:
         self._ttl = _UNSET if ttl is None else seconds("ttl (of current())", ttl)
+
+    def tag(self, *tags: str) -> None:
+        """Give the value these tags, besides those of the option `tags`: for those that only the computation knows.
+
+        If one of them is invalidated while the value is computed, the value is not stored.
+
+        >>> @cached(ttl=60)
+        ... def basket(user: int) -> list[int]:
+        ...     articles = [5, 8]
+        ...     stampede.current().tag(*[f"article:{article}" for article in articles])
+        ...     return articles
+        >>> basket(1), basket.peek(1).value
+        ([5, 8], [5, 8])
+        >>> basket.cache.invalidate_tags("article:8")
+        >>> basket.peek(1)
+        """
+        self.tags = checked_tags("current().tag()", (*self.tags, *tags))
 
     def dont_keep(self) -> None:
         """Give the value to the callers of this process that wait for it, and store nothing."""

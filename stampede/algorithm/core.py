@@ -102,6 +102,12 @@ class Core:
             self.outage.forget_all()
         self.flights.detach_all(prefix)
 
+    def forget_tags(self, names: Sequence[bytes]) -> None:
+        """Look at their tags again before anything is served that carries one of these."""
+        self.local_tier.end_tags(names)
+        if self.outage is not None:
+            self.outage.forget_all()
+
     def soften_all(self, scope: str | None = None) -> None:
         """Treat everything that this process has stored for the scope (None: for all) as stale from now on."""
         self.epoch = next(self._epochs)

@@ -22,6 +22,7 @@ class Coder(Protocol):
     def signed(self) -> bool: ...
     def encode(self, key: str, entry: Entry[Any]) -> bytes: ...
     def decode(self, key: str, blob: bytes) -> Entry[Any]: ...
+    def tags(self, key: str, blob: bytes) -> bytes: ...
 
 
 class _Coded:
@@ -195,6 +196,9 @@ class EncodedStore(_Coded):
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # the caller has checked
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        return await cast("Changes", self._port).look_too(keys, scopes)  # what is found is not decoded
 
     def sealed(self, asked: Sequence[Asked]) -> list[Asked]:
         """Encode all entries before the first question is sent: if one value is refused, nothing has changed."""

@@ -47,7 +47,8 @@ async def fill(call: Call) -> Result:
                     continue
             try:
                 # 2. If a hit is likely, read the key first. Then claim: the engine returns the value or grants a lease.
-                if call.ask is None and call.resources.hit_likelihood.good and not call.force and call.seen is None:
+                likely = call.resources.hit_likelihood.good or call.looked is not None
+                if call.ask is None and likely and not call.force and call.seen is None:
                     answer = await look(call)
                 while answer is None:
                     answer = await claim(call)
@@ -74,7 +75,7 @@ async def fill(call: Call) -> Result:
 
 async def follow(call: Call, flight: Flight) -> Result | None:
     """Wait for the leader of the flight. Return its result or what it offers; None if the caller must claim itself."""
-    flight.latest = max(flight.latest, call.began)
+    flight.latest, call.looked = max(flight.latest, call.began), None
     try:
         if call.loop is None and (flight.waits_in(running_loop()) or flight.led_beside()):
             # The leader needs this thread or event loop to finish, and this blocking call would stop it.
@@ -141,8 +142,12 @@ async def look(call: Call) -> Result | None:
     if resources.look is None:
         return None
     ask = call.ask = Ask(call.policy.lease)
+    if call.tags and resources.tags is not None:
+        ask.tags = resources.tags.of_call(call.tags, call.policy)
     at = resources.clock()
-    found = await resources.look(call.key)
+    if call.looked is not None:
+        ask.looked, at, call.looked = call.looked, call.looked_at, None
+    found = await resources.look(call.key, ask)
     if found is None:
         return None
     entry = found.entry
@@ -171,6 +176,8 @@ async def claim(call: Call) -> Result | Granted | Busy | Failed | None:
     if ask is None:
         seen = call.seen.id if call.seen is not None else None
         ask = call.ask = Ask(call.policy.lease, seen=seen, force=call.force)
+        if call.tags and resources.tags is not None:
+            ask.tags = resources.tags.of_call(call.tags, call.policy)
     if first:
         if not call.token:
             token = urandom(8)  # as `new_id`, without the call
@@ -264,8 +271,8 @@ async def wait_for_other(call: Call, busy: Busy) -> Result | None:
     assert ask is not None
     ask.since, ask.awaited = call.waited, busy.token
     ask.draw = None  # a value computed while we waited is good, however short its life
-    if news is None or (resources.marks.mark and resources.predates_mark(news.entry)):
-        return None
+    if news is None or news.entry.tags or (resources.marks.mark and resources.predates_mark(news.entry)):
+        return None  # a claim also asks for the tags
     if call.flight is not None and call.flight.latest > at:
         # The answer to a new claim is also good for followers that came after `at`: they need not ask again.
         return None

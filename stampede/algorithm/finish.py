@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from stampede import events
 from stampede.algorithm.call import Call
 from stampede.algorithm.context import Context, NotModified
-from stampede.errors import CodecError, EngineError, NoComputation, OriginFull, RecursiveComputation
+from stampede.algorithm.tags import ticket_of
+from stampede.errors import CodecError, EngineError, NoComputation, OptionError, OriginFull, RecursiveComputation
 from stampede.leases.keeper import Hold
 from stampede.model import early
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ticket
 from stampede.model.result import LeftOut, Nothing, Result, comes_back, parts_of
+from stampede.model.tags import judge, names_in, packed
 from stampede.runtime.chance import random
+from stampede.settings.options import MOST_TAGS, checked_tags
 
 __all__ = ["covers", "finish", "quietly", "release", "served"]
 
@@ -87,7 +91,7 @@ async def not_modified(call: Call, hold: Hold, existing: Entry[Any] | None, clai
     elif policy.jitter and ttl != inf:
         ttl *= 1 - policy.jitter * random()
     known = existing.cost, existing.margin, ttl, ttl, ttl + policy.stale, False, context.etag, context.modified
-    entry = Entry(existing.value, call.token, *known)
+    entry = Entry(existing.value, call.token, *known, existing.tags)
     if (ttl, entry.etag, entry.modified) == (existing.ttl, existing.etag, existing.modified):
         entry.same_as = existing.id  # the stored bytes include these three
     return await store(call, hold, entry, None, context.reason, cost, existing)
@@ -116,7 +120,9 @@ async def store(
         trial = call.resources.trial
         if trial is not None and call.policy.strict:
             trial(call.key, entry)
-        stored = await call.resources.colour.shielded(call.resources.port.fill(call.key, call.token, entry))
+        tagged = call.tags or entry.tags or (call.context is not None and call.context.tags)
+        filling = with_tags(call, entry) if tagged else call.resources.port.fill(call.key, call.token, entry)
+        stored = await call.resources.colour.shielded(filling)
     except CodecError as refusal:
         result = await unkept(call, entry, error, str(refusal), strict=call.policy.strict)
         return Result(error=refusal, as_of=result.as_of) if call.policy.strict else result
@@ -130,10 +136,44 @@ async def store(
     if not stored:
         longest = call.policy.hold_of(existing.cost if existing is not None else 0.0)
         late = cost > longest
-        overruled = not late and ((call.flight is not None and call.flight.detached) or hold.overruled)
+        detached = call.flight is not None and call.flight.detached
+        overruled = not late and (detached or hold.overruled or call.overruled)
         call.tell(events.LeaseLost, longest if late else None, overruled)
         return Result(entry, error, as_of=-inf)  # not for followers or the local tier, either
     return Result(entry, error, stored if isinstance(stored, Ticket) else None, stored=True, at=at, as_of=at)
+
+
+async def with_tags(call: Call, entry: Entry[Any]) -> Ticket | bool | None:
+    """Fill with an entry that has tags, of the option `tags`, of `current().tag()`, or of a value that is still right.
+    False also means that one of them was invalidated while it was computed."""
+    resources, tags = call.resources, call.resources.tags
+    assert tags is not None
+    of_call = (call.ask.tags if call.ask is not None else None) or tags.of_call(call.tags, call.policy)
+    own = call.tags if call.context is None else (*call.tags, *call.context.tags)
+    names = tuple(dict.fromkeys((*tags.names(checked_tags("tags", own)), *names_in(entry.tags))))
+    if len(names) > MOST_TAGS:
+        raise OptionError(f"{call.label!r} has {len(names)} tags, with those that it had: at most {MOST_TAGS}")
+    noted = await tags.ask(tags.noted(names, of_call, call.asked, entry.keep), of_call.noted)
+    if noted is None:
+        call.overruled = True
+        tags.hint(call.key, names)  # the next claim notes them
+        await release(call)
+        return False
+    before, entry.tags = entry.tags, packed(names, noted)
+    if entry.tags != before:
+        entry.same_as = None  # the stored bytes have other ids
+    stored = await resources.port.fill(call.key, call.token, entry)
+    if not stored:
+        return stored
+    tags.hint(call.key, names, of_call.names)
+    # That the lease was valid says nothing about the tags, and the result is also for callers that came meanwhile.
+    current = await tags.ask(tags.current(names), None)
+    if current is None:
+        return None  # valid as of the claim
+    if not judge(replace(entry), current):
+        call.overruled = True
+        return False
+    return ticket_of(entry, stored, current) or True if isinstance(stored, Ticket) else stored
 
 
 async def unkept(
@@ -158,7 +198,7 @@ async def left_out(call: Call, error: LeftOut) -> Result:
     there is no value."""
     error.__traceback__ = None  # it is never shown, and its frames refer to the error
     as_of = await lease_known_valid_at(call)
-    if isinstance(error, Nothing):
+    if isinstance(error, Nothing) and not has_tags(call):
         await release(call, Verdict("absent", message=str(error)))
     else:
         await release(call, Verdict("unkept", message="the function of many keys has left it out"))
@@ -215,9 +255,16 @@ def is_own(error: BaseException) -> bool:
     )
 
 
+def has_tags(call: Call) -> bool:
+    context, existing = call.context, call.existing
+    named = call.tags or (context is not None and context.tags) or (existing is not None and existing.tags)
+    return bool(named)
+
+
 async def lease_known_valid_at(call: Call) -> float:
-    """Return the latest moment at which our lease is known to be valid: earlier callers may share the result."""
-    if not call.followed:
+    """Return the latest moment at which our lease is known to be valid: earlier callers may share the result. For a
+    value with tags this is the claim: that the lease is valid later says nothing about tags."""
+    if not call.followed or has_tags(call):
         return call.asked
     at = call.resources.clock()
     try:

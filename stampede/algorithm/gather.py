@@ -4,7 +4,7 @@ loop is sent together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from stampede.engines.kit.many_at_once import PutAside, together
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Gathering(Claims, Looks):
-    """`Claims` whose verbs wait until `run_together` asks them."""
+    """`Claims`, and some verbs of `Store`, that wait until `run_together` asks them."""
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         reply: Reply = await PutAside(Asked("claim", (key, token, ask)))
@@ -42,6 +42,13 @@ class Gathering(Claims, Looks):
         renewed: bool = await PutAside(Asked("renew", (key, token, lease)))
         return renewed
 
+    async def set(self, key: str, entry: Entry[Any]) -> None:
+        await PutAside(Asked("set", (key, entry)))
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        replaced: bool = await PutAside(Asked("replace", (key, seen, entry)))
+        return replaced
+
 
 def run_together(
     work: Sequence[Coroutine[Any, Any, T]], ask: Callable[[Sequence[Asked]], list[Any]]
@@ -49,7 +56,23 @@ def run_together(
     """Run the coroutines, and return what each returned or raised. `ask` sends many questions, and returns a result or
     an error for each."""
 
-    def answered(questions: dict[int, Asked]) -> dict[int, Any]:
-        return dict(zip(questions, ask([*questions.values()]), strict=True))
+    def answered(questions: dict[int, Any]) -> dict[int, Any]:
+        return _in_place(questions, iter(ask([*_each(questions)])))
 
     return together(work, answered, BaseException)
+
+
+def _each(questions: dict[int, Any]) -> Iterator[Asked]:
+    """Return the questions, also those of a coroutine that runs others (`asked_together`)."""
+    for asked in questions.values():
+        if isinstance(asked, dict):
+            yield from _each(asked)
+        else:
+            yield asked
+
+
+def _in_place(questions: dict[int, Any], answers: Iterator[Any]) -> dict[int, Any]:
+    return {
+        number: _in_place(asked, answers) if isinstance(asked, dict) else next(answers)
+        for number, asked in questions.items()
+    }

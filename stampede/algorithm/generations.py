@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
+from typing import TypeAlias, cast
 
-from stampede.algorithm.call import Marks
+from stampede.algorithm.call import Call, Marks
 from stampede.algorithm.core import Core
 from stampede.errors import EngineClosed, EngineError
 from stampede.keys import generation, quoted
+from stampede.local_tier.tagged import ScopePulse
 from stampede.model.entry import new_id
-from stampede.model.ports import Store
+from stampede.model.ports import Changes, Pulse, Recalls, Store, Ticket
+from stampede.runtime.colour import Bell, Colour, Loop, running_loop
 
 __all__ = ["Generations"]
 
@@ -19,6 +24,26 @@ _clock = time.monotonic
 
 KNOWN_EVERYWHERE = 2.0
 """Seconds after which every process knows of a new generation."""
+
+
+SAFETY = 1.0
+"""Seconds to wait for the answer to another caller's question, before asking by oneself."""
+
+
+Where: TypeAlias = tuple[int, Loop | None]
+"""The process and the event loop of a question."""
+
+
+class _Asking:
+    """A question for the generations that several callers share."""
+
+    __slots__ = ("bell", "current", "error", "sent")
+
+    def __init__(self, sent: float) -> None:
+        self.bell = Bell()
+        self.sent = sent
+        self.current: tuple[str, str] | None = None
+        self.error: EngineError | None = None
 
 
 class Generations(Marks):
@@ -37,22 +62,30 @@ class Generations(Marks):
         self.older: list[str] = []  # earlier prefixes, whose residents may still be in the local tier
         # The engine's generations of earlier prefixes, and when this process learned that they had ended.
         self._recent: list[tuple[str, str, float]] = []
+        self._asking: dict[Where, _Asking] = {}
+        # The generation that residents' pulses are of, and these pulses by the pulse of the engine: in one object.
+        self._pulses: tuple[tuple[str, ...], dict[Pulse, ScopePulse]] = (), {}
         self.recall()  # do not ask the engine here: an event loop may be waiting for this
 
     @property
     def prefix(self) -> str:
         return self.known[1]
 
-    async def learn(self, store: Store) -> str:
-        """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
+    async def learn(self, store: Store, colour: Colour, call: Call | None = None) -> str:
+        """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked. With a
+        call, what it is about to look for may be asked for in the same round trip."""
         outage, epoch = self.core.outage, self.core.epoch
         probed = outage if self.core.is_down() else None
         if probed is not None and not probed.may_ask():
             return self._unsure()
-        # A probe asks the engine itself for the generation, as what is remembered may have ended during the outage.
-        ask = self._generations if probed is None else self._current_generations
         try:
-            current = await ask(store)
+            # A probe asks the engine itself, as what is remembered may have ended during the outage.
+            if probed is not None:
+                current = await self._current_generations(store)
+            elif self.core.engine.changes:
+                current = await self._together(cast("Changes", store), colour, call)
+            else:
+                current = await self._generations(store)
         except EngineClosed:
             raise
         except EngineError as error:
@@ -71,6 +104,52 @@ class Generations(Marks):
     async def _generations(self, store: Store) -> tuple[str, str]:
         return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
 
+    async def _together(self, store: Changes, colour: Colour, call: Call | None) -> tuple[str, str]:
+        """Return both current generations, asked for in one round trip. A question that is sent after a caller has
+        begun is also the caller's own: without that, a herd would ask a thousand times."""
+        where, began = (os.getpid(), running_loop() if colour.suspending else None), _clock()
+        while True:
+            mine = _Asking(_clock())
+            asking = self._asking.setdefault(where, mine)
+            if asking is mine:
+                return await self._ask(store, mine, where, call)
+            if not await colour.park(asking.bell, SAFETY) and self._asking.get(where) is asking:
+                del self._asking[where]  # whoever has asked may not run any more
+            if asking.sent < began:
+                continue  # a bump may have returned in between
+            if asking.error is not None:
+                raise _copy_of(asking.error) from asking.error
+            if asking.current is not None:
+                return asking.current
+
+    async def _ask(self, store: Changes, mine: _Asking, where: Where, call: Call | None) -> tuple[str, str]:
+        looks = self._looks_of(call)
+        try:
+            found, generations = await store.look_too(looks, self.scopes)
+            mine.current = generations[0], generations[1] if self._nested else ""
+        except EngineError as error:
+            mine.error = error
+            raise
+        finally:
+            if self._asking.get(where) is mine:
+                del self._asking[where]
+            mine.bell.ring()
+        if call is not None and looks:
+            call.looked, call.looked_at = dict(zip(looks, found, strict=True)), mine.sent
+        return mine.current
+
+    def _looks_of(self, call: Call | None) -> list[str]:
+        """Return the keys that the call is about to look for, if the generation is still the one that is known."""
+        if call is None or call.force or call.seen is not None or call.once is not None or not self._is_looked_for:
+            return []
+        tags = call.resources.tags
+        key = self.prefix + call.label
+        return [key] if tags is None else [key, *tags.keys_for(key, call.tags)]
+
+    @property
+    def _is_looked_for(self) -> bool:
+        return self.core.engine.looks and self.known[0] >= 0 and self.is_of_engine(self.known)
+
     def _unsure(self) -> str:
         """Return the known prefix, or a new one if this process has ended its generation during the outage. The engine
         may be back before this process notices, and would then be asked for what was cleared."""
@@ -82,6 +161,9 @@ class Generations(Marks):
         """Ask the engine for the current generation. Return its prefix, and the prefixes that ended a moment ago. Other
         processes may still look for keys under those."""
         epoch = self.core.epoch
+        if self.core.engine.changes:
+            _, generations = await cast("Changes", store).change([], self.scopes)
+            return self.adopt(epoch, generations)
         return self.adopt(epoch, [await store.generations(scope) for scope in self.scopes])
 
     def adopt(self, epoch: int, generations: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
@@ -110,6 +192,28 @@ class Generations(Marks):
             return known[1]
         return None if own is None or whole is None else self._keep_prefix(epoch, own, whole)
 
+    def guard(self, ticket: Ticket) -> Ticket:
+        """Return the ticket, made to depend on the generation that this process knows."""
+        known, recalls = self.known, self.core.engine.recalls
+        if recalls is None:
+            return ticket
+        generations, pulses = self._pulses
+        if generations != known[2:]:
+            self._pulses = generations, pulses = known[2:], {}
+        pulse = pulses.get(ticket.pulse)
+        if pulse is None:
+            pulse = pulses[ticket.pulse] = ScopePulse(ticket.pulse, partial(self._unchanged, recalls, *generations))
+        pulse.holds(_clock())  # notes the proofs
+        return ticket._replace(pulse=pulse)
+
+    def _unchanged(self, recalls: Recalls, own: str, whole: str) -> list[Ticket] | None:
+        """Return the proofs that these are the current generations, or None if they are not."""
+        expected = {self.name: own, self.namespace: whole} if self._nested else {self.name: own}
+        proofs = [recalls.ticket_of_generation(scope) for scope in expected]
+        if any(recalls.generation_at_hand(scope) != generation for scope, generation in expected.items()):
+            return None
+        return None if None in proofs else proofs  # type: ignore[return-value]
+
     def at_hand(self) -> str:
         """Return the prefix as this process knows it. A change asks the engine itself. To ask here, too, would wait
         twice for an engine that hangs."""
@@ -136,6 +240,13 @@ class Generations(Marks):
 
     def is_of_engine(self, known: tuple[int, str, str, str]) -> bool:
         return bool(known[2]) and not known[2].startswith(self._own)
+
+
+def _copy_of(error: EngineError) -> EngineError:
+    """Return the error of a question that several callers share, for one of them."""
+    copy = type(error)(str(error)) if not isinstance(error, EngineClosed) else error
+    copy.partial, copy.unsure, copy.refused = error.partial, error.unsure, error.refused
+    return copy
 
 
 def _mark_of(own: str, whole: str) -> bytes:

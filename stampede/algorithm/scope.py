@@ -18,12 +18,13 @@ from stampede.algorithm.finish import quietly
 from stampede.algorithm.gather import Gathering, run_together
 from stampede.algorithm.generations import Generations
 from stampede.algorithm.stored import Stored
+from stampede.algorithm.tags import TaggedClaims, TagPorts
 from stampede.errors import OptionError
 from stampede.leases.keeper import Hold, keeper
 from stampede.local_tier.residents import Resident
 from stampede.model import early
 from stampede.model.entry import Entry
-from stampede.model.ports import Asked, Claims, Found, Looks, Store
+from stampede.model.ports import Ask, Asked, Claims, Found, Looks, Store
 from stampede.model.result import Result
 from stampede.outages.outage import GuardedClaims
 from stampede.runtime import greenlets
@@ -36,7 +37,7 @@ T = TypeVar("T")
 Home: TypeAlias = Callable[[Resident], object]
 """Stores a resident where the next call finds it directly, besides the local tier."""
 
-Look: TypeAlias = Callable[[str], Awaitable[Found | None]]
+Look: TypeAlias = Callable[[str, Ask], Awaitable[Found | None]]
 
 _clock = time.monotonic
 
@@ -66,6 +67,8 @@ class Scope:
         self.trial = codec.encode if codec is not None and not engine.shared else None
         self.hit_likelihood = HitLikelihood()
         self._side_keys: SideKeys = {}
+        self._namespace = namespace
+        self._hints: dict[str, tuple[bytes, ...]] = {}
         self._reported_bad: dict[str, bytes] = {}  # by key: the id of the bytes that were reported
         self._blocking = ScopeSide(self, BLOCKING)
         self._suspending = ScopeSide(self, PROMPT if engine.prompt else SUSPENDING)
@@ -74,20 +77,30 @@ class Scope:
         """Return what the scope does for callers of one colour."""
         return self._suspending if colour.suspending else self._blocking
 
-    def ports(self, claims: Claims, store: Store, colour: Colour) -> tuple[Claims, Store, Look | None]:
-        """Turn an engine's ports of bytes into ports of entries, which use the refuge while the engine is down."""
-        core, codec = self.core, self.codec
-        looks = cast("Looks", claims) if core.engine.looks else None
+    def ports(
+        self, claims: Claims, store: Store, colour: Colour, *, of_many: bool = False
+    ) -> tuple[Claims, Store, Look | None, TagPorts]:
+        """Turn an engine's ports of bytes into ports of entries, which know tags, and use the refuge while the engine
+        is down. `of_many`: the claims are put aside, and many of them are run at once."""
+        core, codec, engine = self.core, self.codec, self.core.engine
+        ended = core.local_tier.tag_stamps.ended_since
+        tags = TagPorts(self._namespace, engine, core.outage, colour, self._hints, of_many=of_many, ended_here=ended)
+        aside: Any = Gathering() if tags.aside else claims
+        looks, looks_aside = (claims, aside) if engine.looks else (None, None)
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = _undecoded
         if codec is not None:
             claims = EncodedClaims(claims, codec, self._bad, store, self._side_keys)
+            aside = EncodedClaims(aside, codec, self._bad, store, self._side_keys) if tags.aside else claims
             store = EncodedStore(store, codec, self._bad)
             decoded = claims.decoded
+        tagged = TaggedClaims(claims, aside, looks_aside, decoded, tags)
         refuge = core.outage.refuge.side(colour).claims if core.outage is not None else None
         if core.outage is None or refuge is None:
-            return claims, store, None if looks is None else looks.look
-        guarded = GuardedClaims(claims, refuge, core.outage, core.local_tier.kept, looks, decoded)
-        return guarded, store, None if looks is None else guarded.look
+            return tagged, store, None, tags
+        guarded = GuardedClaims(
+            tagged, refuge, core.outage, core.local_tier.kept, cast("Looks | None", looks), decoded, tagged
+        )
+        return guarded, store, None if looks is None else guarded.look, tags
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
         """Report unreadable bytes once, although one miss decodes them up to three times."""
@@ -111,15 +124,15 @@ class ScopeSide(Stored):
         engine = core.engine.side(colour)
         assert engine.claims is not None
         assert engine.store is not None
-        claims, self.store, look = scope.ports(engine.claims, engine.store, colour)
+        claims, self.store, look, self.tags = scope.ports(engine.claims, engine.store, colour)
         # For renewals, in the keeper's thread.
         self._keeper_claims = scope.side(BLOCKING).claims if colour.suspending else claims
         self._coded = self.store if isinstance(self.store, EncodedStore) else None
-        self.resources = self._resources(scope, claims, look)
+        self.resources = self._resources(scope, claims, look, self.tags)
         self._gathered = self.resources  # of calls for many keys, which share round trips
         if not colour.suspending and core.engine.many is not None:
-            claims, _, look = scope.ports(Gathering(), engine.store, colour)
-            self._gathered = self._resources(scope, claims, look)
+            claims, _, look, tags = scope.ports(Gathering(), engine.store, colour, of_many=True)
+            self._gathered = self._resources(scope, claims, look, tags)
         # Whether `at_hand` may find something.
         self.near = core.local_tier.residents is not None or core.engine.near is not None
 
@@ -131,7 +144,7 @@ class ScopeSide(Stored):
     def blocking(self) -> ScopeSide:
         return self.scope.side(BLOCKING)
 
-    def _resources(self, scope: Scope, claims: Claims, look: Look | None) -> Resources:
+    def _resources(self, scope: Scope, claims: Claims, look: Look | None, tags: TagPorts) -> Resources:
         core = self.core
         return Resources(
             scope=self.called,
@@ -149,21 +162,24 @@ class ScopeSide(Stored):
             give_back=self._give_back,
             keep=self.keep,
             marks=self.generations,
+            tags=tags,
         )
 
     # -- a call --------------------------------------------------------------------------------------------------------
 
     def hit(self, key: str) -> Resident | None:
         """Return the resident if it can be served without any further question."""
-        epoch, prefix, _, _ = self.generations.known
-        return self.core.local_tier.hit(prefix + key) if epoch == self.core.epoch else None
+        epoch, known, _, _ = self.generations.known
+        prefix = known if epoch == self.core.epoch else self.generations.recall()
+        return self.core.local_tier.hit(prefix + key) if prefix is not None else None
 
     def at_hand(self, key: str) -> Resident | Entry[Any] | None:
         """Return something with a `value` that needs no claim, flight or wait; None if there is nothing."""
         if not self.near:
             return None
-        epoch, prefix, _, _ = self.generations.known  # as `hit`, without the call
-        found = self.core.local_tier.hit(prefix + key) if epoch == self.core.epoch else None
+        epoch, known, _, _ = self.generations.known  # as `hit`, without the call
+        prefix = known if epoch == self.core.epoch else self.generations.recall()
+        found = self.core.local_tier.hit(prefix + key) if prefix is not None else None
         return self.look(key) if found is None and self.core.engine.near is not None else found
 
     def at_hand_of(self, once: Once, key: str) -> Resident | Entry[Any] | None:
@@ -191,9 +207,11 @@ class ScopeSide(Stored):
             or (self.generations.mark and self.resources.predates_mark(entry))
         ):
             return None
+        if entry.tags and not self.tags.are_current(found, entry):
+            return None
         if local_tier.residents is not None:
             result = Result(entry, ticket=found.ticket, at=at)
-            resident = local_tier.place(physical, self.called, result, None)
+            resident = local_tier.place(physical, self.called, result, None, self.generations.guard)
             if self.generations.recall() != prefix:
                 local_tier.residents.drop(physical)
                 return None
@@ -216,12 +234,15 @@ class ScopeSide(Stored):
         home: Home | None = None,
         once: Once | None = None,
         seen: Entry[Any] | None = None,
+        tags: tuple[str, ...] | None = None,
     ) -> Coroutine[Any, Any, Result]:
         """Return the coroutine of a call that the local tier could not answer. `home` is called with the resident, if
-        there is one afterwards. `seen` is an entry that is due for refresh."""
+        there is one afterwards. `seen` is an entry that is due for refresh. `tags` replace those of the policy."""
         resources, loop = self.resources, _loop() if self.colour.suspending else None
         # The time starts here, so that asking for the generation counts as waiting, too.
         call = Call("", key, origin, policy or self.policy, resources, loop, _clock(), seen, force=force, once=once)
+        if tags is not None:
+            call.tags = tags
         work = self._fetch(call, home)
         call.work = ref(work, call.is_gone)  # as `answered_by`, without the call
         return work
@@ -236,8 +257,13 @@ class ScopeSide(Stored):
             call.force,
         )
         epoch, prefix = core.epoch, self.generations.recall()
+        sample = None
         if prefix is None:
-            prefix = await self.learn()
+            before = self.generations.prefix
+            sample = local_tier.sample(before + key)  # before the engine is asked, which may also look for the entry
+            prefix = await self.generations.learn(self.open_store(), self.colour, call)
+            if prefix != before:
+                sample = call.looked = None
         call.key = physical = prefix + key
         if call.once is not None and call.once.has(core.flights, physical):
             call.once = None
@@ -245,7 +271,7 @@ class ScopeSide(Stored):
         if local_tier.residents is not None:
             if seen is None and usual:
                 call.seen = seen = local_tier.take_due(physical)
-            call.sample = local_tier.sample(physical) if local_tier.shared else None
+            call.sample = (sample or local_tier.sample(physical)) if local_tier.shared else None
         if call.once is not None:
             result = await _once(call)
         else:
@@ -255,13 +281,15 @@ class ScopeSide(Stored):
             if known != prefix:
                 # All was cleared meanwhile. If that was before this call began, the value may be older than the call.
                 remaining = policy.after(call.waited, call.waited)
-                return await self.fetch(key, call.origin, remaining, force=force, home=home, once=call.once)
+                return await self.fetch(
+                    key, call.origin, remaining, force=force, home=home, once=call.once, tags=call.tags
+                )
         if local_tier.residents is None:
             return result
-        resident = local_tier.place(physical, self.called, result, call.sample)
+        resident = local_tier.place(physical, self.called, result, call.sample, self.generations.guard)
         if resident is None:
             if seen is None and usual and not call.from_others and _is_due(result, policy):
-                return await self.fetch(key, call.origin, policy, seen=result.entry)
+                return await self.fetch(key, call.origin, policy, seen=result.entry, tags=call.tags)
             return result
         if resident.end == 0.0 or result.until is not None:  # False if another caller of the flight has opened it
             current_prefix = self.generations.recall()
@@ -281,7 +309,9 @@ class ScopeSide(Stored):
         if home is not None:
             home(resident)
         if seen is None and not force and not result.stored and local_tier.is_due(physical):
-            return await self.fetch(key, call.origin, policy, home=home)  # its early moment has come: refresh it
+            return await self.fetch(
+                key, call.origin, policy, home=home, tags=call.tags
+            )  # its early moment has come: refresh it
         return result
 
     async def _with_background(self, call: Call) -> Result:
@@ -297,11 +327,11 @@ class ScopeSide(Stored):
 
     async def keep(self, ends: Iterable[tuple[Call, Result]]) -> None:
         """Put results in the local tier, as far as they are known to be valid."""
-        local_tier, prefix = self.core.local_tier, None
+        local_tier, guard, prefix = self.core.local_tier, self.generations.guard, None
         placed = [
             (resident, call, result)
             for call, result in ends
-            if (resident := local_tier.place(call.key, self.called, result, call.sample)) is not None
+            if (resident := local_tier.place(call.key, self.called, result, call.sample, guard)) is not None
         ]
         if placed:  # asked now and not before, for the same reason as in `_fetch`
             prefix = self.generations.recall()

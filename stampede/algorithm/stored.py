@@ -12,11 +12,13 @@ from stampede.algorithm.core import Core
 from stampede.algorithm.encoded import EncodedStore
 from stampede.algorithm.flight import Flight
 from stampede.algorithm.generations import Generations
+from stampede.algorithm.tags import TagPorts
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.entry import Entry, new_id
 from stampede.model.ports import Asked, Changes, Lists, Shown, Side, Store
+from stampede.model.tags import Tags, judge, names_in, packed
 from stampede.runtime.colour import Colour, lasting, run_blocking, settled
-from stampede.settings.options import Policy
+from stampede.settings.options import Policy, checked_tags
 
 __all__ = ["STAY", "Page", "Stored"]
 
@@ -44,6 +46,7 @@ class Stored:
     policy: Policy
     resources: Resources
     store: Store
+    tags: TagPorts
     called: str  # the name that its events show
     _coded: EncodedStore | None  # of the blocking side, for both colours
 
@@ -68,7 +71,7 @@ class Stored:
 
     async def learn(self) -> str:
         """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
-        return await self.generations.learn(self.open_store())
+        return await self.generations.learn(self.open_store(), self.colour)
 
     async def current_prefix(self) -> str:
         """Return the prefix of the current generation, from memory if possible, or else by `learn`."""
@@ -98,10 +101,10 @@ class Stored:
         outage, prefix = self.core.outage, await self.learn()
         physical = [prefix + key for key in keys]
         if outage is None:
-            return await self.open_store().get(physical)
+            return await self.tags.judged(await self.open_store().get(physical))
         if not outage.down:  # otherwise `learn` has just been this call's attempt to ask
             try:
-                return await self.open_store().get(physical)
+                return await self.tags.judged(await self.open_store().get(physical))
             except EngineClosed:
                 raise
             except EngineError as error:
@@ -130,7 +133,7 @@ class Stored:
             return await self.show(key) if self.core.is_down() else (Shown(), self.core.flights.get(physical))
         if self._coded is not None:
             shown.entry = self._coded.decoded(physical, shown.entry)
-        self.resources.softened(shown.entry)
+        (shown.entry,) = await self.tags.judged([self.resources.softened(shown.entry)])
         return shown, self.core.flights.get(physical)
 
     def lists(self) -> Lists:
@@ -151,15 +154,27 @@ class Stored:
 
     async def put(self, key: str, value: Any, policy: Policy | None = None) -> None:
         entry = self.entry_for(key, value, policy or self.policy)
-        await self._change(key, "set", entry)
+        await self._change_many("set", await self._with_tags({key: (entry, policy or self.policy)}))
 
     async def put_many(self, values: Mapping[str, Any], policy: Policy | Callable[[str], Policy]) -> None:
         """Store all values, in one round trip if the engine can."""
-        entries = {
-            key: self.entry_for(key, value, policy(key) if callable(policy) else policy)
-            for key, value in values.items()
-        }
-        await self._change_many("set", {key: (entry,) for key, entry in entries.items()})
+        policies = {key: policy(key) if callable(policy) else policy for key in values}
+        entries = {key: (self.entry_for(key, value, policies[key]), policies[key]) for key, value in values.items()}
+        await self._change_many("set", await self._with_tags(entries))
+
+    async def _with_tags(self, entries: Mapping[str, tuple[Entry[Any], Policy]]) -> dict[str, tuple[Entry[Any]]]:
+        """Give the entries their tags, as they are now."""
+        self.open_store()  # raises if the cache was closed
+        tagged = {key: self.tags.names(policy.tags) for key, (_, policy) in entries.items() if policy.tags}
+        if tagged:
+            for key in tagged:
+                self.core.forget(self.prefix + key)  # first, so that it is gone here even if the engine fails
+            names = tuple(dict.fromkeys(name for some in tagged.values() for name in some))
+            longest = max(entries[key][0].keep for key in tagged)
+            noted = await self.tags.run(self.tags.noted_now(names, longest))
+            for key, some in tagged.items():
+                entries[key][0].tags = packed(some, noted)
+        return {key: (entry,) for key, (entry, _) in entries.items()}
 
     def entry_for(self, key: str, value: Any, policy: Policy) -> Entry[Any]:
         ttl = policy.ttl_of(lasting(value))
@@ -172,33 +187,55 @@ class Stored:
         return entry
 
     async def compare_and_set(
-        self, key: str, make: Callable[[Entry[Any] | None], Any], policy: Policy
+        self,
+        key: str,
+        make: Callable[[Entry[Any] | None], Any],
+        policy: Policy,
+        *,
+        touch: bool = False,
     ) -> Entry[Any] | None:
         """Store a value made of the current one, without losing a change by another writer. None: it stays as it is.
-        Read, make a value, and write it if what was read is still stored; otherwise try again."""
+        Read, make a value, and write it if what was read is still stored; otherwise try again. With `touch` it is the
+        same value, with its tags."""
+        names = () if touch else self.tags.names(policy.tags)
         for _ in range(TRIES):
-            seen = await self._stored_entry(key)
+            noted = {} if touch else await self._noted_now(names)
+            seen, id, current = await self._stored_entry(key)
             value = make(seen)
             if value is STAY:
                 return None
             entry = self.entry_for(key, value, policy)
-            if seen is not None and value is seen.value:  # `touch`
+            if touch and seen is not None:
                 entry.etag, entry.modified = seen.etag, seen.modified
-            if await self._replaced(key, seen, entry):
+                names, noted = tuple(names_in(seen.tags)), current
+            if noted:
+                await self.tags.run(self.tags.last(noted, entry.keep))
+            entry.tags = packed(names, noted)
+            if await self._replaced(key, id, entry):
                 return entry
         raise EngineError(f"other writers change {key!r} faster than it can be read and written")
 
-    async def _replaced(self, key: str, seen: Entry[Any] | None, entry: Entry[Any]) -> bool:
-        if await self._change(key, "replace", seen.id if seen is not None else None, entry):
+    async def _noted_now(self, names: Sequence[bytes]) -> Tags:
+        return await self.tags.run(self.tags.noted_now(names, 0.0)) if names else {}
+
+    async def _replaced(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        if await self._change(key, "replace", seen, entry):
             return True
         store = self.open_store()
         damaged = await store.damaged(self.prefix + key) if seen is None and isinstance(store, EncodedStore) else None
         return damaged is not None and bool(await self._change(key, "replace", damaged, entry))
 
-    async def _stored_entry(self, key: str) -> Entry[Any] | None:
-        """Return what the engine itself has stored, in the current generation."""
+    async def _stored_entry(self, key: str) -> tuple[Entry[Any] | None, bytes | None, Tags]:
+        """Return what the engine itself has stored, in the current generation, its id, and its tags as they are now. An
+        entry whose tags have ended has an id, and is none."""
         current_prefix, _ = await self.learn_surely()
-        return self.resources.softened((await self.open_store().get([current_prefix + key]))[0])
+        (found,) = await self.open_store().get([current_prefix + key])
+        entry = self.resources.softened(found)
+        names = [] if entry is None else list(names_in(entry.tags))
+        current = await self.tags.run(self.tags.current(names)) if names else {}
+        if entry is not None and judge(entry, current) is None:
+            entry = None
+        return entry, None if found is None else found.id, current
 
     async def expire(self, key: str, on_error: str | None = None) -> bool:
         return bool(await self.expire_many([key], on_error))
@@ -224,13 +261,22 @@ class Stored:
                 raise
             return 0
 
-    def _postpones(self, verb: str, key: str, again: Again, error: EngineError, on_error: str | None) -> bool:
-        """Have an invalidation repeated, if `on_error` says so. Return whether it will be."""
+    def _postpones(
+        self,
+        verb: str,
+        key: str,
+        again: Again,
+        error: EngineError,
+        on_error: str | None,
+        name: tuple[str, ...] | None = None,
+    ) -> bool:
+        """Have an invalidation repeated, if `on_error` says so. Return whether it will be. `name` tells it from others,
+        if the key does not."""
         later = self.core.later if on_error is None else on_error == "later"
         if not later or isinstance(error, EngineClosed):
             return False
         blocking = self.blocking
-        if not self.core.postponed.add((self.called, verb, key), lambda: run_blocking(again(blocking))):
+        if not self.core.postponed.add((self.called, verb, name or key), lambda: run_blocking(again(blocking))):
             return False
         self.core.note(events.Postponed, self.called, key, verb, error)
         return True
@@ -343,6 +389,20 @@ class Stored:
         change = lambda side: side._engine_side.softens.soften(name)  # noqa: E731
         await self._change_all(change, forget, "expire_all", on_error, scope)
 
+    async def end_tags(self, tags: Sequence[str], *, hard: bool, on_error: str | None = None) -> None:
+        """Invalidate all that carries one of the tags; with `hard=False`, make it stale."""
+        verb, given = ("invalidate_tags" if hard else "expire_tags"), checked_tags("tags", tags, of_entry=False)
+        names = self.tags.names(given)
+        if not names:
+            return
+
+        async def change(side: Stored) -> None:
+            side.open_store()  # raises if the cache was closed
+            await side.tags.run(side.tags.end(names) if hard else side.tags.soften(names))
+
+        self.core.forget_tags(names)  # first, so that it is gone here even if the engine cannot be asked
+        await self._change_all(change, partial(self.core.forget_tags, names), verb, on_error, tags=given)
+
     async def clear(self, on_error: str | None = None) -> None:
         """Begin a new generation of the whole namespace."""
         namespace = self.generations.namespace
@@ -356,13 +416,14 @@ class Stored:
         verb: str,
         on_error: str | None,
         scope: str | None = None,
+        tags: tuple[str, ...] = (),
     ) -> None:
         """Make the change, and forget what this process has, whether or not the change succeeded."""
         _check(on_error)
 
         def forget_all() -> None:
             forget()
-            self.core.note(events.Invalidated, self.called if scope is None else scope, "", verb)
+            self.core.note(events.Invalidated, self.called if scope is None else scope, ", ".join(tags), verb)
 
         async def once(side: Stored) -> None:
             was_down = self.core.is_down()
@@ -376,12 +437,13 @@ class Stored:
         try:
             await once(self)
         except EngineError as error:
-            if not self._postpones(verb, "", again, error, on_error):
+            if not self._postpones(verb, ", ".join(tags), again, error, on_error, name=tags):
                 raise
             return
         finally:
             forget_all()
-        await self.learn()
+        if not tags:
+            await self.learn()
 
 
 def _again(verb: str, key: str) -> Again:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from stampede import events
 from stampede.errors import EngineClosed, EngineError
 from stampede.model.breaker import Breaker
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Reply, Store, Ticket
+from stampede.model.tags import TagsOfCall
 from stampede.runtime import process_lock
 from stampede.runtime.colour import run_blocking
 
@@ -122,6 +123,19 @@ class Outage:
             self._tell(events.EngineUp("", "", self.engine, seconds))
 
 
+class TaggedLooks(Protocol):
+    """Reads of entries together with their tags (`algorithm/tags.py`)."""
+
+    @property
+    def hints(self) -> Mapping[str, Sequence[bytes]]:
+        """Tags by key, as far as calls do not name them."""
+
+    def names_for(self, key: str, call: TagsOfCall | None) -> Sequence[bytes]: ...
+    async def look(
+        self, key: str, names: Sequence[bytes], looked: Mapping[str, Found | None] | None
+    ) -> Found | None: ...
+
+
 class GuardedClaims:
     """`Claims` that never fail: if the engine fails, the refuge grants one computation per key and process."""
 
@@ -133,8 +147,11 @@ class GuardedClaims:
         kept: Callable[[str], Entry[Any] | None],
         looks: Looks | None = None,
         decoded: Callable[[str, Entry[Any]], Entry[Any] | None] = lambda key, entry: entry,
+        tagged: TaggedLooks | None = None,
     ) -> None:
-        """Create the port. `kept` returns what the local tier has; `looks` reads bytes of the engine for `decoded`."""
+        """Create the port. `kept` returns what the local tier has; `looks` reads bytes of the engine for `decoded`;
+        `tagged` is asked for entries with tags."""
+        self._tagged = tagged
         self._kept = kept
         self._looks = looks
         self._decoded = decoded
@@ -142,7 +159,7 @@ class GuardedClaims:
         self._refuge = refuge
         self._outage = outage
 
-    async def look(self, key: str) -> Found | None:
+    async def look(self, key: str, ask: Ask) -> Found | None:
         """Return the stored entry if it is fresh. Return None also if the engine is down: the claim decides what to do.
         All is done in one step here, instead of a layer each for codec and outage, because this is the path of a
         hit."""
@@ -150,7 +167,17 @@ class GuardedClaims:
         if outage.closed or outage.breaker.since is not None or self._looks is None:
             return None
         try:
-            found = await self._looks.look(key)
+            tagged, looked = self._tagged, ask.looked
+            names: Sequence[bytes] = ()
+            found: Found | None
+            if tagged is not None and (ask.tags is not None or key in tagged.hints):
+                names = tagged.names_for(key, ask.tags)
+            if names and tagged is not None:
+                found = await tagged.look(key, names, looked)
+            elif looked is not None and key in looked:
+                found = looked[key]
+            else:
+                found = await self._looks.look(key)
         except EngineClosed:
             return None
         except EngineError as error:
@@ -158,8 +185,8 @@ class GuardedClaims:
             return None
         if found is None:
             return None
-        entry = self._decoded(key, found.entry)
-        if entry is None or entry.fresh <= 0:
+        entry = found.entry if names else self._decoded(key, found.entry)
+        if entry is None or entry.fresh <= 0 or (entry.tags and not names):
             return None
         if outage.used:
             outage.outlived(key)
