@@ -14,6 +14,7 @@ from stampede.api.registry import (
     limited,
     try_lock,
 )
+from stampede.api.tags import aexpire_tags, ainvalidate_tags, expire_tags, invalidate_tags
 from stampede.codecs import ValueCodec
 from stampede.errors import (
     Absent,
@@ -66,12 +67,16 @@ __all__ = [
     "UnsupportedPatch",
     "ValueCodec",
     "WaitTimeout",
+    "aexpire_tags",
+    "ainvalidate_tags",
     "bypassed",
     "cache_without_dogpiling",
     "cached",
     "configure",
     "current",
+    "expire_tags",
     "get_cache",
+    "invalidate_tags",
     "limited",
     "refreshing",
     "try_lock",

@@ -92,7 +92,8 @@ class BadBytes(Event):
 
 @dataclass(frozen=True, slots=True)
 class Invalidated(Event):
-    """A call of `invalidate`, `expire`, `set`, `invalidate_all`, `expire_all` or `clear` in this process."""
+    """A call of `invalidate`, `expire`, `set`, `invalidate_tags`, `expire_tags`, `invalidate_all`, `expire_all` or
+    `clear` in this process. For tags, `key` has their names, with commas between them."""
 
     verb: str
 

@@ -25,6 +25,7 @@ from stampede.keys import (
     key_maker,
     quoted,
     scope_name,
+    tags_of_call,
     ttl_of_call,
 )
 from stampede.runtime import forks
@@ -84,6 +85,7 @@ class Binding:
         self.colour = SUSPENDING if self.suspending else BLOCKING
         self.parameters = Parameters(function, options.get("ignore", ()))
         self._ttl, self._ttl_parameters = ttl_of_call(options.get("ttl"), self.parameters)
+        self._tags, self._tags_parameters = tags_of_call(options.get("tags", ()), self.parameters)
         namespace = options.get("namespace")
         # A function as key= or namespace= may use more than the arguments, such as a tenant in a context, or the date.
         pure = not callable(key) and not callable(namespace)
@@ -125,11 +127,36 @@ class Binding:
         own = _only(self.options, OPTIONS)
         if self._ttl is not None:
             del own["ttl"]
+        if self._tags is not None:
+            del own["tags"]
+        elif "tags" in own:
+            own["tags"] = [tag.format() for tag in own["tags"]]  # they have no fields
         return policy.with_options(**own)
 
     def ttl_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
         """Return the ttl of this call, as a function of the value. None: it does not depend on the arguments."""
         return None if self._ttl is None else self._ttl(*args, **kwargs)
+
+    def own_options(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that depend on the arguments of a call."""
+        ttl = self.ttl_of(args, kwargs)
+        own: dict[str, Any] = {} if ttl is None else {"ttl": ttl}
+        if self._tags is not None:
+            own["tags"] = self._tags(*args, **kwargs)
+        return own
+
+    def tags_of_set(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
+        """Return the tags of a value that is set, or None if they are always the same. OptionError: they depend on
+        arguments that are no part of the key."""
+        if self._tags is None:
+            return None
+        unknown = self._not_in_key.intersection(self._tags_parameters)
+        if unknown:
+            raise OptionError(
+                f"the tags of {self.function.__qualname__} depend on {', '.join(sorted(unknown))}, which is not part "
+                "of its key, so set() cannot know them: invalidate the key, and let it be computed"
+            )
+        return self._tags(*args, **kwargs)
 
     def ttl_of_set(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Any] | None:
         """Return `ttl_of` for a value that is set. OptionError: it depends on arguments that are no part of the key."""
@@ -233,7 +260,7 @@ class Binding:
 
 def _may_need_call(name: str, option: Any) -> bool:
     """Return whether the option may need arguments of the call, and is checked once the function is known."""
-    return name == "ttl" and callable(option)
+    return name in ("ttl", "tags") and callable(option)
 
 
 def _only(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

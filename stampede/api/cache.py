@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from stampede.api.status import Status, status
 from stampede.api.typing import (
     BulkheadOptions,
     CacheOptions,
+    Hook,
     LimitOptions,
     LockOptions,
     OnError,
@@ -37,7 +39,7 @@ from stampede.engines import engine_of, open_engine, safe_url
 from stampede.engines.kit.worker_threads import WorkerThreads
 from stampede.engines.memory import MemoryEngine
 from stampede.engines.paired import Paired
-from stampede.errors import KeyingError, OptionError
+from stampede.errors import EngineError, KeyingError, OptionError
 from stampede.keys import in_namespace, quoted
 from stampede.leases.keeper import keeper
 from stampede.limits import origins as caps
@@ -51,13 +53,15 @@ from stampede.model.entry import Entry
 from stampede.model.ports import Engine
 from stampede.model.result import value_of
 from stampede.outages.outage import Outage
-from stampede.runtime.colour import BLOCKING, SUSPENDING, called, run_blocking, running_loop
+from stampede.runtime.colour import BLOCKING, SUSPENDING, after_commit, called, run_blocking, running_loop
 from stampede.runtime.signatures import showing, with_twins
 from stampede.runtime.threads import begun
 from stampede.settings import CacheSettings, cache_settings, from_mapping
-from stampede.settings.options import DEFAULT, OPTIONS, Policy, Seconds
+from stampede.settings.options import DEFAULT, OPTIONS, Policy, Seconds, checked_tags
 
 __all__ = ["Cache"]
+
+_log = logging.getLogger("stampede")
 
 CLOSING = 1.0
 """Seconds for which `close` waits until the leases are given back. Later ones expire by themselves."""
@@ -342,10 +346,14 @@ class Cache:
         return await self._touch(self._aroot, key, options)
 
     async def _touch(self, root: ScopeSide, key: str, options: Mapping[str, Any]) -> bool:
+        if "tags" in options:
+            raise OptionError("touch leaves the tags of a value as they are: use set to give it others")
+
         def make(seen: Entry[Any] | None) -> Any:
             return STAY if seen is None or seen.raised else seen.value
 
-        return await root.compare_and_set(self._key(key), make, self.policy.with_options(**options)) is not None
+        policy = self.policy.with_options(**options)
+        return await root.compare_and_set(self._key(key), make, policy, touch=True) is not None
 
     def peek(self, key: str) -> Entry[Any] | None:
         """Return the stored entry, fresh or stale, or None. Never compute.
@@ -491,6 +499,63 @@ class Cache:
 
     async def aexpire_many(self, keys: Iterable[str], *, on_error: OnError | None = None) -> int:
         return await self._aroot.expire_many([self._key(key) for key in keys], on_error)
+
+    # -- tags -----------------------------------------------------------------------------------------------------
+
+    def invalidate_tags(self, *tags: str, via: Hook | None = None, on_error: OnError | None = None) -> None:
+        """Remove all values that carry one of these tags, in every process. What is being computed for them is not
+        stored.
+
+        `via=on_commit` postpones this, as for a function's `invalidate`; `on_error=` is as for `invalidate`.
+
+        >>> cache.set("user:5", "bob", tags=["users"])
+        >>> cache.invalidate_tags("users")
+        >>> cache.get("user:5")
+        """
+        self._end_tags(tags, hard=True, via=via, on_error=on_error)
+
+    async def ainvalidate_tags(self, *tags: str, via: Hook | None = None, on_error: OnError | None = None) -> None:
+        await self._aend_tags(tags, hard=True, via=via, on_error=on_error)
+
+    def expire_tags(self, *tags: str, via: Hook | None = None, on_error: OnError | None = None) -> None:
+        """Mark all values that carry one of these tags as stale: they are served while one caller computes.
+
+        >>> cache.set("user:5", "bob", tags=["users"], stale=60)
+        >>> cache.expire_tags("users")
+        >>> cache.get("user:5"), cache.peek("user:5").value
+        (None, 'bob')
+        """
+        self._end_tags(tags, hard=False, via=via, on_error=on_error)
+
+    async def aexpire_tags(self, *tags: str, via: Hook | None = None, on_error: OnError | None = None) -> None:
+        await self._aend_tags(tags, hard=False, via=via, on_error=on_error)
+
+    def _end_tags(self, tags: Sequence[str], *, hard: bool, via: Hook | None, on_error: str | None) -> None:
+        checked_tags("tags", tags, of_entry=False)  # now, not at the commit
+        if via is None:
+            run_blocking(self._root.end_tags(tags, hard=hard, on_error=on_error))
+        else:
+            via(lambda: self._end_tags_later(tags, hard=hard, on_error=on_error, suspending=False))
+
+    async def _aend_tags(self, tags: Sequence[str], *, hard: bool, via: Hook | None, on_error: str | None) -> None:
+        checked_tags("tags", tags, of_entry=False)
+        if via is None:
+            await self._aroot.end_tags(tags, hard=hard, on_error=on_error)
+        else:
+            via(lambda: self._end_tags_later(tags, hard=hard, on_error=on_error, suspending=True))
+
+    def _end_tags_later(self, tags: Sequence[str], *, hard: bool, on_error: str | None, suspending: bool) -> Any:
+        """Invalidate after a commit. Log a failure instead of raising it, so that the caller's next hooks run, too."""
+        scope = self._root.scope
+
+        def complain(why: object) -> None:
+            text = "tags %s were not invalidated after a commit, so old values are served until their ttl ends: %s"
+            _log.error(text, ", ".join(tags), why)
+
+        work = lambda colour: scope.side(colour).end_tags(tags, hard=hard, on_error=on_error)  # noqa: E731
+        return after_commit(work, complain, suspending=suspending, expected=EngineError)
+
+    # -- the keys -------------------------------------------------------------------------------------------------
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the stored keys, fresh or stale, that begin with `prefix`. They are read page by page.

@@ -169,8 +169,9 @@ class Cached(Binding):
         tier = scope.core.local_tier.residents
         home = None if tier is None else functools.partial(self._adopt, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
+        tags = None if self._tags is None else self._tags(*args, **kwargs)
         origin = functools.partial(self.origin, *args, **kwargs)
-        return scope.fetch(key, origin, policy, force=force, home=home, once=once)
+        return scope.fetch(key, origin, policy, force=force, home=home, once=once, tags=tags)
 
     def _adopt(self, scope: ScopeSide, args: tuple[Any, ...], kwargs: dict[str, Any], resident: Resident) -> None:
         """Put the resident into the table of hits, if the table can tell these arguments exactly."""
@@ -255,7 +256,10 @@ class Cached(Binding):
     def policy_of(self, entry_options: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Policy:
         """Return the policy of an entry that is set with these options, whose ttl may depend on the arguments."""
         ttl = self.ttl_of_set(args, kwargs) if "ttl" not in entry_options else None
-        return self.scope.policy.with_options(**entry_options, **({} if ttl is None else {"ttl": ttl}))
+        tags = self.tags_of_set(args, kwargs)
+        own = {"ttl": ttl, "tags": tags}
+        given = {name: value for name, value in own.items() if value is not None}
+        return self.scope.policy.with_options(**entry_options, **given)
 
     def _has_no(self, name: str) -> bool:
         """Return whether the function can't take an argument of this name."""
@@ -406,8 +410,7 @@ class Cached(Binding):
         origins = {key: call.of(self.origin) for key, call in wanted.items()}
 
         def policy_of(key: str) -> Policy:
-            ttl = self.ttl_of(*wanted[key])
-            return scope.policy if ttl is None else scope.policy.with_options(ttl=ttl)
+            return scope.policy.with_options(**self.own_options(*wanted[key]))
 
         values = await value_by_key(scope, origins, policy_of, workers=workers, once=block)
         return [values[key] for key in keys]

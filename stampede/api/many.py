@@ -88,8 +88,8 @@ class CachedMany:
             chunk=self._chunk,
             nothing=lambda id: Nothing(_no_value_text(self.function, id)),
         )
-        ttl_of = lambda key: self.one.ttl_of(*call(names[key]))  # noqa: E731
-        found = await value_of_each(scope, names, loader, scope.policy, block, ttl_of)
+        own_of = lambda key: self.one.own_options(*call(names[key]))  # noqa: E731
+        found = await value_of_each(scope, names, loader, scope.policy, block, own_of)
         return {id: found[key] for id, key in keys.items() if key in found}
 
     async def _uncached(self, ids: list[Any], call: Callable[[Any], Arguments]) -> dict[Any, Any]:

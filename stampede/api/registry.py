@@ -47,8 +47,8 @@ from stampede.settings import TABLES, Settings, cache_settings, discover, from_m
 from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
-    "Bulkhead", "Limiter", "Lock", "cache_without_dogpiling", "cached", "configure", "get_cache", "isolated", "limited",
-    "try_lock",
+    "Bulkhead", "Limiter", "Lock", "all_caches", "cache_without_dogpiling", "cached", "configure", "get_cache",
+    "isolated", "limited", "try_lock",
 ]  # fmt: skip
 
 _log = logging.getLogger("stampede")
@@ -120,6 +120,11 @@ class Registry:
         if name == DEFAULT_NAME and (warning := settings.no_default()):
             _log.warning("%s", warning)
         return Cache.of(settings.cache(name), observers=self.observers)
+
+    def all(self) -> list[Cache]:
+        """Return all caches of the settings, and those that are open."""
+        names = {*self.settings.caches, *self._caches} or {DEFAULT_NAME}
+        return [self.cache(name) for name in sorted(names)]
 
     def engine(self, url: str) -> Engine:
         """Return the engine of this URL. The process has one for each URL, and so one pool of connections."""
@@ -281,6 +286,11 @@ def get_cache(name: str = "default") -> Cache:
     1
     """
     return _registry.cache(name)
+
+
+def all_caches() -> list[Cache]:
+    """Return all caches of the settings, and those that are open besides."""
+    return _registry.all()
 
 
 def _finder(cache: Any) -> Callable[[], Cache]:

@@ -48,8 +48,15 @@ OnError: TypeAlias = Literal["raise", "later"]
 """What happens if the engine could not make an invalidation: an error, or further attempts by this process."""
 
 
-class MoreOptions(TypedDict, total=False):
-    """The options of a computation, without `ttl`."""
+class Several(Protocol[S_co]):
+    """Several values, in a list, a tuple or a set. A str does not match, as its `__contains__` differs."""
+
+    def __contains__(self, item: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[S_co]: ...
+
+
+class _Terms(TypedDict, total=False):
+    """The options of a computation, without `ttl` and `tags`."""
 
     stale: Seconds
     early: float
@@ -67,20 +74,20 @@ class MoreOptions(TypedDict, total=False):
     origin: str | None
 
 
+class MoreOptions(_Terms, total=False):
+    """The options of a computation, without `ttl`."""
+
+    tags: Several[str]
+
+
 class PolicyOptions(MoreOptions, total=False):
-    """The options of a computation, in a call, a decorator or a cache's settings."""
+    """The options of a computation, in a call."""
 
     ttl: TimeToLive
 
 
-class Several(Protocol[S_co]):
-    """Several values, in a list, a tuple or a set. A str does not match, as its `__contains__` differs."""
-
-    def __contains__(self, item: object, /) -> bool: ...
-    def __iter__(self) -> Iterator[S_co]: ...
-
-
-class _Coding(PolicyOptions, total=False):
+class _Coding(_Terms, total=False):
+    ttl: TimeToLive
     codec: Codec
     trust: Several[str | type | ModuleType]
     signing_key: str | bytes | Sequence[str | bytes] | None
@@ -89,6 +96,7 @@ class _Coding(PolicyOptions, total=False):
 
 
 class _Keying(_Coding, total=False):
+    tags: Several[str] | Callable[..., Several[str]]
     version: str | int
     namespace: str | int | NamespaceOf
 
@@ -117,6 +125,7 @@ class CacheOptions(_Coding, total=False):
     """The options of `Cache`, `configure` and a table of a settings file, without the URLs."""
 
     namespace: str
+    tags: Several[str]
     local: bool | LocalTable | LocalSettings | None
     on_engine_error: Literal["local", "raise"]
     on_error: OnError

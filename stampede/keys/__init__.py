@@ -6,7 +6,7 @@ Begin with `maker.py`, then `canonical.py`."""
 from stampede.keys.canonical import canonical, name_of
 from stampede.keys.compose import BY_CODE, function_in, generation, in_namespace, quoted, scope_name
 from stampede.keys.identity import Identity, identity_of
-from stampede.keys.maker import arguments_named, in_namespace_of, key_maker, ttl_of_call
+from stampede.keys.maker import arguments_named, in_namespace_of, key_maker, tags_of_call, ttl_of_call
 from stampede.keys.names import GENERATED
 from stampede.keys.parameters import FAST_IDS, FAST_TYPES, Parameter, Parameters
 
@@ -29,5 +29,6 @@ __all__ = [
     "name_of",
     "quoted",
     "scope_name",
+    "tags_of_call",
     "ttl_of_call",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -18,9 +18,9 @@ from stampede.keys.compose import quoted
 from stampede.keys.models import is_frozen
 from stampede.keys.parameters import Kind, Parameter, Parameters, fields_in, names_in
 from stampede.runtime.definitions import signature_of
-from stampede.settings.options import nearest
+from stampede.settings.options import checked_tags, nearest
 
-__all__ = ["arguments_named", "in_namespace_of", "key_maker", "ttl_of_call"]
+__all__ = ["arguments_named", "in_namespace_of", "key_maker", "tags_of_call", "ttl_of_call"]
 
 LONGEST = 200
 """The most characters of a key's arguments that are written out. Longer ones are hashed, never cut."""
@@ -321,6 +321,40 @@ def ttl_of_call(ttl: Any, parameters: Parameters) -> tuple[Callable[..., Callabl
     code = Code(parameters)
     source = f"    return {code.name(partial, '_partial')}({code.name(ttl, '_ttl')}, {_passed(names)})"
     return code.function([source]), frozenset(names)
+
+
+def tags_of_call(tags: Any, parameters: Parameters) -> tuple[Callable[..., tuple[str, ...]] | None, frozenset[str]]:
+    """Return a function that makes, of a call's arguments, the tags of its value; and the names of the arguments.
+    `tags` is a function of arguments, or a list of plain names and format strings. The function is None if they depend
+    on no argument."""
+    code = Code(parameters)
+    if callable(tags):
+        names = arguments_named("tags", tags, parameters)
+        make: Callable[..., Any] = tags
+    else:
+        templates = checked_tags("tags", tags)
+        fields: frozenset[str] = frozenset().union(*[names_in(each, "tags") for each in templates])
+        names = sorted(fields)
+        for name in names:
+            if name not in parameters.names:
+                hint = nearest(name, parameters.names) if parameters.names else "it has no parameters"
+                raise OptionError(f"tags name {name!r}, which is not a parameter of {parameters.qualname}: {hint}")
+        if not names:
+            return None, frozenset()
+        make = partial(_filled, parameters.qualname, templates)
+    checked = partial(_checked_tags, parameters.qualname, make)
+    return code.function([f"    return {code.name(checked, '_tags')}({_passed(names)})"]), frozenset(names)
+
+
+def _filled(qualname: str, templates: Sequence[str], /, **values: Any) -> list[str]:
+    try:
+        return [template.format(**values) for template in templates]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise KeyingError(f"{qualname}: the tags {list(templates)} can't be filled in: {error}") from error
+
+
+def _checked_tags(qualname: str, make: Callable[..., Any], /, **values: Any) -> tuple[str, ...]:
+    return checked_tags(f"tags of {qualname}", make(**values))
 
 
 def in_namespace_of(namespace: Callable[..., Any], parameters: Parameters, prefix: str, make: KeyMaker) -> KeyMaker:

@@ -117,18 +117,18 @@ class Parameters:
         return base + self._suffix
 
 
-def names_in(template: str) -> frozenset[str]:
-    fields = fields_in(template)
+def names_in(template: str, option: str = "key") -> frozenset[str]:
+    fields = fields_in(template, option)
     return frozenset([field.partition(".")[0].partition("[")[0] for field in fields])
 
 
-def fields_in(template: str) -> set[str]:
+def fields_in(template: str, option: str = "key") -> set[str]:
     """Return the fields of a format string, also those nested in format specs."""
     try:
         parsed = [(field, spec or "") for _, field, spec, _ in Formatter().parse(template) if field is not None]
     except ValueError as error:
-        raise OptionError(f"key is {template!r}, which is not a valid format string: {error}") from error
-    return {field for field, _ in parsed}.union(*[fields_in(spec) for _, spec in parsed])
+        raise OptionError(f"{option} is {template!r}, which is not a valid format string: {error}") from error
+    return {field for field, _ in parsed}.union(*[fields_in(spec, option) for _, spec in parsed])
 
 
 def _unused_suffix(names: list[str]) -> str:
