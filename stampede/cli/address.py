@@ -7,7 +7,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -20,12 +20,14 @@ from stampede.api.method import Method
 from stampede.api.registry import Registry, configure
 from stampede.api.status import Holder, status
 from stampede.engines import open_engine, safe_url
-from stampede.errors import OptionError, StampedeError
+from stampede.errors import CodecError, OptionError, StampedeError
 from stampede.keys import function_in, in_namespace, quoted
 from stampede.model.entry import Entry
 from stampede.model.ports import Engine
+from stampede.model.tags import names_in
 from stampede.runtime.colour import BLOCKING, run_blocking
 from stampede.settings import CacheSettings, Settings, discover, load
+from stampede.settings.options import checked_tags
 
 __all__ = [
     "NOTHING",
@@ -41,6 +43,7 @@ __all__ = [
     "find",
     "holder",
     "invalidate",
+    "invalidate_tags",
     "listed",
     "settings_of",
     "url_of_locks",
@@ -222,18 +225,44 @@ def holder(settings: CacheSettings, key: str, function: str | None) -> Holder | 
     return None
 
 
-def listed(settings: CacheSettings, prefix: str) -> Iterator[str]:
-    """Yield the cache's own keys with this prefix; then those of the function that the prefix names: `shop:report`."""
+def listed(settings: CacheSettings, prefix: str, tag: str | None = None) -> Iterator[str]:
+    """Yield the cache's own keys with this prefix; then those of the function that the prefix names: `shop:report`.
+    With `tag`, yield only those whose value carries it, and is not gone."""
+    if tag is not None:
+        checked_tags("--tag", [tag])
     with cache_of(settings) as cache:
-        yield from cache.keys(prefix)
+        own = in_namespace(cache.namespace, "")
+        for key in _keys(cache, quoted(cache.namespace), own + prefix, tag):
+            yield key.removeprefix(own)
         name = function_in(f"{prefix}:") or ""
         name = name if "/" in name else in_namespace(cache.namespace, name)
-        after: Any = None
-        while function_in(f"{name}:"):
-            found, after = run_blocking(cache.scope(name, cache.policy).side(BLOCKING).page(f"{name}:", after))
-            yield from found
-            if after is None:
-                break
+        if function_in(f"{name}:"):
+            yield from _keys(cache, name, f"{name}:", tag)
+
+
+def _keys(cache: Cache, name: str, prefix: str, tag: str | None) -> Iterator[str]:
+    scope, after = cache.scope(name, cache.policy).side(BLOCKING), None
+    while True:
+        found, after = run_blocking(scope.page(prefix, after))
+        yield from found if tag is None else _carrying(scope, found, tag)
+        if after is None:
+            return
+
+
+def _carrying(scope: ScopeSide, keys: Sequence[str], tag: str) -> list[str]:
+    """Return the keys whose value carries the tag, and is not gone. The values' types need not be known here."""
+    store, codec = scope.core.engine.blocking.store, scope.scope.codec
+    assert store is not None and codec is not None
+    (name,), physical = scope.tags.names([tag]), [scope.prefix + key for key in keys]
+    found = run_blocking(store.get(physical))
+    carrying: list[Entry[Any] | None] = []
+    for full, sealed in zip(physical, found, strict=True):
+        if sealed is not None:
+            with suppress(CodecError):  # no reader finds anything there
+                sealed.tags = codec.tags(full, sealed.value)
+        carrying.append(sealed if sealed is not None and name in names_in(sealed.tags) else None)
+    good = run_blocking(scope.tags.judged(carrying))
+    return [key for key, entry in zip(keys, good, strict=True) if entry is not None]
 
 
 def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
@@ -241,6 +270,13 @@ def invalidate(settings: CacheSettings, key: str, function: str | None) -> bool:
     with cache_of(settings) as cache:
         places = list(_places(cache, key, function))
         return sum(run_blocking(scope.invalidate(full)) for scope, full in places) > 0  # in every place: not `any`
+
+
+def invalidate_tags(settings: CacheSettings, tags: Sequence[str]) -> None:
+    """Invalidate all that carries one of the tags, and what is being computed for them."""
+    checked_tags("--tag", tags)
+    with cache_of(settings) as cache:
+        cache.invalidate_tags(*tags, on_error="raise")
 
 
 def _places(cache: Cache, key: str, function: str | None) -> Iterator[tuple[ScopeSide, str]]:

@@ -52,7 +52,12 @@ def _parser() -> argparse.ArgumentParser:
             "a key's value, how long it is fresh and kept, and which process computes it now",
         ),
         ("keys", "keys:keys", (_add_prefix, _add_json), "the stored keys of the cache itself, or of a function"),
-        ("invalidate", "keys:forget", (_add_key,), "remove a key's value, also one that is being computed"),
+        (
+            "invalidate",
+            "keys:forget",
+            (_add_key_or_tags,),
+            "remove a key's value, or all that carries a tag, also what is being computed",
+        ),
         ("stats", "stats:stats", (_add_json,), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
@@ -152,10 +157,24 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run="serve:serve")
 
 
+_KEY = "a key of the cache itself, or of a function as its key(...) returns it"
+
+
 def _add_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "key", metavar="KEY", help="a key of the cache itself, or of a function as its key(...) returns it"
+    parser.add_argument("key", metavar="KEY", help=_KEY)
+    _add_function(parser)
+
+
+def _add_key_or_tags(parser: argparse.ArgumentParser) -> None:
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("key", metavar="KEY", nargs="?", help=_KEY)
+    either.add_argument(
+        "--tag", action="append", metavar="TAG", help="instead of KEY: all that carries this tag; may be repeated"
     )
+    _add_function(parser)
+
+
+def _add_function(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--function", metavar="MODULE:NAME", help="import this function, which knows the value's type")
 
 
@@ -167,6 +186,7 @@ def _add_prefix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prefix", metavar="PREFIX", nargs="?", default="", help="how the keys begin; or a function, as shop:report"
     )
+    parser.add_argument("--tag", metavar="TAG", help="only keys whose stored value carries this tag")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from stampede.api.status import Holder
-from stampede.cli.address import UnreadableEntry, chosen, find, holder, invalidate, listed
+from stampede.cli.address import UnreadableEntry, chosen, find, holder, invalidate, invalidate_tags, listed
 from stampede.cli.show import long, say
 from stampede.errors import OptionError
 from stampede.model.entry import Entry
@@ -36,27 +36,34 @@ def get(options: Namespace) -> int:
 
 def keys(options: Namespace) -> int:
     """Print the keys, one on each line, or as a JSON list. Return 1 if there is none."""
-    cache, prefix, found = chosen(options), options.prefix, False
+    cache, prefix, tag, found = chosen(options), options.prefix, options.tag, False
     if options.json:
-        names = list(listed(cache.settings, prefix))
+        names = list(listed(cache.settings, prefix, tag))
         say(json.dumps(names, indent=2))
         found = bool(names)
     else:
-        for key in listed(cache.settings, prefix):
+        for key in listed(cache.settings, prefix, tag):
             say(key)
             found = True
     if not found:
-        begin = f" begins with {prefix!r}" if prefix else ""
+        which = (f" begins with {prefix!r}" if prefix else " is its own") + (f" and carries {tag!r}" if tag else "")
         hint = "To list a function's keys, name it: stampede keys shop.reports:report"
         if ":" in prefix:
             hint = "If that is a function of another cache, name the cache: --cache NAME"
-        print(f"stampede: no key of {cache}{begin or ' is its own'}. {hint}", file=sys.stderr)
+        print(f"stampede: no key of {cache}{which}. {hint}", file=sys.stderr)
     return 0 if found else 1
 
 
 def forget(options: Namespace) -> int:
-    """Invalidate a key, and print whether there was a value."""
-    cache, key = chosen(options), options.key
+    """Invalidate a key, and print whether there was a value; or invalidate what carries one of the tags."""
+    cache, key, tags = chosen(options), options.key, options.tag
+    if tags:
+        if options.function:
+            raise OptionError("--function is for KEY: a tag ends what carries it in the whole cache")
+        invalidate_tags(cache.settings, tags)
+        which = " or ".join(map(repr, tags))
+        say(f"what carries {which} was removed from {cache}; what is being computed for it will not be stored")
+        return 0
     there = invalidate(cache.settings, key, options.function)
     nothing = f"no value was stored under {key!r} in {cache}; a computation under way will not be stored"
     say(f"{key!r} was removed from {cache}" if there else nothing)

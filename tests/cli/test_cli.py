@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -49,7 +50,7 @@ class Price:
 def report(customer: int) -> dict[str, int]:
     return {"customer": customer}
 
-@cached(ttl=600)
+@cached(ttl=600, tags=["prices", "product:{product}"])
 def price(product: int) -> Price:
     return Price(product)
 
@@ -115,6 +116,13 @@ def python(home: Path, program: str) -> str:
         ([], "required: COMMAND"),
         (["gett"], "invalid choice: 'gett'"),
         (["get"], "required: KEY"),
+        (["invalidate"], "one of the arguments KEY --tag is required"),
+        (["invalidate", "k", "--tag", "t"], "argument --tag: not allowed with argument KEY"),
+        (["invalidate", "--tag", "t", "--cache", "default", "k"], "not allowed with argument"),
+        (["invalidate", "--tag", "t", "--function", "shop:price"], "--function is for KEY"),
+        (["invalidate", "--tag", "t", "--tag", ""], "--tag has '': a tag is a string of 1 to 256 characters"),
+        (["keys", "--tag", ""], "--tag has '': a tag is a string of 1 to 256 characters"),
+        (["invalidate", "--tag", "t", "--cache", "here"], "stampede: memory:// lives inside each process"),
         (["check", "--settings", "nothing.toml"], "stampede: nothing.toml: there is no such file"),
         (["check", "--cache", "defualt"], "there is no [caches.defualt]: did you mean 'default'?"),
         (["get", "k", "--cache", "here"], "stampede: memory:// lives inside each process"),
@@ -377,15 +385,87 @@ def test_invalidate_reaches_a_computation_under_way(home: Path, cache: Cache) ->
     assert cache.get("k") is None
 
 
+# -- tags -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["disk", "redis", "disk, signed"])
+def tagged(request: pytest.FixtureRequest, home: Path) -> Iterator[Cache]:
+    """The default cache of settings that name one of these engines."""
+    engine, _, signed = request.param.partition(", ")
+    url, key = f"disk://{home}/cache", "k" * 32 if signed else None
+    if engine == "redis":
+        pytest.importorskip("redis")
+        from servers import shared_redis
+
+        url = shared_redis().url
+        shared_redis().cli("FLUSHALL")
+    line = f'signing_key = "{key}"\n' if key else ""
+    (home / "stampede.toml").write_text(f'[caches.default]\nurl = "{url}"\nnamespace = "shop"\n{line}')
+    with Cache(url, namespace="shop", signing_key=key) as cache:
+        yield cache
+
+
+def test_invalidate_a_tag(home: Path, tagged: Cache) -> None:
+    """`stampede invalidate --tag` removes all that carries one of the tags, of the cache itself and of functions."""
+    tagged.set("a", 1, tags=["prices"])
+    tagged.set("b", 2, tags=["more", "other"])
+    tagged.set("c", 3, tags=["other"])
+    python(home, "import shop; shop.price(7)")
+    said = stampede(home, "invalidate", "--tag", "prices", "--tag", "more")
+    assert said.startswith("what carries 'prices' or 'more' was removed from cache 'default' (")
+    assert said.endswith("); what is being computed for it will not be stored\n")
+    assert tagged.get_many(["a", "b", "c"]) == {"c": 3}
+    assert python(home, "import shop; print(shop.price.peek(7))") == "None\n"
+
+
+def test_invalidate_a_tag_reaches_a_computation_under_way(home: Path, tagged: Cache) -> None:
+    """`stampede invalidate --tag` also prevents a running computation from storing its result."""
+    with computing(tagged, "k", tags=["prices"]):
+        stampede(home, "invalidate", "--tag", "prices")
+    assert tagged.get("k") is None
+
+
+def test_keys_of_a_tag(home: Path, tagged: Cache) -> None:
+    """`stampede keys --tag` lists the keys whose value carries the tag, until the tag is invalidated. The values may be
+    of a type that the command does not know."""
+    tagged.set_many({"user:1": 1, "user:2": 2, "other": 3}, tags=["prices", "all"])
+    tagged.set_many({"user:3": 3, "stale": 4}, tags=["all"], stale=600)
+    tagged.set("plain", 5)
+    assert sorted(stampede(home, "keys", "--tag", "prices").split()) == ["other", "user:1", "user:2"]
+    assert sorted(stampede(home, "keys", "user:", "--tag", "all").split()) == ["user:1", "user:2", "user:3"]
+    assert json.loads(stampede(home, "keys", "--tag", "prices", "oth", "--json")) == ["other"]
+    python(home, "import shop; [shop.price(n) for n in range(3)]; shop.report(1)")
+    three = [f"shop/shop:price:({n})" for n in range(3)]
+    assert sorted(stampede(home, "keys", "--tag", "prices", "shop:price").split()) == three
+    assert stampede(home, "keys", "--tag", "product:1", "shop:price").split() == three[1:2]
+    tagged.expire_tags("all")
+    assert "stale" in stampede(home, "keys", "--tag", "all").split()  # stale ones are listed, as without a tag
+    tagged.invalidate_tags("prices")
+    said = stampede(home, "keys", "--tag", "prices", code=1)
+    assert "no key of cache 'default' (" in said and ") is its own and carries 'prices'. " in said
+    assert sorted(stampede(home, "keys", "--tag", "all").split()) == ["stale", "user:3"]
+    assert stampede(home, "keys", "--tag", "product:1", "shop:price", code=1)
+
+
+def test_keys_of_a_tag_where_keys_cannot_be_listed(home: Path) -> None:
+    """On an engine that can't list its keys, `stampede keys --tag` says so, as `stampede keys` does."""
+    pytest.importorskip("pymemcache")
+    from memcached_server import shared_memcached
+
+    (home / "stampede.toml").write_text(f'[caches.default]\nurl = "{shared_memcached().url}"\n')
+    assert "memcached:// cannot list its keys" in stampede(home, "keys", code=2)
+    assert "memcached:// cannot list its keys" in stampede(home, "keys", "--tag", "prices", code=2)
+
+
 # -- stats ----------------------------------------------------------------------------------------------------------
 
 
 class computing:
     """A computation that runs until the end of the block."""
 
-    def __init__(self, cache: Cache, key: str) -> None:
+    def __init__(self, cache: Cache, key: str, **options: Any) -> None:
         self._began, self._end = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=cache.get_or_compute, args=(key, self._compute))
+        self._thread = threading.Thread(target=cache.get_or_compute, args=(key, self._compute), kwargs=options)
 
     def _compute(self) -> str:
         self._began.set()
