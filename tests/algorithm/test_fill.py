@@ -23,6 +23,7 @@ from explorer import (
     failing,
     hung,
     invalidate,
+    invalidate_tag,
     put,
     roam,
     slow,
@@ -38,6 +39,7 @@ from stampede.model.entry import Entry
 from stampede.model.ports import Ask, Found, Reply
 from stampede.model.record import Record
 from stampede.model.result import Result
+from stampede.model.tags import Tag
 from stampede.settings.options import Policy
 
 HOLDS, HANGS = Policy(early=0.0, max_hold=1e6), Policy(early=0.0, max_hold=30.0)
@@ -122,6 +124,16 @@ WORLDS = {
     "a hung origin": Scenario([[ask(origin=hung)], [ask()], [ask()]], HANGS),
     "a hung origin, and followers": Scenario([[ask(origin=hung), ask(), ask()], [ask()]], HANGS),
     "a value that comes too late": Scenario([[ask(origin=slow(99)), ask()], [ask()]], HANGS),
+    "a tag, invalidated from outside": Scenario(
+        [[ask()], [then(invalidate_tag(), ask())]], tagged="before", expires=True, news=True
+    ),
+    "a tag, invalidated by a mate": Scenario([[ask(), then(invalidate_tag(), ask())]], tagged="before", expires=True),
+    "a late tag, invalidated from outside": Scenario(
+        [[ask()], [then(invalidate_tag(), ask())]], tagged="late", expires=True, news=True
+    ),
+    "a late tag, invalidated twice": Scenario(
+        [[then(invalidate_tag(), ask())], [then(invalidate_tag(), ask())]], tagged="late", expires=True
+    ),
     "each asks for the other's key": Scenario([[ask("a", asking("b"))], [ask("b", asking("a"))]], HOLDS, alone=True),
     "each asks for the other's key at home": Scenario(
         [[ask("a", asking("b")), ask("b", asking("a"))]], Policy(early=0.0, max_hold=250.0), alone=True
@@ -295,6 +307,17 @@ def test_the_explorer_sees_a_broken_engine(model: type[Model]) -> None:
 Breakage = Callable[[pytest.MonkeyPatch], object]
 
 
+def _takes_all_tags_for_current(patch: pytest.MonkeyPatch) -> None:
+    """A value is passed on without a look at its tags after the fill."""
+    patch.setattr(finish, "judge", lambda entry, tags: True)
+
+
+def _believes_a_late_tag(patch: pytest.MonkeyPatch) -> None:
+    """A tag that only the computation knows is taken as it is at the fill."""
+    of = Tag.of
+    patch.setattr(Tag, "of", lambda *given: (tag := of(*given)) and replace(tag, changed=False))
+
+
 def _asks_on(patch: pytest.MonkeyPatch) -> None:
     """If the reply of a claim is lost, the lease that may have been granted is not given back."""
 
@@ -457,6 +480,8 @@ ALGORITHMS: dict[Breakage, tuple[str, tuple[str, ...], str]] = {
     _has_no_patience: ("patience that is enough", (), "had patience left"),
     _waits_for_its_own: ("patience that runs out", (), "has waited for 5 s"),
     _waits_for_ever: ("each asks for the other's key", (), "never ends"),
+    _takes_all_tags_for_current: ("a tag, invalidated by a mate", (), "invalidated before"),
+    _believes_a_late_tag: ("a late tag, invalidated twice", (), "invalidated before"),
 }
 
 

@@ -59,6 +59,7 @@ def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPa
         for port in (memory._Verbs, MemoryLocks):
             monkeypatch.setattr(port, "wait", woken)
         assert cache.engine.blocking.claims is not None
+        cache = Cache(engine=cache.engine)  # its ports are the new ones
         asyncio.run(cache.engine.blocking.claims.claim(cache._root.prefix + "k", new_id(), Ask(60.0)))
 
         async def suspending() -> None:

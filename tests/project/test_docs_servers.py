@@ -89,17 +89,20 @@ def test_keys_are_called_so() -> None:
     """The keys in Redis have the names that the page shows."""
     pytest.importorskip("redis")
     from stampede.engines.redis.locks import _names as lock_names
-    from stampede.engines.redis.verbs import _ALL, _RUN, _note, _scope_key
+    from stampede.engines.redis.news import ALL, key_of_scope
+    from stampede.engines.redis.verbs import _RUN, _note
     from stampede.engines.redis.wire import names
+    from stampede.model.tags import key_of_tag, name_of_tag
 
     table = next(rows for rows in map(REDIS.rows, count()) if rows[0][0].startswith("`{"))
-    entry, _, generations, run, ended, lock = (named(cells[0]) for cells in table)
+    entry, _, generations, tag, run, ended, lock = (named(cells[0]) for cells in table)
     (entry_key,) = (key.replace("\\|", "|") for key in entry)
     _, _, key = entry_key.partition(":")
     assert names(key).entry.decode() == entry_key
     assert table[1][0].startswith(f"`{names(key).lease.decode()}`")
+    assert tag == [names(key_of_tag(name_of_tag("", "prices"))).entry.decode()]
     assert lock == [lock_names("nightly-report").lock.decode()]
-    assert generations == [_ALL.decode(), _scope_key("shop:price").decode()]
+    assert generations == [ALL.decode(), key_of_scope("shop:price").decode()]
     assert (run, ended) == ([_RUN.decode()], [_note(key.encode()).decode() for key in generations])
 
 

@@ -206,6 +206,19 @@ TRIED: dict[str, str] = {
         processes::test_random_interleavings
         promises_kept::test_who_calls_after_an_invalidation_elsewhere_is_given_nothing_older
     """,
+    "a call begins after `invalidate` has returned ... after `invalidate_tags`, and the value carries such a tag": """
+        tags::test_no_call_after_an_invalidation_gets_what_is_older
+        tags::test_tags_that_only_the_computation_knows
+        tags::test_what_carries_a_tag_goes
+    """,
+    "a call begins after `invalidate` has returned ... after `expire_tags`": """
+        tags::test_a_soft_one_makes_it_stale
+        tags::test_no_call_after_an_invalidation_gets_what_is_older
+    """,
+    "a tag of a value is invalidated while it is computed": """
+        fill::test_nothing_goes_wrong
+        tags::test_what_is_being_computed_is_not_stored
+    """,
     "another process changes what is in a local tier, on `disk://`": """
         disk_coherence::test_no_reader_is_ever_behind
     """,
@@ -226,6 +239,13 @@ TRIED: dict[str, str] = {
     "another process calls `clear` or `invalidate_all`": """
         memcached::test_a_generation_is_believed_for_a_second
         redis::test_a_bump_is_pushed
+    """,
+    "another process calls `clear` or `invalidate_all` ... on `disk://`, Redis or Postgres, and a local tier "
+    "has values of the function": """
+        shared_costs::test_a_new_generation_costs_other_functions_nothing
+    """,
+    "another process calls `clear` or `invalidate_all` ... or `invalidate_tags`": """
+        shared_costs::test_an_invalidated_tag_costs_others_nothing
     """,
     "another process calls `clear` or `invalidate_all` ... and then sets or invalidates a key": """
         ended_generations::test_nothing_older_than_a_change

@@ -19,7 +19,8 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 from model import Model
 from trap_ports import TRAPPING, Spawn, Trap, TrapHold, TrapPort, told
@@ -28,15 +29,18 @@ from stampede import events
 from stampede.algorithm import fill
 from stampede.algorithm.call import Call, Gate, HitLikelihood, Resources
 from stampede.algorithm.flight import Flight, Flights
+from stampede.algorithm.tags import TaggedClaims, TagPorts
 from stampede.errors import ComputationFailed, EngineError, OriginFull, StampedeError, WaitTimeout
 from stampede.model.entry import Entry
+from stampede.model.ports import Engine
 from stampede.model.result import Result
+from stampede.model.tags import key_of_tag
 from stampede.runtime.colour import Bell, Colour
 from stampede.settings.options import Policy
 
 __all__ = [
     "FAULTS", "Boom", "Process", "Report", "Scenario", "Violation", "any_world", "ask", "asking", "expire", "explore",
-    "failing", "hung", "invalidate", "put", "roam", "slow", "then",
+    "failing", "hung", "invalidate", "invalidate_tag", "put", "roam", "slow", "then",
 ]  # fmt: skip
 
 FAULTS = {
@@ -128,6 +132,11 @@ def invalidate(key: str = "k") -> Script:
     return lambda process: process.invalidate(key)
 
 
+def invalidate_tag(key: str = "k") -> Script:
+    """Invalidate the tag of the key's value."""
+    return lambda process: process.invalidate_tag(key)
+
+
 def put(key: str = "k") -> Script:
     """Set a value."""
     return lambda process: process.put(key)
@@ -162,6 +171,7 @@ class Scenario:
     alone: bool = False  # callers may compute without a lease: nested calls, or values that are not kept
     expires: bool = False  # values may expire during the scenario: computations are not counted
     looks: bool = False  # a call reads the engine before it claims a lease
+    tagged: str = ""  # values have a tag, which is known "before" their computation, or "late": only while it runs
     room: int = 0  # most computations at once, in all processes; 0: no limit
     when_full: str = "wait"
 
@@ -258,6 +268,7 @@ class Ledger:
         self.callers: list[Caller] = []
         self.lapsed = 0
         self.objection: str | None = None
+        self.tags: dict[str, str] = {}  # by the key of a tag: the key of the value that carries it
 
     def lapses(self, key: str) -> None:
         """The lease of this key has expired: another caller may compute."""
@@ -269,6 +280,9 @@ class Ledger:
         self.objection = self.objection or words
 
     def watch(self, verb: str, key: str, token: bytes | None, reply: Any) -> None:
+        if key.startswith("#"):  # a tag
+            self.epochs[self.tags[key]] += verb == "set"
+            return
         match verb:
             case "claim" if told(reply).startswith("granted"):
                 assert token is not None
@@ -296,7 +310,7 @@ class Ledger:
 
     def begins(self, caller: Caller) -> Computation:
         token = caller.label.encode()
-        epoch = self.grants.get(token, self.epochs[caller.key])
+        epoch = self.epochs[caller.key] if self.tags else self.grants.get(token, self.epochs[caller.key])
         label = f"value of {caller.label}" + ("" if token in self.grants else " alone")
         if label in self.computations:
             self.objects(f"{caller.label} computes twice")
@@ -607,6 +621,8 @@ class Process:
     def call(self, caller: Caller, origin: Origin, options: dict[str, Any]) -> Call:
         trial, token = self.trial, caller.label.encode()
         policy = trial.scenario.policy.with_options(**options)
+        if trial.scenario.tagged == "before":
+            policy = policy.with_options(tags=[tag_of(caller.key)])
 
         async def compute() -> str:
             mine = trial.ledger.begins(caller)
@@ -617,6 +633,8 @@ class Process:
                 if len(at_it) > trial.scenario.room:
                     trial.ledger.objects(f"{len(at_it)} compute at once")
             trial.say(f"{caller.label} computes")
+            if trial.scenario.tagged == "late" and caller.call is not None:
+                caller.call.context_of_computation().tag(tag_of(caller.key))
             try:
                 await origin(self)
                 mine.end = "done"
@@ -635,12 +653,13 @@ class Process:
         def hold(call: Call, seconds: float) -> TrapHold:
             return TrapHold(trial.model, call.key, call.token, call.policy.lease, seconds)
 
+        port: Any = trial.tagged_claims if trial.scenario.tagged else trial.port
         resources = Resources(
-            scope="", port=trial.port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
+            scope="", port=port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             give_back=lambda key, token: trial.model.abandon(key, token, None, 0.0), note=note, keep=_kept_nowhere,
             draws=False,
             look=trial.port.look if trial.scenario.looks else None, hit_likelihood=_Hits(1.0),
-            gates=trial.cap if trial.scenario.room else None,
+            gates=trial.cap if trial.scenario.room else None, tags=trial.tags,
         )  # fmt: skip
         caller.call = Call(
             key=caller.key, label=caller.key, origin=compute, policy=policy, resources=resources, loop=self.loop,
@@ -659,6 +678,13 @@ class Process:
         """Invalidate in the order of a real cache: first in the engine, then in this process's own flights."""
         await self.trial.port.invalidate(key)
         self.learn(key)
+
+    async def invalidate_tag(self, key: str) -> None:
+        await self.trial.tags.end(self.trial.tags.names([tag_of(key)]))
+        assert self.trial.running is not None
+        epoch, ledger = self.trial.running.epoch, self.trial.ledger
+        self.told[key] = max(self.told[key], epoch)
+        ledger.returned[key] = max(ledger.returned[key], epoch)
 
     async def put(self, key: str) -> None:
         label = f"set {next(self.trial.counter)}"
@@ -695,6 +721,24 @@ class Process:
         return tuple(ranks[moment] for moment in moments)
 
 
+def tag_of(key: str) -> str:
+    return f"tag of {key}"
+
+
+class _EngineOfTags:
+    """The part of an engine that tags need."""
+
+    many = near = None
+    looks = looks_together = shared = timeless = False
+    tick = 0.0
+
+    def __init__(self, port: TrapPort) -> None:
+        self._side = SimpleNamespace(store=port, claims=port)
+
+    def side(self, colour: Colour) -> Any:
+        return self._side
+
+
 class Trial:
     """One run of a scenario, under one schedule."""
 
@@ -722,6 +766,12 @@ class Trial:
         self.ledger = Ledger()
         self.model = model(lambda: self.now, news=scenario.news)
         self.port = TrapPort(self.model, self._watch)
+        engine = cast("Engine", _EngineOfTags(self.port))
+        self.tags = TagPorts("", engine, None, TRAPPING, {}, of_many=False, clock=self.clock)
+        self.tagged_claims = TaggedClaims(self.port, self.port, None, lambda key, entry: entry, self.tags)
+        if scenario.tagged:
+            (name,) = self.tags.names([tag_of("k")])
+            self.ledger.tags[key_of_tag(name)] = "k"
         self.cap = _Cap(self)
         self.processes: list[Process] = []
         self.fibres: list[Fibre] = []
@@ -746,8 +796,8 @@ class Trial:
         self.ledger.watch(verb, key, token, reply)
         if self.running is not None:
             self.running.note(verb, told(reply))
-            self.running.epoch = self.ledger.epochs[key]
-        if verb in ("invalidate", "set"):
+            self.running.epoch = self.ledger.epochs[self.ledger.tags.get(key, key)]
+        if verb in ("invalidate", "set") and not key.startswith("#"):
             for process in self.processes:
                 if not process.solo and (self.running is None or process is not self.running.process):
                     self._push(process, key, self.ledger.epochs[key])

@@ -6,7 +6,7 @@ A scheduler (the explorer) decides which of them continues, and which faults hap
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from math import inf
 from typing import Any, Protocol, TypeVar
 
@@ -138,7 +138,7 @@ class TrapPort:
         await Trap(last, f"hears of its {verb}: {told(reply)}")
         return reply
 
-    async def look(self, key: str) -> Found | None:
+    async def look(self, key: str, ask: Ask | None = None) -> Found | None:
         return await self._verb("look", key, None, lambda: self.model.look(key))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
@@ -164,6 +164,12 @@ class TrapPort:
 
     async def renew(self, key: str, token: bytes, lease: float) -> bool:
         return self.model.renew(key, token, lease)
+
+    async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
+        return [await self._verb("get", key, None, lambda key=key: self.model.kept(key)) for key in keys]  # type: ignore[misc]
+
+    async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
+        return await self._verb("replace", key, seen, lambda: self.model.replace(key, seen, entry))
 
     async def set(self, key: str, entry: Entry[Any]) -> None:
         def effect() -> object:

@@ -68,7 +68,6 @@ CHANGES: dict[str, Callable[[DiskEngine], object]] = {
     "set": lambda engine: put(engine, "k", 2),
     "expire": lambda engine: run_blocking(engine.blocking.store.expire("k")),
     "invalidate": lambda engine: run_blocking(engine.blocking.store.invalidate("k")),
-    "bump": lambda engine: run_blocking(engine.blocking.store.bump("another scope")),
     "bump all": lambda engine: run_blocking(engine.blocking.store.bump("")),
 }
 
@@ -82,6 +81,27 @@ def test_every_change_voids_tickets(engine: DiskEngine, change: str) -> None:
     assert holds(ticket)
     CHANGES[change](engine)
     assert not holds(ticket)
+    peer.close()
+
+
+def test_a_bump_ends_only_its_own_generation(engine: DiskEngine) -> None:
+    """The bump of a scope ends the ticket of its generation in all processes, and no other ticket."""
+    peer = DiskEngine(engine.directory)
+    put(engine, "k", 1)
+    _, ticket = kept(peer, "k")
+    assert peer.recalls is not None
+    for scope in ("f", "g"):
+        run_blocking(peer.blocking.store.generation(scope))
+    own, other = (peer.recalls.ticket_of_generation(scope) for scope in ("f", "g"))
+    for verb in (engine.blocking.store.bump, engine.blocking.softens.soften):
+        assert holds(own)
+        run_blocking(verb("f"))
+        assert not holds(own)
+        assert peer.recalls.generation_at_hand("f") is None
+        assert holds(ticket)
+        assert holds(other)
+        run_blocking(peer.blocking.store.generation("f"))
+        own = peer.recalls.ticket_of_generation("f")
     peer.close()
 
 

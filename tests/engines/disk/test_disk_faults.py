@@ -57,7 +57,7 @@ def found(engine: DiskEngine, key: str = KEY) -> Found:
 
 def holds(reply: Found) -> bool:
     assert reply.ticket is not None
-    stamps, slot, stamp, _ = reply.ticket
+    stamps, slot, stamp, *_ = reply.ticket
     return stamps[slot] == stamp
 
 

@@ -22,7 +22,7 @@ from proxy import Proxy
 from stampede import Cache
 from stampede.engines.kit import feed
 from stampede.engines.postgres import PostgresEngine, blocking, talk, tell, verbs
-from stampede.engines.postgres.news import GENERATIONS
+from stampede.engines.postgres.verbs import slot_of_scope
 from stampede.model.entry import Entry, new_id
 from stampede.runtime.colour import run_blocking as run
 
@@ -135,14 +135,14 @@ def test_a_bump_between_generation_and_ticket(server: PostgresServer, monkeypatc
         news = engine._all.news
         until(lambda: news.reporter)
         first.peek(2)
-        asked = verbs.PostgresKeys.claim
+        asked, slot = verbs.PostgresKeys.claim, slot_of_scope(first.key(1).rpartition(":")[0])
 
         def meanwhile(its: verbs.PostgresKeys, *args: Any, **terms: Any) -> Any:
             if its is engine.blocking.claims and answers["next"] == "old":
                 answers["next"] = "new"
-                before = news.stamps[GENERATIONS]
+                before = news.stamps[slot]
                 second.invalidate_all()
-                until(lambda: news.stamps[GENERATIONS] != before)
+                until(lambda: news.stamps[slot] != before)
             return asked(its, *args, **terms)
 
         monkeypatch.setattr(verbs.PostgresKeys, "claim", meanwhile)

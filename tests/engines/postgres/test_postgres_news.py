@@ -27,8 +27,9 @@ from stampede import Cache, EngineError, events
 from stampede.engines.kit import feed
 from stampede.engines.postgres import PostgresEngine, tell
 from stampede.engines.postgres import news as news_module
-from stampede.engines.postgres.news import PostgresNews
+from stampede.engines.postgres.news import SLOTS, PostgresNews
 from stampede.engines.postgres.tell import LONGEST, Teller
+from stampede.engines.postgres.verbs import slot_of_scope
 from stampede.engines.postgres.wire import SMALL, message_of, names, news_of
 from stampede.model.entry import Entry, new_id
 from stampede.model.ports import Ask, Busy, Granted
@@ -187,7 +188,10 @@ def test_bumps_are_told_to_all(server: PostgresServer, open_: Open) -> None:
     with stranger(server, "stampede") as heard:
         run(engine.blocking.store.bump("scope"))
         run(engine.blocking.softens.soften("scope"))
-        assert heard() == [("stampede", "g")] * 2
+        run(engine.blocking.store.bump(""))
+        *own, whole = heard()
+        assert own == [("stampede", f"g{slot_of_scope('scope') - SLOTS:02x}")] * 2
+        assert whole == ("stampede", "g")
 
 
 def test_many_clears_make_changes_no_dearer_than_they_are(open_: Open) -> None:

@@ -1408,15 +1408,20 @@ def test_an_own_change_voids_the_ticket_before_its_news(server: RedisServer, ope
 
 
 def test_a_bump_voids_all_tickets(server: RedisServer, open_: Open) -> None:
-    """A bump ends all tickets: hits do not ask for their generation, and would return cleared values."""
+    """A bump of all scopes ends all tickets. That of one scope ends the ticket of its generation, and no other."""
     engine, other = open_(server.url), open_(server.url)
-    run(engine.blocking.store.generation("f"))
     run(engine.blocking.store.set("k", some()))
     ticket_of(engine)
-    run(engine.blocking.store.generations("f"))  # from now on the next bump is notified
+    for scope in ("f", "g"):
+        run(engine.blocking.store.generations(scope))  # from now on the next bump is notified
     ticket = ticket_of(engine)
+    own, others = (engine.recalls.ticket_of_generation(scope) for scope in ("f", "g"))
     run(other.blocking.store.bump("f"))
-    until(lambda: not holds(ticket), within=0.5)
+    until(lambda: not holds(own), within=0.5)
+    assert holds(ticket)
+    assert holds(others)
+    run(other.blocking.store.bump(""))
+    until(lambda: not holds(ticket) and not holds(others), within=0.5)
 
 
 def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
@@ -1525,7 +1530,7 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
         run(other.blocking.store.generation("f"))
         known = other._servers.generations._known["f"]
         if known[1] is None:
-            other._servers.generations.forget()
+            other._servers.generations.forget("")
         return known[1] is not None
 
     until(pushed)

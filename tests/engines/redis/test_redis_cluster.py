@@ -431,7 +431,7 @@ def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> Non
 
 
 def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster, open_: Open) -> None:
-    """A new generation ends the tickets of all shards, not only of the shard that stores it."""
+    """A new generation of all scopes ends the tickets of all shards, not only of the shard that stores it."""
     engine, other, home = open_(cluster.url), open_(cluster.url), home_of(cluster)
     keys = {node: key_of(cluster, node) for node in cluster.nodes}
     for key in keys.values():
@@ -444,6 +444,9 @@ def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster,
     tickets = [ticket_of(engine, key) for key in keys.values()]
     assert all(map(holds, tickets))
     run(other.blocking.store.bump("f"))
+    wait_until(lambda: engine.recalls.generation_at_hand("f") is None)
+    assert all(map(holds, tickets))
+    run(other.blocking.store.bump(""))
     wait_until(lambda: not any(map(holds, tickets)))
 
 

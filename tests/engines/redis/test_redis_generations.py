@@ -16,6 +16,7 @@ from servers import RedisServer
 from stampede import Cache, cached
 from stampede.engines.kit import generations
 from stampede.errors import EngineError
+from stampede.local_tier import tagged
 from stampede.runtime.colour import run_blocking as run
 from stampede.testing import isolated
 
@@ -31,34 +32,31 @@ def server() -> Iterator[RedisServer]:
     server.close()
 
 
-async def asked(engine: RedisEngine) -> list[str | BaseException]:
-    return await asyncio.gather(
-        *(engine.suspending.store.generation("shop") for _ in range(100)), return_exceptions=True
-    )
+async def asked(cache: Cache) -> list[str | BaseException]:
+    return await asyncio.gather(*(cache._aroot.learn() for _ in range(100)), return_exceptions=True)
 
 
-def test_a_herd_asks_for_its_generation_once(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A herd of tasks asks for its generation once, and not once for each task."""
+def test_a_herd_shares_its_question_for_a_generation(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A herd of tasks asks for its generation twice, and not once for each task: those that come while a question is
+    under way share the next one."""
     monkeypatch.setattr(generations, "KNOWN", 0.0)
-    engine = RedisEngine(server.url, tracking=False)
-    asyncio.run(asked(engine))
-    server.cli("CONFIG", "RESETSTAT")
-    names = asyncio.run(asked(engine))
-    calls = [line for line in server.cli("INFO", "commandstats").splitlines() if line.startswith("cmdstat_evalsha:")]
-    engine.close()
+    with Cache(server.url, namespace="shop") as cache:
+        asyncio.run(asked(cache))
+        server.cli("CONFIG", "RESETSTAT")
+        names = asyncio.run(asked(cache))
+        calls = [line for line in server.cli("INFO", "commandstats").splitlines() if "cmdstat_evalsha:" in line]
     assert len(set(names)) == 1
-    assert [line.partition("calls=")[2].partition(",")[0] for line in calls] == ["1"]
+    assert [line.partition("calls=")[2].partition(",")[0] for line in calls] in (["1"], ["2"])
 
 
-def test_a_herd_that_asked_in_vain_hears_why(server: RedisServer) -> None:
-    """If the question for a generation fails, all tasks that share it get the error."""
-    engine = RedisEngine(server.url, tracking=False)
-    asyncio.run(asked(engine))
-    server.stop()
-    engine.blocking.store._generations.forget()  # type: ignore[attr-defined]
-    answers = asyncio.run(asked(engine))
-    engine.close()
-    assert all(isinstance(answer, EngineError) for answer in answers)
+def test_a_herd_that_asked_in_vain_hears_why(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the question for a generation fails, all tasks that share it go on as while the engine is down."""
+    monkeypatch.setattr(generations, "KNOWN", 0.0)
+    with Cache(server.url) as cache:
+        known = asyncio.run(asked(cache))
+        server.stop()
+        assert asyncio.run(asked(cache)) == known
+        assert cache.down
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -237,8 +235,11 @@ def test_a_change_after_a_flush_reaches_who_has_heard_but_half_of_it(
         assert entry is None or entry.value == "new"
 
 
-def test_what_is_found_in_an_older_generation_is_kept_nowhere(server: RedisServer) -> None:
+def test_what_is_found_in_an_older_generation_is_kept_nowhere(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A value found in an older generation is not kept in a function's own table, which knows no generations."""
+    monkeypatch.setattr(tagged, "LAG", 1e-6)  # what was valid a moment ago is looked at again
     with Cache(server.url, ttl=600) as there, Cache(server.url, ttl=600, local=True) as here:
 
         def value(number: int) -> int:

@@ -1,0 +1,224 @@
+"""What calls and invalidations cost: how often an engine is asked, and in how many round trips."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("psycopg")
+
+from addresses import EMPTY
+from herd import until
+from postgres_server import shared_postgres
+from proxy import Proxy
+from servers import shared_redis
+
+from stampede import Cache
+from stampede.engines.kit import generations
+from stampede.local_tier import tagged
+
+NEWS = 0.05
+"""Seconds after which a local tier knows of a change by another process, where the engine pushes."""
+
+ASKS = ("claim", "look", "look_all", "look_too", "get", "generation", "generations", "change")
+
+
+@pytest.fixture(params=["disk", "redis", "postgres"])
+def caches(request: pytest.FixtureRequest, memory_path: Path) -> Iterator[tuple[Cache, Cache]]:
+    """Two caches with local tiers on one engine, as two processes have them."""
+    url = EMPTY[request.param](memory_path)
+    with ExitStack() as opened:
+        here, there = (
+            opened.enter_context(Cache(url, ttl=600, early=0, local=True, namespace="shop")) for _ in range(2)
+        )
+        yield here, there
+
+
+def asked_of(cache: Cache, patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the questions of this cache to its engine from now on."""
+    asked: Counter[str] = Counter()
+    side = cache.engine.blocking
+    near = [(cache.engine.near, "look")] if cache.engine.near is not None else []
+    for port, verb in [*((port, verb) for port in (side.claims, side.store) for verb in ASKS), *near]:
+        if hasattr(port, verb):
+            patch.setattr(port, verb, _counting(asked, verb, getattr(port, verb)))
+    return asked
+
+
+def _counting(asked: Counter[str], verb: str, ask: Any) -> Any:
+    def counting(*args: Any, **terms: Any) -> Any:
+        asked[verb] += 1
+        return ask(*args, **terms)
+
+    return counting
+
+
+def kept(function: Any, *args: Any) -> bool:
+    """Call the function, and return whether the local tier had the value."""
+    before = function.stats().hits
+    function(*args)
+    return bool(function.stats().hits > before)
+
+
+def lost(calls: Sequence[tuple[Any, int]]) -> int:
+    """Return how many of these values no local tier has."""
+    return sum([not kept(function, number) for function, number in calls])
+
+
+def stay_kept(calls: Sequence[tuple[Any, int]]) -> bool:
+    """Return whether the local tier has all these values, for a while: also after the news of their own storing."""
+    end = time.monotonic() + NEWS
+    while time.monotonic() < end:
+        if lost(calls):
+            return False
+    return True
+
+
+def is_told(cache: Cache, function: Any) -> bool:
+    """Return whether the process knows that its generation of the function has ended."""
+    assert cache.engine.recalls is not None
+    return cache.engine.recalls.generation_at_hand(function.key(1).rpartition(":")[0]) is None
+
+
+MANY = range(50)
+
+SELDOM = 3
+"""A few of many hits ask the engine: while news wait to be read, a process trusts nothing that it keeps."""
+
+
+def test_a_new_generation_costs_other_functions_nothing(
+    caches: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`invalidate_all` and `expire_all` end what local tiers keep of the function, in all processes. What they keep of
+    other functions is hit as before, without a question to the engine."""
+    here, there = caches
+
+    def invalidated(number: int) -> int:
+        return number
+
+    def other(number: int) -> int:
+        return number
+
+    mine, theirs = here.cached(version=1)(invalidated), there.cached(version=1)(invalidated)
+    others = [(each.cached(version=1)(other), number) for each in caches for number in MANY]
+    until(lambda: stay_kept([(mine, 1), (theirs, 1), *others]))
+    for end, told, untold in ((theirs.invalidate_all, here, mine), (mine.expire_all, there, theirs)):
+        end()
+        until(lambda: is_told(told, untold))  # called at once
+        asked = [asked_of(each, monkeypatch) for each in caches]
+        assert lost(others) <= SELDOM
+        assert asked[0].total() + asked[1].total() <= SELDOM
+        monkeypatch.undo()
+        time.sleep(NEWS)  # the promise: until then, another process may hit on it
+        assert not kept(untold, 1)
+        until(lambda: stay_kept([(mine, 1), (theirs, 1), *others]))
+
+
+def test_an_invalidated_tag_costs_others_nothing(caches: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local tier hits on values with tags. If another tag is invalidated, by this process or by another one, these
+    hits ask the engine nothing more. If it is one of theirs, no process hits on them after a moment."""
+    here, there = caches
+    functions = [each.cached(version=1, tags=["user:{user}", "all"])(lambda user: user) for each in caches]
+    calls = [(each, user) for each in functions for user in MANY]
+    until(lambda: stay_kept(calls))
+    asked = [asked_of(each, monkeypatch) for each in caches]
+    for cache in caches:
+        cache.invalidate_tags("nobody's", "user:700")
+        assert lost(calls) <= SELDOM
+    assert asked[0].total() + asked[1].total() <= 2 * SELDOM
+    there.invalidate_tags("user:1")
+    assert not kept(functions[1], 1)  # at once in the process that invalidates
+    time.sleep(NEWS)  # the promise: until then, another process may hit on it
+    assert not kept(functions[0], 1)
+    assert lost(calls) <= 2 + SELDOM
+    here.expire_tags("all")
+    assert lost([(functions[0], user) for user in MANY]) == len(MANY)
+    time.sleep(NEWS)
+    assert lost([(functions[1], user) for user in MANY]) == len(MANY)
+
+
+def test_hits_with_tags_look_at_them_rarely(caches: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most hits compare one stamp, however many tags a value has."""
+    function = caches[0].cached(version=1, tags=[f"tag {number}" for number in range(50)])(lambda user: user)
+    until(lambda: stay_kept([(function, 1)]))
+    looks: list[object] = []
+    holds = tagged.are_valid
+
+    def are_valid(*args: Any) -> bool:
+        looks.append(args)
+        return holds(*args)
+
+    monkeypatch.setattr("stampede.local_tier.tier.are_valid", are_valid)
+    began = time.monotonic()
+    hits = sum(kept(function, 1) for _ in range(10_000))
+    assert hits >= 10_000 - SELDOM
+    assert len(looks) <= (time.monotonic() - began) / tagged.LAG + SELDOM + 1
+
+
+# -- round trips ----------------------------------------------------------------------------------------------------
+
+
+TRIP = 0.05
+"""Seconds that a reply takes."""
+
+
+class Far:
+    """A server behind a line on which each reply takes a while. It counts the round trips of a call."""
+
+    def __init__(self, kind: str, opened: ExitStack) -> None:
+        if kind == "redis":
+            self.proxy = Proxy(shared_redis().port)
+            self.url = f"redis://127.0.0.1:{self.proxy.port}/0"
+        else:
+            server = shared_postgres()
+            server.prepare()
+            self.proxy = Proxy(server.port)
+            self.url = server.postgres_url.replace(f":{server.port}/", f":{self.proxy.port}/")
+        opened.callback(self.proxy.close)
+
+    def trips(self, call: Any) -> float:
+        """Return the number of replies that the call has waited for, one after the other."""
+        self.proxy.delay = TRIP
+        began = time.monotonic()
+        call()
+        taken = time.monotonic() - began
+        self.proxy.delay = 0.0
+        return round(taken / TRIP, 1)
+
+
+@pytest.fixture(params=["redis", "postgres"])
+def far(request: pytest.FixtureRequest) -> Iterator[Far]:
+    with ExitStack() as opened:
+        yield Far(request.param, opened)
+
+
+@pytest.mark.alone
+def test_a_hit_is_one_round_trip(far: Far, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What must be known to believe an entry is asked for together with the entry, also by a process that has not asked
+    for a while."""
+    monkeypatch.setattr(generations, "KNOWN", 0.0)  # as after a second without a question
+    monkeypatch.setattr(generations, "BRIEFLY", 0.0)
+    with Cache(far.url, ttl=600, early=0, namespace="shop") as cache, asyncio.Runner() as runner:
+
+        async def avalue(number: int) -> int:
+            return number
+
+        def value(number: int) -> int:
+            return number
+
+        plain = cache.cached(version=1)(value if colour == "sync" else avalue)
+        with_tags = cache.cached(version=2, tags=["{number}", "all"])(value if colour == "sync" else avalue)
+        for function in (plain, with_tags):
+            call = (lambda function=function: function(1)) if colour == "sync" else None
+            call = call or (lambda function=function: runner.run(function(1)))
+            for _ in range(3):
+                call()
+            assert min(far.trips(call) for _ in range(3)) < 1.9
