@@ -105,8 +105,8 @@ class Generations(Marks):
         return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
 
     async def _together(self, store: Changes, colour: Colour, call: Call | None) -> tuple[str, str]:
-        """Return both current generations, asked for in one round trip. A question that is sent after a caller has
-        begun is also the caller's own: without that, a herd would ask a thousand times."""
+        """Return both current generations, asked for in one round trip. Callers that come while a question is under way
+        wait for its answer: without that, a herd would ask a thousand times."""
         where, began = (os.getpid(), running_loop() if colour.suspending else None), _clock()
         while True:
             mine = _Asking(_clock())
@@ -115,11 +115,11 @@ class Generations(Marks):
                 return await self._ask(store, mine, where, call)
             if not await colour.park(asking.bell, SAFETY) and self._asking.get(where) is asking:
                 del self._asking[where]  # whoever has asked may not run any more
-            if asking.sent < began:
-                continue  # a bump may have returned in between
-            if asking.error is not None:
+            if asking.error is not None and not asking.error.partial:
                 raise _copy_of(asking.error) from asking.error
-            if asking.current is not None:
+            if self.recall() is not None:  # as it is believed now: a bump may have returned since that was asked
+                return self.known[2:]
+            if asking.current is not None and asking.sent >= began:
                 return asking.current
 
     async def _ask(self, store: Changes, mine: _Asking, where: Where, call: Call | None) -> tuple[str, str]:
