@@ -106,9 +106,8 @@ class Resources:
     # `encode`, for `strict` in front of engines that store objects.
     trial: Callable[[str, Entry[Any]], object] | None = None
     draws: bool = True  # calls draw the early moment, because there is no local tier to do so
-    look: Callable[[str, Ask], Awaitable[Found | None]] | None = (
-        None  # None: the engine has no read cheaper than a claim
-    )
+    # None: the engine has no read that is cheaper than a claim.
+    look: Callable[[str, Ask], Awaitable[Found | None]] | None = None
     hit_likelihood: HitLikelihood = field(default_factory=HitLikelihood)
     gates: Gates | None = None  # the caps of origins
     give_back: Callable[[str, bytes], object] = lambda key, token: None  # may be called by a finalizer
@@ -145,7 +144,7 @@ class Call(Leader):
     existing: Entry[Any] | None = None  # what is stored while it computes
     looked: Mapping[str, Found | None] | None = None  # what was found while the generation was asked for, by key
     looked_at: float = -inf  # the moment before that
-    overruled = False  # a tag of the value was invalidated while it was computed
+    overruled = False  # a tag of the value may have been invalidated while it was computed
     context: Context | None = None  # of its computation, if the function asked for it
 
     def __init__(

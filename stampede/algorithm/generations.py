@@ -16,6 +16,8 @@ from stampede.keys import generation, quoted
 from stampede.local_tier.tagged import ScopePulse
 from stampede.model.entry import new_id
 from stampede.model.ports import Changes, Pulse, Recalls, Store, Ticket
+from stampede.model.result import own_copy
+from stampede.model.tags import key_of_tag
 from stampede.runtime.colour import Bell, Colour, Loop, running_loop
 
 __all__ = ["Generations"]
@@ -116,7 +118,7 @@ class Generations(Marks):
             if not await colour.park(asking.bell, SAFETY) and self._asking.get(where) is asking:
                 del self._asking[where]  # whoever has asked may not run any more
             if asking.error is not None and not asking.error.partial:
-                raise _copy_of(asking.error) from asking.error
+                raise own_copy(asking.error)
             if self.recall() is not None:  # as it is believed now: a bump may have returned since that was asked
                 return self.known[2:]
             if asking.current is not None and asking.sent >= began:
@@ -142,9 +144,9 @@ class Generations(Marks):
         """Return the keys that the call is about to look for, if the generation is still the one that is known."""
         if call is None or call.force or call.seen is not None or call.once is not None or not self._is_looked_for:
             return []
-        tags = call.resources.tags
-        key = self.prefix + call.label
-        return [key] if tags is None else [key, *tags.keys_for(key, call.tags)]
+        tags, key = call.resources.tags, self.prefix + call.label
+        names = () if tags is None else tags.names_for(key, tags.names(call.tags))
+        return [key, *map(key_of_tag, names)]
 
     @property
     def _is_looked_for(self) -> bool:
@@ -240,13 +242,6 @@ class Generations(Marks):
 
     def is_of_engine(self, known: tuple[int, str, str, str]) -> bool:
         return bool(known[2]) and not known[2].startswith(self._own)
-
-
-def _copy_of(error: EngineError) -> EngineError:
-    """Return the error of a question that several callers share, for one of them."""
-    copy = type(error)(str(error)) if not isinstance(error, EngineClosed) else error
-    copy.partial, copy.unsure, copy.refused = error.partial, error.unsure, error.refused
-    return copy
 
 
 def _mark_of(own: str, whole: str) -> bytes:

@@ -70,8 +70,7 @@ class TagPorts:
         self._store: Any = side.store
         self._near = engine.near
         self._looks: Any = side.claims if engine.looks else None
-        claims: Any = side.claims
-        self._look_all: Any = claims.look_all if engine.looks_together and not of_many else None
+        self._together: Any = side.store if engine.changes and not of_many else None
         self._tick = inf if engine.timeless else engine.tick
         self._clock = clock
         self._ended_here = ended_here
@@ -95,10 +94,10 @@ class TagPorts:
         ttl = None if callable(policy.ttl) else policy.ttl
         return TagsOfCall(self.names(tags), keep_of(ttl, policy.stale))
 
-    def keys_for(self, key: str, tags: Sequence[str]) -> list[str]:
-        """Return the keys of the tags that a call with these tags reads together with its entry."""
-        names = dict.fromkeys((*self.names(tags), *self.hints.get(key, ())))
-        return [key_of_tag(name) for name in names]
+    def names_for(self, key: str, names: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return the tags to read together with the key's entry, if a call names these."""
+        hinted = self.hints.get(key, ())
+        return tuple(dict.fromkeys((*names, *hinted))) if names and hinted else names or hinted
 
     def hint(self, key: str, names: Iterable[bytes], known: Sequence[bytes] = ()) -> None:
         """Remember the tags of the key's entry, unless all of them are `known` without that."""
@@ -126,11 +125,12 @@ class TagPorts:
 
     @property
     def looks_together(self) -> bool:
-        return self._look_all is not None
+        """Whether the engine reads several keys in one round trip, without work for `run`."""
+        return self._together is not None
 
     async def look_all(self, key: str, names: Sequence[bytes]) -> tuple[Found | None, Known]:
-        """Return what `Looks.look` finds, and these tags. For engines that read several keys in one round trip."""
-        found, *tags = await self._look_all([key, *[key_of_tag(name) for name in names]])
+        """Return what `Looks.look` finds, and these tags. Only if the engine `looks_together`."""
+        (found, *tags), _ = await self._together.look_too([key, *[key_of_tag(name) for name in names]], ())
         return found, _tags_of(names, tags)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -161,8 +161,8 @@ class TagPorts:
         found: list[Found | None]
         if self._near is not None:
             found = [self._near.look(key) for key in keys]
-        elif self._look_all is not None and not self.aside:
-            found = await self._look_all(keys)
+        elif self._together is not None and not self.aside:
+            found, _ = await self._together.look_too(keys, ())
         elif self._looks is not None:
             found = await self._all([self._looks.look(key) for key in keys])
         else:
@@ -367,10 +367,7 @@ class TaggedClaims:
 
     def names_for(self, key: str, call: TagsOfCall | None) -> tuple[bytes, ...]:
         """Return the tags to read together with the key's entry."""
-        hinted = self.tags.hints.get(key, ())
-        if call is None or not call.names:
-            return hinted
-        return call.names if not hinted else tuple(dict.fromkeys((*call.names, *hinted)))
+        return self.tags.names_for(key, () if call is None else call.names)
 
     async def look(
         self, key: str, names: Sequence[bytes], looked: Mapping[str, Found | None] | None = None

@@ -169,7 +169,7 @@ class Cached(Binding):
         tier = scope.core.local_tier.residents
         home = None if tier is None else functools.partial(self._adopt, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
-        tags = None if self._tags is None else self._tags(*args, **kwargs)
+        tags = None if self._tags is None else self._tags(*args, **kwargs)  # beside the policy, whose copy costs more
         origin = functools.partial(self.origin, *args, **kwargs)
         return scope.fetch(key, origin, policy, force=force, home=home, once=once, tags=tags)
 

@@ -33,7 +33,6 @@ __all__ = [
     "Lists",
     "Locks",
     "Looks",
-    "LooksTogether",
     "Many",
     "Near",
     "Pulse",
@@ -284,14 +283,6 @@ class Looks(Protocol):
         """Return the entry if it is fresh. None, also in any doubt, means claim. Raise EngineError as `claim` does."""
 
 
-class LooksTogether(Looks, Protocol):
-    """Reads of several keys in one round trip. An engine whose claims have this says so with
-    `Engine.looks_together`."""
-
-    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
-        """Return what `look` returns for each key."""
-
-
 class Near(Protocol):
     """An engine whose plain read takes a few microseconds, so that it does not even need a flight."""
 
@@ -517,7 +508,6 @@ class Engine(ABC):
     recalls: Recalls | None = None
     near: Near | None = None
     looks: bool = False  # the claims of both colours are `Looks`
-    looks_together: bool = False  # and `LooksTogether`
     changes: bool = False  # the stores of both colours are `Changes`
     records: Records | None = None
     reports: Reports | None = None

@@ -729,7 +729,7 @@ class _EngineOfTags:
     """The part of an engine that tags need."""
 
     many = near = None
-    looks = looks_together = shared = timeless = False
+    looks = changes = shared = timeless = False
     tick = 0.0
 
     def __init__(self, port: TrapPort) -> None:

@@ -46,7 +46,7 @@ class PostgresEngine(Engine):
     pushes = True
     fair = True
     rooms = True
-    looks = looks_together = changes = True
+    looks = changes = True
     coherent = True
 
     def __init__(self, url: str | None = None, *, pool: Any = None, **options: Any) -> None:

@@ -145,10 +145,6 @@ class PostgresKeys:
         entry = fresh_of(rows[0]) if rows else None
         return None if entry is None else Found(entry, self._ticket(ids, stamp, reporter))
 
-    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
-        """Return what `look` returns for each key, in one round trip."""
-        return (await self.look_too(keys, ()))[0]
-
     async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
         ids, news, now = [names(key) for key in keys], self._news, time.monotonic()
         news.follow()

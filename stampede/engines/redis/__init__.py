@@ -49,7 +49,7 @@ class RedisEngine(Engine):
     pushes = True
     fair = True
     rooms = True
-    looks = looks_together = changes = True
+    looks = changes = True
 
     def __init__(
         self, url: str | None = None, *, client: Any = None, tracking: bool | None = None, **options: Any

@@ -86,9 +86,8 @@ class RedisConnector:
         self.timeout = float(options.get("timeout", 20.0))
         # Do not send the library's name: that would be two more round trips.
         unnamed = ("driver_info",) if find_spec("redis.driver_info") else ("lib_name", "lib_version")
-        self._options = (
-            DEFAULTS | dict.fromkeys(unnamed) | {key: value for key, value in options.items() if key not in _POOL}
-        )
+        ours = DEFAULTS | dict.fromkeys(unnamed)
+        self._options = ours | {key: value for key, value in options.items() if key not in _POOL}
         self._options["protocol"] = 2  # RESP2 connects faster; news have a connection of their own
         if kind == "UnixDomainSocketConnection":
             for key in ("host", "port", "socket_keepalive", "socket_keepalive_options", "socket_type"):

@@ -143,17 +143,16 @@ class RoutedKeys(_Routed):
             answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
         return _whole(answers)
 
-    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
-        return _whole(await self._many(keys, lambda key: key, lambda port, some: port.look_all(some)))
-
     async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        """Return what `look` finds and the generations. The shards with the keys are asked before that with these."""
-        found: list[Found | None] = [None] * len(keys)
-        try:
-            found = await self.look_all(keys) if keys else []
-        except EngineError as error:
-            if not error.partial:
-                raise  # otherwise the claim finds it out
+        """Return what `look` finds, and the generations. The shards of the keys are asked first. If one of them is
+        down, nothing is found there: the claim finds out why."""
+
+        async def look(port: RedisKeys, some: Sequence[str]) -> list[Any]:
+            return (await port.look_too(some, ()))[0]
+
+        answers = await self._many(keys, lambda key: key, look)
+        found = [None if isinstance(each, EngineError) and each.partial else each for each in answers]
+        found = _whole(found)
         return found, (await self.of_generations(lambda keys: keys.look_too((), scopes)))[1] if scopes else []
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:

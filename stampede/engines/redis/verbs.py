@@ -131,10 +131,6 @@ class RedisKeys:
             return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
 
-    async def look_all(self, keys: Sequence[str]) -> list[Found | None]:
-        """Return what `look` returns for each key, in one round trip."""
-        return (await self.look_too(keys, ()))[0]
-
     async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
         news, at = self._news, time.monotonic()
         if news.tracks:
