@@ -118,7 +118,7 @@ class _Fails(MemoryEngine):
 
     def __init__(self) -> None:
         super().__init__(sealed=True)
-        self.fails = False
+        self.fails = self.failed = False
         for side in (self.blocking, self.suspending):
             for verb in ("get", "set", "replace"):
                 setattr(side.store, verb, self._failing(getattr(side.store, verb)))
@@ -126,10 +126,44 @@ class _Fails(MemoryEngine):
     def _failing(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         async def failing(*args: Any) -> Any:
             if self.fails:
+                self.failed = True
                 raise EngineError("it fails")
             return await verb(*args)
 
         return failing
+
+
+def test_tags_that_cannot_be_read_after_the_fill_prove_nothing() -> None:
+    """If the last look at a value's tags fails, callers that came after the claim compute it again."""
+    engine, began, goes_on, source = _Fails(), threading.Event(), threading.Event(), ["old"]
+    claims: Any = engine.blocking.claims
+    fill = claims.fill
+
+    async def fill_then_fail(*args: Any) -> Any:
+        stored = await fill(*args)
+        engine.fails = source[0] == "new" and not engine.failed
+        return stored
+
+    def compute() -> str:
+        value = source[0]
+        if not began.is_set():
+            began.set()
+            assert goes_on.wait(10)
+        engine.fails = False
+        return value
+
+    claims.fill = fill_then_fail
+    with Cache(engine=engine, ttl=600, early=0) as cache:
+        first = Herd(lambda: cache.get_or_compute("k", compute, tags=["x"]))
+        assert began.wait(10)
+        source[0] = "new"
+        cache.invalidate_tags("x")
+        later = Herd(lambda: cache.get_or_compute("k", compute, tags=["x"]))
+        until(lambda: any(flight.callers > 1 for flight in cache._core.flights._flights.values()) or later.waiting)
+        goes_on.set()
+        assert first.join() == ["old"]
+        assert later.join() == ["new"]
+    assert engine.failed
 
 
 def test_a_set_that_fails_ends_what_was_kept() -> None:
