@@ -13,7 +13,7 @@ from stampede.algorithm.call import Call, Marks
 from stampede.algorithm.core import Core
 from stampede.errors import EngineClosed, EngineError
 from stampede.keys import generation, quoted
-from stampede.local_tier.tagged import ScopePulse
+from stampede.local_tier.pulses import ScopePulse
 from stampede.model.entry import new_id
 from stampede.model.ports import Changes, Pulse, Recalls, Store, Ticket
 from stampede.model.result import own_copy

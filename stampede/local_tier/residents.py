@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from stampede.errors import OptionError
-from stampede.local_tier.tagged import TagStamps
+from stampede.local_tier.pulses import TagStamps
 from stampede.model.entry import GRACE, Entry
 from stampede.model.ports import ALWAYS, Ticket
 from stampede.runtime import process_lock

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from stampede.local_tier.pulses import TagPulse, TagStamps, are_valid, flat
 from stampede.local_tier.residents import Resident, Residents
-from stampede.local_tier.tagged import TagPulse, TagStamps, are_valid, flat
 from stampede.model import early
 from stampede.model.entry import Entry
 from stampede.model.ports import Ticket
@@ -111,7 +111,7 @@ class LocalTier:
             if resident is None:
                 return None
             residents.put(resident)
-        elif entry.tags and resident.stamp is None and not self._guard(residents, resident):
+        elif entry.tags and resident.stamp is None and not self._watch_tags(residents, resident):
             return None
         resident.scope = scope
         return resident
@@ -139,13 +139,9 @@ class LocalTier:
             if believed is None or sample is None:
                 return None  # a change may be under way: the next call reads the key under a ticket
             ticket = sample
-        if entry.tags:
-            guarded = self._ticket_of_tagged(entry, ticket, result.at)
-            if guarded is None:
-                return None
-            fresh = entry.fresh if believed is None else min(entry.fresh, believed)
-            keep = min(entry.keep, believed) if believed is not None and ticket is sample else entry.keep
-            return Resident(key, scope, entry, 0.0, result.at + fresh, result.at + keep, guarded)
+        proof = self._ticket_of_tagged(entry, ticket, result.at) if entry.tags else ticket
+        if proof is None:
+            return None
         fresh, keep = entry.fresh, entry.keep
         if believed is not None:
             fresh = min(fresh, believed)
@@ -153,7 +149,7 @@ class LocalTier:
                 # Changes by others are not reported: after this it may not be served as stale, either.
                 keep = min(keep, believed)
         fresh += result.at
-        return Resident(key, scope, entry, 0.0, fresh, result.at + keep, ticket)
+        return Resident(key, scope, entry, 0.0, fresh, result.at + keep, proof)
 
     def _ticket_of_tagged(self, entry: Entry[Any], ticket: Ticket, at: float) -> Ticket | None:
         """Return the ticket of an entry with tags, which was asked for at this moment, or None if a tag has ended."""
@@ -166,8 +162,9 @@ class LocalTier:
         pulse = TagPulse(lambda now: are_valid(proofs, now) and not has_ended(), proofs, has_ended)
         return None if has_ended() else Ticket(ended.stamps, 0, stamp, pulse)
 
-    def _guard(self, residents: Residents, resident: Resident) -> bool:
-        """Let hits on a resident of the memory engine's own tier depend on its tags, which are in the same tier."""
+    def _watch_tags(self, residents: Residents, resident: Resident) -> bool:
+        """Let hits on a resident of the memory engine's own tier depend on its tags, which are in the same tier. Return
+        whether these are valid now."""
 
         def holds(now: float) -> bool:
             entry = resident.entry

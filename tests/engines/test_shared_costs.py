@@ -23,12 +23,12 @@ from servers import shared_redis
 
 from stampede import Cache
 from stampede.engines.kit import generations
-from stampede.local_tier import tagged
+from stampede.local_tier import pulses
 
 NEWS = 0.05
 """Seconds after which a local tier knows of a change by another process, where the engine pushes."""
 
-ASKS = ("claim", "look", "look_all", "look_too", "get", "generation", "generations", "change")
+ASKS = ("claim", "look", "look_too", "get", "generation", "generations", "change")
 
 
 @pytest.fixture(params=["disk", "redis", "postgres"])
@@ -150,7 +150,7 @@ def test_hits_with_tags_look_at_them_rarely(caches: tuple[Cache, Cache], monkeyp
     function = caches[0].cached(version=1, tags=[f"tag {number}" for number in range(50)])(lambda user: user)
     until(lambda: stay_kept([(function, 1)]))
     looks: list[object] = []
-    holds = tagged.are_valid
+    holds = pulses.are_valid
 
     def are_valid(*args: Any) -> bool:
         looks.append(args)
@@ -160,7 +160,7 @@ def test_hits_with_tags_look_at_them_rarely(caches: tuple[Cache, Cache], monkeyp
     began = time.monotonic()
     hits = sum(kept(function, 1) for _ in range(10_000))
     assert hits >= 10_000 - SELDOM
-    assert len(looks) <= (time.monotonic() - began) / tagged.LAG + SELDOM + 1
+    assert len(looks) <= (time.monotonic() - began) / pulses.LAG + SELDOM + 1
 
 
 # -- round trips ----------------------------------------------------------------------------------------------------

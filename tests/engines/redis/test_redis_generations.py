@@ -16,7 +16,7 @@ from servers import RedisServer
 from stampede import Cache, cached
 from stampede.engines.kit import generations
 from stampede.errors import EngineError
-from stampede.local_tier import tagged
+from stampede.local_tier import pulses
 from stampede.runtime.colour import run_blocking as run
 from stampede.testing import isolated
 
@@ -239,7 +239,7 @@ def test_what_is_found_in_an_older_generation_is_kept_nowhere(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A value found in an older generation is not kept in a function's own table, which knows no generations."""
-    monkeypatch.setattr(tagged, "LAG", 1e-6)  # what was valid a moment ago is looked at again
+    monkeypatch.setattr(pulses, "LAG", 1e-6)  # what was valid a moment ago is looked at again
     with Cache(server.url, ttl=600) as there, Cache(server.url, ttl=600, local=True) as here:
 
         def value(number: int) -> int:

@@ -36,6 +36,7 @@ class TagStamps:
         self._ended: tuple[dict[bytes, float], float] = ({}, -inf)
 
     def end(self, names: Iterable[bytes], now: float) -> None:
+        """Note that these tags are invalidated now. The next hit on each resident with tags looks at its own."""
         ended, _ = self._ended
         if len(ended) > MOST:
             self._ended = ended, _ = {}, now
