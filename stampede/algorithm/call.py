@@ -73,15 +73,17 @@ class HitLikelihood:
     """How likely a function's next call is to find its value. If it is, the call looks before it claims. A look costs
     the engine a fraction of a claim. It is a wasted round trip if there is nothing to find."""
 
-    __slots__ = ("good", "share")
+    __slots__ = ("good", "share", "step")
 
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = share
-        self.good = share > 0.5
+    def __init__(self, step: float = STEP) -> None:
+        """`step` is the weight of the newest call. With 0, a look is never likely to help: a claim costs no more."""
+        self.step = step
+        self.share = 0.5
+        self.good = False
 
     def saw(self, hit: bool) -> None:
         """Note whether a call's first question found the value. Two threads at the same moment may count as one."""
-        self.share += STEP * (hit - self.share)
+        self.share += self.step * (hit - self.share)
         self.good = self.share > 0.5
 
 

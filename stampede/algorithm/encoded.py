@@ -198,7 +198,7 @@ class EncodedStore(_Coded):
         return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # the caller has checked
 
     async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        return await cast("Changes", self._port).look_too(keys, scopes)  # what is found is not decoded
+        return await self._port.look_too(keys, scopes)  # what is found is not decoded
 
     def sealed(self, asked: Sequence[Asked]) -> list[Asked]:
         """Encode all entries before the first question is sent: if one value is refused, nothing has changed."""
@@ -206,9 +206,6 @@ class EncodedStore(_Coded):
             Asked(verb, (key, *[self.encoded(key, each) if isinstance(each, Entry) else each for each in args]))
             for verb, (key, *args) in asked
         ]
-
-    async def generation(self, scope: str) -> str:
-        return await self._port.generation(scope)
 
     async def generations(self, scope: str) -> Sequence[str]:
         return await self._port.generations(scope)

@@ -84,10 +84,8 @@ class Generations(Marks):
             # A probe asks the engine itself, as what is remembered may have ended during the outage.
             if probed is not None:
                 current = await self._current_generations(store)
-            elif self.core.engine.changes:
-                current = await self._together(cast("Changes", store), colour, call)
             else:
-                current = await self._generations(store)
+                current = await self._together(store, colour, call)
         except EngineClosed:
             raise
         except EngineError as error:
@@ -103,10 +101,7 @@ class Generations(Marks):
         own = (await store.generations(self.name))[0]
         return own, (await store.generations(self.namespace))[0] if self._nested else ""
 
-    async def _generations(self, store: Store) -> tuple[str, str]:
-        return await store.generation(self.name), await store.generation(self.namespace) if self._nested else ""
-
-    async def _together(self, store: Changes, colour: Colour, call: Call | None) -> tuple[str, str]:
+    async def _together(self, store: Store, colour: Colour, call: Call | None) -> tuple[str, str]:
         """Return both current generations, asked for in one round trip. Callers that come while a question is under way
         wait for its answer: without that, a herd would ask a thousand times."""
         where, began = (os.getpid(), running_loop() if colour.suspending else None), _clock()
@@ -124,7 +119,7 @@ class Generations(Marks):
             if asking.current is not None and asking.sent >= began:
                 return asking.current
 
-    async def _ask(self, store: Changes, mine: _Asking, where: Where, call: Call | None) -> tuple[str, str]:
+    async def _ask(self, store: Store, mine: _Asking, where: Where, call: Call | None) -> tuple[str, str]:
         looks = self._looks_of(call)
         try:
             found, generations = await store.look_too(looks, self.scopes)
@@ -150,7 +145,7 @@ class Generations(Marks):
 
     @property
     def _is_looked_for(self) -> bool:
-        return self.core.engine.looks and self.known[0] >= 0 and self.is_of_engine(self.known)
+        return self.core.engine.near is None and self.known[0] >= 0 and self.is_of_engine(self.known)
 
     def _unsure(self) -> str:
         """Return the known prefix, or a new one if this process has ended its generation during the outage. The engine

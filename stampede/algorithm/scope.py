@@ -10,7 +10,7 @@ from weakref import ref
 
 from stampede import events
 from stampede.algorithm.background import BackgroundPlace
-from stampede.algorithm.call import Call, HitLikelihood, Once, Resources
+from stampede.algorithm.call import STEP, Call, HitLikelihood, Once, Resources
 from stampede.algorithm.core import Core
 from stampede.algorithm.encoded import Coder, EncodedClaims, EncodedStore, SideKeys
 from stampede.algorithm.fill import fill, look
@@ -65,7 +65,7 @@ class Scope:
         # An engine in this process stores objects: the codec only tests whether a value could be encoded.
         self.codec = codec if engine.shared else None
         self.trial = codec.encode if codec is not None and not engine.shared else None
-        self.hit_likelihood = HitLikelihood()
+        self.hit_likelihood = HitLikelihood(STEP if core.engine.looks else 0.0)
         self._side_keys: SideKeys = {}
         self._namespace = namespace
         self._hints: dict[str, tuple[bytes, ...]] = {}
@@ -100,7 +100,7 @@ class Scope:
         guarded = GuardedClaims(
             tagged, refuge, core.outage, core.local_tier.kept, cast("Looks | None", looks), decoded, tagged
         )
-        return guarded, store, None if looks is None else guarded.look, tags
+        return guarded, store, guarded.look if engine.near is None else None, tags
 
     def _bad(self, key: str, id: bytes, error: Exception) -> None:
         """Report unreadable bytes once, although one miss decodes them up to three times."""
@@ -358,7 +358,7 @@ class ScopeSide(Stored):
             return {}
         began, prefix = _clock(), await self.current_prefix()
         calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
-        if self._gathered.look is not None:
+        if self.core.engine.looks:
             for call in calls:
                 call.sample = self.core.local_tier.sample(call.key)
             found = await self.at_once([look(call) for call in calls])

@@ -70,12 +70,11 @@ class TagPorts:
         self._store: Any = side.store
         self._near = engine.near
         self._looks: Any = side.claims if engine.looks else None
-        self._together: Any = side.store if engine.changes and not of_many else None
         self._tick = inf if engine.timeless else engine.tick
         self._clock = clock
         self._ended_here = ended_here
         self._at_once = colour.suspending and engine.shared and engine.near is None
-        self._of_many = of_many
+        self.of_many = of_many
         self._ask = None if colour.suspending or many is None else many.ask_many
         if self._ask is not None:  # blocking callers put their questions aside, so that they are asked together
             self._store = aside = Gathering()
@@ -123,19 +122,14 @@ class TagPorts:
                 outage.failed(error)
             return otherwise
 
-    @property
-    def looks_together(self) -> bool:
-        """Whether the engine reads several keys in one round trip, without work for `run`."""
-        return self._together is not None
-
     async def look_all(self, key: str, names: Sequence[bytes]) -> tuple[Found | None, Known]:
-        """Return what `Looks.look` finds, and these tags. Only if the engine `looks_together`."""
-        (found, *tags), _ = await self._together.look_too([key, *[key_of_tag(name) for name in names]], ())
+        """Return the entry if it is fresh, and these tags, which are read with it. This is no work for `run`."""
+        (found, *tags), _ = await self._exact.look_too([key, *[key_of_tag(name) for name in names]], ())
         return found, _tags_of(names, tags)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what the work returns. Its questions may be put aside."""
-        if self._ask is None or self._of_many:
+        if self._ask is None or self.of_many:
             return await work
         (result,) = run_together([work], self._ask)
         try:
@@ -161,8 +155,8 @@ class TagPorts:
         found: list[Found | None]
         if self._near is not None:
             found = [self._near.look(key) for key in keys]
-        elif self._together is not None and not self.aside:
-            found, _ = await self._together.look_too(keys, ())
+        elif not self.of_many and not self.aside:
+            found, _ = await self._exact.look_too(keys, ())
         elif self._looks is not None:
             found = await self._all([self._looks.look(key) for key in keys])
         else:
@@ -374,19 +368,14 @@ class TaggedClaims:
     ) -> Found | None:
         """Return the entry if it is fresh, and its tags, which are read with it, are current. `looked` may have them
         already."""
-        tags = self.tags
-        work = self._look(key, names, looked)
-        return await (work if tags.looks_together else tags.run(work))
-
-    async def _look(self, key: str, names: Sequence[bytes], looked: Mapping[str, Found | None] | None) -> Found | None:
-        assert self._looks is not None
         found: Found | None
         if looked is not None and looked.keys() >= {key, *map(key_of_tag, names)}:
             found, known = looked[key], _tags_of(names, [looked[key_of_tag(name)] for name in names])
-        elif self.tags.looks_together:
-            found, known = await self.tags.look_all(key, names)
-        else:
+        elif self.tags.of_many:
+            assert self._looks is not None
             found, known = await self.tags.along(names, self._looks.look(key))
+        else:
+            found, known = await self.tags.look_all(key, names)
         entry = None if found is None else self._decoded(key, found.entry)
         if found is None or entry is None or entry.fresh <= 0:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from stampede.engines.kit.url import options_of
 from stampede.model.entry import Entry
-from stampede.model.ports import Ask, Booked, Busy, Engine, Granted, Held, Reply, Side, Usage
+from stampede.model.ports import Ask, Booked, Busy, Engine, Found, Granted, Held, Reply, Side, Usage
 
 __all__ = ["NullEngine", "from_url"]
 
@@ -60,13 +60,16 @@ class _Nothing:
     fill, abandon, renew, replace = _always(True), _always(True), _always(True), _always(True)
     wait, set, bump = _always(None), _always(None), _always(None)
     expire, invalidate = _always(False), _always(False)
-    generation, generations = _always(""), _always(("",))
+    generations = _always(("",))
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:
         return [], None
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [None] * len(keys)
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        return [None] * len(keys), [""] * len(scopes)
 
 
 class _NoLock:

@@ -204,8 +204,10 @@ class _Verbs:
         await self._overrule(key, _tombstone(self._computations.max_hold), past)
         return _served(there) is not None
 
-    async def generation(self, scope: str) -> str:
-        return await self._store.generation(scope)
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        found, generations = await self._store.look_too(keys, scopes)
+        entries = [None if each is None else _served(each.entry) for each in found]
+        return [None if entry is None else Found(entry) for entry in entries], generations
 
     async def generations(self, scope: str) -> Sequence[str]:
         return await self._store.generations(scope)

@@ -204,9 +204,10 @@ class Store(Protocol):
     async def invalidate(self, key: str) -> bool:
         """Remove value, verdict and rest, cancel a valid lease, wake the herd. Return whether there was a value."""
 
-    async def generation(self, scope: str) -> str:
-        """Return the part of a physical key that `bump` changes. The process usually remembers it. So the answer may be
-        a moment old."""
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        """Return the entry of each key if it is fresh, and the current generation of each scope: the part of a physical
+        key that `bump` changes. All is read in one round trip where that is possible. None, also in any doubt, means
+        claim."""
 
     async def generations(self, scope: str) -> Sequence[str]:
         """Return the current generation, and after it those that ended a moment ago. The first one includes every bump
@@ -252,23 +253,19 @@ class Lists(Protocol):
 
 
 class Changes(Store, Protocol):
-    """A store that is far away, and returns the current generations in the reply to another question. An engine whose
-    stores have this says so with `Engine.changes`."""
+    """A store that is far away, and returns the current generations in the reply to changes. An engine whose stores
+    have this says so with `Engine.changes`."""
 
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         """Make these changes, then read generations, in one round trip. Return what each verb of `Store` would have
         returned, and what `generations` would have returned of each scope."""
-
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        """Return what `Looks.look` would have returned for each key, and the current generation of each scope, in one
-        round trip."""
 
 
 class Recalls(Protocol):
     """An engine that remembers generations in this process."""
 
     def generation_at_hand(self, scope: str) -> str | None:
-        """Return what the store's `generation` would return, if that is known without asking; otherwise None."""
+        """Return the current generation if it is known without asking; otherwise None. It may be a moment old."""
 
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         """Return the proof that the generation is still the one that this process knows, where the engine reports the

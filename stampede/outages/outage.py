@@ -164,10 +164,10 @@ class GuardedClaims:
         All is done in one step here, instead of a layer each for codec and outage, because this is the path of a
         hit."""
         outage = self._outage
-        if outage.closed or outage.breaker.since is not None or self._looks is None:
+        tagged, looked = self._tagged, ask.looked
+        if outage.closed or outage.breaker.since is not None or (self._looks is None and looked is None):
             return None
         try:
-            tagged, looked = self._tagged, ask.looked
             names: Sequence[bytes] = ()
             found: Found | None
             if tagged is not None and (ask.tags is not None or key in tagged.hints):
@@ -176,8 +176,10 @@ class GuardedClaims:
                 found = await tagged.look(key, names, looked)
             elif looked is not None and key in looked:
                 found = looked[key]
-            else:
+            elif self._looks is not None:
                 found = await self._looks.look(key)
+            else:
+                return None
         except EngineClosed:
             return None
         except EngineError as error:

@@ -120,7 +120,7 @@ class _Fails(MemoryEngine):
         super().__init__(sealed=True)
         self.fails = self.failed = False
         for side in (self.blocking, self.suspending):
-            for verb in ("get", "set", "replace"):
+            for verb in ("get", "look_too", "set", "replace"):
                 setattr(side.store, verb, self._failing(getattr(side.store, verb)))
 
     def _failing(self, verb: Callable[..., Any]) -> Callable[..., Any]:

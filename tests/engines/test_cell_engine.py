@@ -11,6 +11,7 @@ import pytest
 from herd import Herd, until
 from hypothesis import given
 from hypothesis import strategies as st
+from known_generation import generation_of
 from watched_cell import WatchedMemoryCell
 
 from stampede import Cache
@@ -462,16 +463,16 @@ def test_an_ended_generation_is_noted_while_others_believe_in_it(clock: FakeCloc
     """A generation that has ended is listed while other processes may still use it, so that changes reach them."""
     for cell in (MemoryCell(clock=clock), MemoryCell(ends=False, ages=False, clock=clock)):
         one, other = Machine(cell, clock, 3600.0).engine, Machine(cell, clock).engine
-        believed = run_blocking(one.blocking.store.generation("f"))
+        believed = generation_of(one, "f")
         run_blocking(other.blocking.store.bump("f"))
         clock.advance(0.9)
-        assert run_blocking(one.blocking.store.generation("f")) == believed
+        assert generation_of(one, "f") == believed
         run_blocking(other.blocking.store.bump("f"))
         today, *ended = run_blocking(other.blocking.store.generations("f"))
         assert believed in ended
         assert len({today, *ended}) == 3
         clock.advance(0.2)
-        assert run_blocking(one.blocking.store.generation("f")) == today
+        assert generation_of(one, "f") == today
         assert run_blocking(Machine(cell, clock, 3600.0).engine.blocking.store.generations("f")) == [today, *ended]
         clock.advance(4)
         assert len(run_blocking(other.blocking.store.generations("f"))) == 1

@@ -69,8 +69,8 @@ class WatchedStore:
         self.steps.take("invalidate")
         return bool(await self.port.invalidate(key))
 
-    async def generation(self, scope: str) -> str:
-        return str(await self.port.generation(scope))
+    async def look_too(self, keys: Any, scopes: Any) -> Any:
+        return await self.port.look_too(keys, scopes)
 
     async def generations(self, scope: str) -> Any:
         return await self.port.generations(scope)

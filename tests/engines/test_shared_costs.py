@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,20 @@ pytest.importorskip("psycopg")
 
 from addresses import EMPTY
 from herd import until
+from memcached_server import shared_memcached
 from postgres_server import shared_postgres
 from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Cache
+from stampede.engines.cells.records import CellRecords
 from stampede.engines.kit import generations
 from stampede.local_tier import pulses
 
 NEWS = 0.05
 """Seconds after which a local tier knows of a change by another process, where the engine pushes."""
 
-ASKS = ("claim", "look", "look_too", "get", "generation", "generations", "change")
+ASKS = ("claim", "look", "look_too", "get", "generations", "change")
 
 
 @pytest.fixture(params=["disk", "redis", "postgres"])
@@ -177,6 +180,9 @@ class Far:
         if kind == "redis":
             self.proxy = Proxy(shared_redis().port)
             self.url = f"redis://127.0.0.1:{self.proxy.port}/0"
+        elif kind == "memcached":
+            self.proxy = Proxy(shared_memcached().port)
+            self.url = f"memcached://127.0.0.1:{self.proxy.port}"
         else:
             server = shared_postgres()
             server.prepare()
@@ -194,31 +200,57 @@ class Far:
         return round(taken / TRIP, 1)
 
 
-@pytest.fixture(params=["redis", "postgres"])
+@pytest.fixture(params=["redis", "memcached", "postgres"])
 def far(request: pytest.FixtureRequest) -> Iterator[Far]:
     with ExitStack() as opened:
         yield Far(request.param, opened)
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_hit_is_one_round_trip(far: Far, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What must be known to believe an entry is asked for together with the entry, also by a process that has not asked
     for a while."""
     monkeypatch.setattr(generations, "KNOWN", 0.0)  # as after a second without a question
     monkeypatch.setattr(generations, "BRIEFLY", 0.0)
-    with Cache(far.url, ttl=600, early=0, namespace="shop") as cache, asyncio.Runner() as runner:
+    with Cache(far.url, ttl=600, early=0, namespace="shop") as cache:
+        for call in calls_of(cache, colour):
+            assert min(far.trips(call) for _ in range(3)) < 1.9
 
-        async def avalue(number: int) -> int:
-            return number
 
-        def value(number: int) -> int:
-            return number
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sql", "dynamodb", "etcd", "zookeeper"])
+def test_a_hit_reads_cells_once(kind: str, memory_path: Path, colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on engines made of cells: all cells that a hit needs are read together."""
+    monkeypatch.setattr(generations, "KNOWN", 0.0)
+    steps: list[str] = []
+    for step in ("seen", "swapped"):
+        asked = getattr(CellRecords, step)
+        monkeypatch.setattr(
+            CellRecords, step, lambda *args, step=step, asked=asked: (steps.append(step), asked(*args))[1]
+        )
+    with Cache(EMPTY[kind](memory_path), ttl=600, early=0, namespace="shop") as cache:
+        for call in calls_of(cache, colour):
+            steps.clear()
+            call()
+            assert steps == ["seen"]
 
-        plain = cache.cached(version=1)(value if colour == "sync" else avalue)
-        with_tags = cache.cached(version=2, tags=["{number}", "all"])(value if colour == "sync" else avalue)
+
+def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
+    """Return calls that hit: on a value without tags, and on one with two tags."""
+
+    async def avalue(number: int) -> int:
+        return number
+
+    def value(number: int) -> int:
+        return number
+
+    plain = cache.cached(version=1)(value if colour == "sync" else avalue)
+    with_tags = cache.cached(version=2, tags=["{number}", "all"])(value if colour == "sync" else avalue)
+    with asyncio.Runner() as runner:
         for function in (plain, with_tags):
-            call = (lambda function=function: function(1)) if colour == "sync" else None
-            call = call or (lambda function=function: runner.run(function(1)))
+            blocking, suspending = partial(function, 1), lambda function=function: runner.run(function(1))
+            call = blocking if colour == "sync" else suspending
             for _ in range(3):
                 call()
-            assert min(far.trips(call) for _ in range(3)) < 1.9
+            yield call

@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from known_generation import generation_of
 from memcached_server import MemcachedServer
 from pages import PAGES, named
 from servers import PATIENCE, RedisCluster, RedisServer, Sentinels, wait_until
 
 from stampede import Cache
-from stampede.runtime.colour import run_blocking
 
 REDIS = PAGES["engines/redis.md"]
 MEMCACHED = PAGES["engines/memcached.md"]
@@ -151,7 +151,7 @@ def test_what_a_foreign_reader_gets() -> None:
     with Cache(server.url) as cache:
         lease, value = (each.encode() for each in re.findall(r"flags\s(\d{5,})", MEMCACHED.text))
 
-        name = f"s:{run_blocking(cache.engine.blocking.store.generation(''))}|k"  # type: ignore[union-attr]
+        name = f"s:{generation_of(cache.engine, '')}|k"  # type: ignore[union-attr]
 
         def seen() -> list[bytes]:
             """Return the item's flags and size."""

@@ -496,10 +496,11 @@ def _value(result: Result) -> object:
 
 
 class _Hits(HitLikelihood):
-    """A constant hit likelihood."""
+    """A high likelihood, which stays as it is."""
 
-    def saw(self, hit: bool) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__(step=0.0)
+        self.share, self.good = 1.0, True
 
 
 class _Beside:
@@ -658,7 +659,7 @@ class Process:
             scope="", port=port, flights=self.flights, colour=TRAPPING, clock=trial.clock, hold=hold,
             give_back=lambda key, token: trial.model.abandon(key, token, None, 0.0), note=note, keep=_kept_nowhere,
             draws=False,
-            look=trial.port.look if trial.scenario.looks else None, hit_likelihood=_Hits(1.0),
+            look=trial.port.look if trial.scenario.looks else None, hit_likelihood=_Hits(),
             gates=trial.cap if trial.scenario.room else None, tags=trial.tags,
         )  # fmt: skip
         caller.call = Call(

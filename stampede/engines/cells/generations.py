@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stampede.engines.cells.ages import KnownAge
 from stampede.engines.cells.protocol import Faster
-from stampede.engines.cells.records import TRIES, CellRecords
+from stampede.engines.cells.records import TRIES, CellRecords, written_of
 from stampede.engines.kit.generations import MOST, NOTED, Beliefs, names_of, new_generation
 from stampede.engines.kit.naming import name_of
 from stampede.errors import EngineError
+from stampede.model.record import Record
 
 __all__ = ["CellGenerations"]
 
@@ -29,21 +30,19 @@ class _Scope(NamedTuple):
 class CellGenerations(Beliefs):
     """The generations that this process knows, for both colours; unknown ones are read from their cells."""
 
-    async def ask(self, records: CellRecords, scope: str) -> list[str]:
-        """Return the current generation of a scope, followed by those that other processes may still use."""
-        asked = records.clock()
-        wholes, owns = ([each.current, *(hard for hard, _ in each.ended)] for each in await self._of(records, scope))
-        generations = names_of(wholes, owns)
-        self.learn(scope, generations[0], asked)
-        return generations
-
-    async def _of(self, records: CellRecords, scope: str) -> list[_Scope]:
-        names = [_ALL, _scope_name(scope)]
-        found = [_scope_of(known, records.clock()) for known in await records.known(names)]
-        return [
-            each if each.hard else await _changed(records, name, _begun)
-            for name, each in zip(names, found, strict=True)
-        ]
+    async def ask(
+        self, records: CellRecords, scopes: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[list[Record], list[list[str]]]:
+        """Return the records of these names, and the generations of these scopes: of each the current one, followed by
+        those that other processes may still use. All are read at once."""
+        asked, cells = records.clock(), [_ALL, *map(_scope_name, scopes)] if scopes else []
+        different = list(dict.fromkeys([*names, *cells]))
+        found = dict(zip(different, await records.known(different), strict=True))
+        ids = [await _ids_of(records, cell, found[cell]) for cell in cells]
+        generations = [names_of(ids[0], own) for own in ids[1:]]
+        for scope, (current, *_) in zip(scopes, generations, strict=True):
+            self.learn(scope, current, asked)
+        return [written_of(found[name]).record for name in names], generations
 
     async def change(self, records: CellRecords, scope: str, *, soft: bool) -> None:
         """Begin a new generation of a scope, or of all scopes with "". `soft`: change its soft part only."""
@@ -59,6 +58,15 @@ class CellGenerations(Beliefs):
             await _changed(records, _scope_name(scope) if scope else _ALL, softened if soft else bumped)
         finally:
             self.clear()
+
+
+async def _ids_of(records: CellRecords, name: str, known: KnownAge) -> list[str]:
+    """Return the id of the scope in this cell, followed by its earlier ids. If nothing is stored, begin with a new
+    one."""
+    scope = _scope_of(known, records.clock())
+    if not scope.hard:
+        scope = await _changed(records, name, _begun)
+    return [scope.current, *(hard for hard, _ in scope.ended)]
 
 
 def _begun(old: _Scope) -> _Scope:

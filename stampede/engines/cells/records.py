@@ -23,7 +23,7 @@ from stampede.model.record import NOTHING, Change, Record
 from stampede.runtime.chance import random, uniform
 from stampede.runtime.colour import Bell, Colour
 
-__all__ = ["CellRecords", "OpenCell", "Written"]
+__all__ = ["CellRecords", "OpenCell", "Written", "written_of"]
 
 T = TypeVar("T")
 Decide: TypeAlias = Callable[[Record, float], Change[T]]
@@ -167,13 +167,13 @@ class CellRecords:
     async def look(self, name: str) -> tuple[Version, Record, float]:
         """Return the version and the record of a name, and the time after the read."""
         (known,) = await self.known([name])
-        return *_read(known), self.clock()
+        return *written_of(known), self.clock()
 
     async def looks(self, names: Sequence[str]) -> tuple[list[Record], float]:
         """Return the record of each name, and the time after the read. Names may occur twice."""
         different = list(dict.fromkeys(names))
         found = dict(zip(different, await self.known(different), strict=True)) if different else {}
-        return [_read(found[name])[1] for name in names], self.clock()
+        return [written_of(found[name])[1] for name in names], self.clock()
 
     def _known(self, name: str, seen: Seen, sent: float, received: float) -> KnownAge:
         data, version, age = seen
@@ -212,7 +212,7 @@ class CellRecords:
             swapped = await self.swap(name, version, *self._written(after, now))
             if not isinstance(swapped, Faster):
                 return answer, swapped, after
-            known = None if swapped.seen is None else _read(self._known(name, swapped.seen, now, self.clock()))
+            known = None if swapped.seen is None else written_of(self._known(name, swapped.seen, now, self.clock()))
             await self.pause(tried)
         raise EngineError(f"{self.open.scheme}: other processes change this key too often: try again")
 
@@ -317,7 +317,8 @@ class _Waiter:
         return self._bell
 
 
-def _read(known: KnownAge) -> Written:
+def written_of(known: KnownAge) -> Written:
+    """Return the record that these bytes are, with its version."""
     # Foreign bytes are a record that can't be read, not NOTHING: removing them takes a write.
     stored = NOTHING if known.body is None else wire.record_of(known.body, known.written, known.latest)
     return Written(known.version, stored)

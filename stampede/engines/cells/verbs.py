@@ -16,7 +16,7 @@ from stampede.engines.kit.whereabouts import here
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
-from stampede.model.record import NOTHING
+from stampede.model.record import NOTHING, Record
 
 __all__ = ["CellKeys"]
 
@@ -54,6 +54,9 @@ class CellKeys:
     async def look(self, key: str) -> Found | None:
         name = _named(key)
         _, stored, now = await self._records.look(name)
+        return self._hit(name, stored, now)
+
+    def _hit(self, name: str, stored: Record, now: float) -> Found | None:
         if stored.kept is None:
             return None
         self._costs.learn(name, stored.kept.entry)
@@ -118,12 +121,16 @@ class CellKeys:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # no cell reports the next one
 
-    async def generation(self, scope: str) -> str:
-        known = self._generations.at_hand(scope)
-        return (await self.generations(scope))[0] if known is None else known
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        names = [_named(key) for key in keys]
+        records, generations = await self._generations.ask(self._records, scopes, names)
+        now = self._records.clock()
+        found = [self._hit(name, each, now) for name, each in zip(names, records, strict=True)]
+        return found, [current for current, *_ in generations]
 
     async def generations(self, scope: str) -> Sequence[str]:
-        return await self._generations.ask(self._records, scope)
+        _, (generations,) = await self._generations.ask(self._records, [scope])
+        return generations
 
     async def bump(self, scope: str) -> None:
         await self._generations.change(self._records, scope, soft=False)

@@ -142,7 +142,7 @@ class _Keys(Port):
     fill, renew = _changing(record.fill), _changing(record.renew)
     set, replace = _changing(record.set), _changing(record.replace)
     expire, invalidate = _changing(record.expire), _changing(record.invalidate)
-    get, show, page, generation = map(_read, ("get", "show", "page", "generation"))
+    get, show, page, look_too = map(_read, ("get", "show", "page", "look_too"))
 
     async def claim(self, key: str, token: bytes, ask: Ask) -> Reply:
         try:

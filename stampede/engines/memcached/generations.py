@@ -4,7 +4,7 @@ beside each of the generations that ended a moment ago."""
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNo
 from stampede.errors import EngineError
 from stampede.model.ports import Store, Ticket
 
-__all__ = ["KnownGenerations", "MemcachedGenerations"]
+__all__ = ["KnownGenerations", "MemcachedGenerations", "asked_of"]
 
 
 _Change: TypeAlias = Callable[[MemcachedLine, MemcachedNode, bytes], Awaitable[bool]]
@@ -40,19 +40,19 @@ class MemcachedGenerations(Store):
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # no server reports the next one
 
-    async def generation(self, scope: str) -> str:
-        known, now = self.generation_at_hand(scope), time.monotonic()
-        if known is not None:
-            return known
+    async def current(self, scope: str, seen: Sequence[meta.MetaReply], now: float) -> str:
+        """Return the current generation of a scope. `seen` is what its server has of `asked_of`, as it was read at
+        `now`; empty if the server failed."""
+        known = self._generations
         try:
-            (generation,) = await self._generations_of(scope)
-            self._generations.own.pop(scope, None)
+            (generation,) = _names_in(seen) or await self._generations_of(scope, noted=False)
+            known.own.pop(scope, None)
         except EngineError as error:
             if not error.partial:
                 raise
             # Values on the other servers may be out of date: go on with a generation of this process alone.
-            generation = self._generations.own.setdefault(scope, new_generation())
-        self._generations.learn(scope, generation, now)
+            generation = known.own.setdefault(scope, new_generation())
+        known.learn(scope, generation, now)
         return generation
 
     async def generations(self, scope: str) -> list[str]:
@@ -62,20 +62,17 @@ class MemcachedGenerations(Store):
         self._generations.learn(scope, generations[0], now)
         return generations
 
-    async def _generations_of(self, scope: str, *, noted: bool = False) -> list[str]:
-        """Return the current generation of a scope, and with `noted` those that ended a moment ago. It consists of the
-        scope's own id and that of all scopes. Every server has the latter: so one server is asked."""
-        names = [_ALL, _scope_name(scope)]
+    async def _generations_of(self, scope: str, *, noted: bool) -> list[str]:
+        """Return the current generation of a scope, and with `noted` those that ended a moment ago."""
+        names = asked_of(scope)
         server = self._line.servers.of(names[1])
         asked = [meta.look(name) for name in (*names, *(map(_note, names) if noted else ()))]
         for _ in range(TRIES):
-            (whole, own, *ended), _ = await self._line.ask(server, *asked)
-            missing = [name for name, reply in zip(names, (whole, own), strict=True) if reply.code != b"VA"]
-            if not missing:
-                wholes, owns = [_text(whole)], [_text(own)]
-                for some, note in zip((wholes, owns), ended, strict=False):
-                    some += _text(note).split()
-                return names_of(wholes, owns)
+            seen, _ = await self._line.ask(server, *asked)
+            generations = _names_in(seen)
+            if generations:
+                return generations
+            missing = [name for name, reply in zip(names, seen, strict=False) if reply.code != b"VA"]
             await self._line.ask(server, *[meta.add(name, *_body(new_generation())) for name in missing])
         raise EngineError("the server loses generations as soon as they are stored: is its memory (-m) full?")
 
@@ -142,7 +139,24 @@ def _text(reply: meta.MetaReply) -> str:
     return reply.value.decode("ascii", "replace")
 
 
+def _names_in(seen: Sequence[meta.MetaReply]) -> list[str]:
+    """Return the generations in the replies to `asked_of`, which the notes of ended ones may follow. Return nothing if
+    an id is missing."""
+    if not seen or any(reply.code != b"VA" for reply in seen[:2]):
+        return []
+    wholes, owns = [_text(seen[0])], [_text(seen[1])]
+    for some, note in zip((wholes, owns), seen[2:], strict=False):
+        some += _text(note).split()
+    return names_of(wholes, owns)
+
+
 _ALL = b"g*"
+
+
+def asked_of(scope: str) -> tuple[bytes, bytes]:
+    """Return the names of the ids that make up a scope's generation. Every server has the id of all scopes: so only the
+    server of the scope's own id is asked for both."""
+    return _ALL, _scope_name(scope)
 
 
 def _scope_name(scope: str) -> bytes:

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stampede.engines.kit.expiring import Ending
@@ -18,7 +19,7 @@ from stampede.engines.kit.polling import Costs, pause
 from stampede.engines.kit.whereabouts import here
 from stampede.engines.memcached import items, meta
 from stampede.engines.memcached.blocking import BlockingLine
-from stampede.engines.memcached.generations import KnownGenerations, MemcachedGenerations
+from stampede.engines.memcached.generations import KnownGenerations, MemcachedGenerations, asked_of
 from stampede.engines.memcached.items import PLAIN
 from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNode, NoRoom, Servers, accepted
 from stampede.errors import EngineError, TooLarge
@@ -27,7 +28,7 @@ from stampede.model.entry import Entry, Verdict
 from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown
 from stampede.model.record import Change, Lease, Record
 from stampede.runtime.chance import random
-from stampede.runtime.colour import Bell, Colour
+from stampede.runtime.colour import Bell, Colour, settled
 
 __all__ = ["MemcachedBatch", "MemcachedKeys", "Number", "Numbers", "changed"]
 
@@ -69,6 +70,9 @@ class MemcachedKeys(MemcachedGenerations):
     async def look(self, key: str) -> Found | None:
         name = items.name_of(key)
         (reply,), _ = await self._line.ask(self._line.servers.of(name), meta.look(name))
+        return self._found(name, reply)
+
+    def _found(self, name: bytes, reply: meta.MetaReply) -> Found | None:
         if reply.flags == PLAIN:
             kept = items.read_plain(reply)
             self._costs.learn(name, kept.entry)
@@ -169,6 +173,45 @@ class MemcachedKeys(MemcachedGenerations):
             for at, reply in zip(group, replies, strict=True):
                 entries[at] = record.served(items.read(reply).kept, 0.0)
         return entries
+
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        """Return what `look` finds, and the generations. Each server is asked once. What cannot be asked for because
+        one of several servers is down is not found: the claim finds out why."""
+        now, names, ids = time.monotonic(), [items.name_of(key) for key in keys], [asked_of(scope) for scope in scopes]
+        wanted: defaultdict[MemcachedNode, dict[bytes, None]] = defaultdict(dict)
+        for name in names:
+            wanted[self._line.servers.of(name)][name] = None
+        for some in ids:
+            wanted[self._line.servers.of(some[1])] |= dict.fromkeys(some)
+        seen: dict[tuple[MemcachedNode, bytes], meta.MetaReply] = {}
+
+        async def ask(server: MemcachedNode, some: Sequence[bytes]) -> None:
+            try:
+                replies, _ = await self._line.ask(server, *map(meta.look, some))
+            except EngineError as error:
+                if not error.partial:
+                    raise
+            else:
+                seen.update(zip([(server, name) for name in some], replies, strict=True))
+
+        questions = [partial(ask, server, list(some)) for server, some in wanted.items()]
+        if self._colour.suspending and len(questions) > 1:
+            for done in await settled([question() for question in questions]):
+                if isinstance(done, BaseException):
+                    raise done
+        else:
+            for question in questions:
+                await question()
+        found = [
+            None if (reply := seen.get((self._line.servers.of(name), name))) is None else self._found(name, reply)
+            for name in names
+        ]
+        generations = []
+        for scope, some in zip(scopes, ids, strict=True):
+            server = self._line.servers.of(some[1])
+            both = [seen[server, name] for name in some if (server, name) in seen]
+            generations.append(await self.current(scope, both, now))
+        return found, generations
 
     async def show(self, key: str) -> Shown:
         name = items.name_of(key)

@@ -351,11 +351,15 @@ class _Verbs:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # hits in this process need none
 
-    async def generation(self, scope: str) -> str:
-        return self.generation_at_hand(scope)
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+        self._keys.check()
+        now = self._keys.clock()
+        entries = [self._keys.kept(key, now) for key in keys]
+        found = [None if entry is None or entry.fresh <= 0 else Found(entry) for entry in entries]
+        return found, [self.generation_at_hand(scope) for scope in scopes]
 
     async def generations(self, scope: str) -> Sequence[str]:
-        return [await self.generation(scope)]
+        return [self.generation_at_hand(scope)]
 
     async def soften(self, scope: str) -> None:
         self._keys.count(self._keys.softer, scope)

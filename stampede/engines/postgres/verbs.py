@@ -334,10 +334,6 @@ class PostgresKeys:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return self._generations.ticket_of_generation(scope)
 
-    async def generation(self, scope: str) -> str:
-        known = self._generations.generation_at_hand(scope)
-        return (await self.generations(scope))[0] if known is None else known
-
     async def generations(self, scope: str) -> Sequence[str]:
         now, sample = time.monotonic(), self._generations.sample(scope)
         self._news.start()

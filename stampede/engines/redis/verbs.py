@@ -360,17 +360,10 @@ class RedisKeys:
 
     # -- generations --------------------------------------------------------------------------------------------
 
-    async def generation(self, scope: str) -> str:
-        known = self._generations.generation_at_hand(scope)
-        return (await self._ask_generations(scope, noted=False))[0] if known is None else known
-
     async def generations(self, scope: str) -> list[str]:
-        return await self._ask_generations(scope, noted=True)
-
-    async def _ask_generations(self, scope: str, *, noted: bool) -> list[str]:
         now, sample = time.monotonic(), self._generations.sample(scope)
         self._news.follow()
-        (reply,), reporter = await self._line.ask_all([self._question(scope, noted=noted)])
+        (reply,), reporter = await self._line.ask_all([self._question(scope, noted=True)])
         return self._take_reply(scope, reply, sample, reporter, now)
 
     def _question(self, scope: str, *, noted: bool) -> Command:

@@ -6,7 +6,7 @@ from math import inf
 from typing import cast
 
 from stampede.model.entry import new_id
-from stampede.model.ports import Ask, Asked, Found, Looks
+from stampede.model.ports import Ask, Asked, Found, Looks, Store
 from stampede.testing.conformance.suite import HERD, KEYS, LONG, SOON, KeyedSuite, not_none, require, some
 
 __all__ = ["StoreSuite"]
@@ -102,51 +102,56 @@ class StoreSuite(KeyedSuite):
         answers = await self.store.get(KEYS)
         assert [one is not None for one in answers] == [number % 2 == 1 for number in range(len(KEYS))]
 
+    async def generation(self, scope: str, store: Store | None = None) -> str:
+        """Return the current generation, as readers ask for it."""
+        _, (generation,) = await (store or self.store).look_too((), [scope])
+        return generation
+
     async def test_generations_change_by_bump_alone(self) -> None:
         """Only `bump` may change a generation; otherwise reads would lose all values, or `invalidate_all` none."""
-        before = await self.store.generation("f")
+        before = await self.generation("f")
         assert isinstance(before, str)
-        assert await self.store.generation("f") == before
+        assert await self.generation("f") == before
         await self.store.bump("f")
-        after = await self.store.generation("f")
+        after = await self.generation("f")
         assert after != before
-        assert await self.store.generation("f") == after
+        assert await self.generation("f") == after
 
     async def test_a_bump_reaches_others(self) -> None:
         """Other clients must see a bump; otherwise `invalidate_all` would take effect in one process only."""
-        before = await self.far_store.generation("f")
+        before = await self.generation("f", self.far_store)
         await self.store.bump("f")
         today, *ended = await self.far_store.generations("f")
-        assert today == await self.store.generation("f") not in (before, *ended)
-        assert before in ended or await self.far_store.generation("f") == today
-        await self.until(lambda: self.far_store.generation("f"), lambda now: now != before, within=2.0)
-        assert await self.far_store.generation("f") == await self.store.generation("f")
+        assert today == await self.generation("f") not in (before, *ended)
+        assert before in ended or await self.generation("f", self.far_store) == today
+        await self.until(lambda: self.generation("f", self.far_store), lambda now: now != before, within=2.0)
+        assert await self.generation("f", self.far_store) == await self.generation("f")
 
     async def test_a_bump_leaves_other_scopes_alone(self) -> None:
         """A bump must change one scope only; otherwise `f.invalidate_all` would also empty g."""
-        before = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
+        before = [await self.generation(scope) for scope in ("f", "g", "F", "")]
         await self.store.bump("f")
-        after = [await self.store.generation(scope) for scope in ("f", "g", "F", "")]
+        after = [await self.generation(scope) for scope in ("f", "g", "F", "")]
         assert [one == two for one, two in zip(before, after, strict=True)] == [False, True, True, True]
 
     async def test_the_bump_of_all_reaches_all(self) -> None:
         """The bump of "" must reach every scope; otherwise `clear` would miss those never bumped, or never used."""
         await self.store.bump("f")
         scopes = ["f", "g", "", "never asked for"]
-        before = [await self.store.generation(scope) for scope in scopes[:3]]
+        before = [await self.generation(scope) for scope in scopes[:3]]
         await self.store.bump("")
-        after = [await self.store.generation(scope) for scope in scopes]
+        after = [await self.generation(scope) for scope in scopes]
         assert not set(before) & set(after)
 
     async def test_generations_never_come_back(self) -> None:
         """A generation must never return; otherwise values that were invalidated twice would be valid again."""
         met = set()
         for step in ("f", "", "f", "f", "", "", "f"):
-            now = await self.store.generation("f")
+            now = await self.generation("f")
             assert now not in met
             met.add(now)
             await self.store.bump(step)
-        assert await self.store.generation("f") not in met
+        assert await self.generation("f") not in met
 
     async def test_a_look_sees_what_is_fresh(self) -> None:
         """A look may return only a fresh entry; otherwise hits would be stale, changed or deleted values."""
@@ -173,6 +178,24 @@ class StoreSuite(KeyedSuite):
         assert await look() is None
         await far.set("k", some(fresh=0.0))
         assert await look() is None
+
+    async def test_keys_and_generations_are_read_together(self) -> None:
+        """`look_too` must find what is fresh, beside the current generations; otherwise a hit would be stale, or lost,
+        or would be read under a key that is no longer in use."""
+        fresh = some()
+        await self.far_store.set("fresh", fresh)
+        await self.far_store.set("stale", some(fresh=0.0, keep=LONG))
+        for _ in range(2):
+            await self.far_store.bump("f")
+            keys = ["missing", "fresh", "stale", "fresh"]
+            (*others, found), generations = await self.store.look_too(keys, ["f", "g", ""])
+            assert others[::2] == [None, None]
+            assert (not_none(found).entry.id, not_none(found).entry.value) == (fresh.id, fresh.value)
+            assert not_none(others[1]).entry.id == fresh.id
+            assert generations == [(await self.far_store.generations(scope))[0] for scope in ("f", "g", "")]
+        await self.far_store.invalidate("fresh")
+        assert await self.store.look_too(["fresh"], []) == ([None], [])
+        assert (await self.store.look_too([], ["f"]))[1] == generations[:1]
 
     async def test_none_is_a_value(self) -> None:
         """None must be stored as a value; otherwise functions that return None would compute at every call."""
@@ -214,20 +237,20 @@ class StoreSuite(KeyedSuite):
         seen = set(before)
         for _ in range(2):
             await softens.soften("f")
-            after = await self.store.generation("f")
+            after = await self.generation("f")
             assert after not in seen
             seen.add(after)
             assert after.partition("~")[0] == before[0]
             assert (await self.store.generations("f"))[0] == after
-            await self.until(lambda: self.far_store.generation("f"), after.__eq__, within=2.0)
-        assert [await self.store.generation(scope) for scope in scopes[1:]] == before[1:]
+            await self.until(lambda: self.generation("f", self.far_store), after.__eq__, within=2.0)
+        assert [await self.generation(scope) for scope in scopes[1:]] == before[1:]
         await softens.soften("")
         for scope, old in zip(scopes, before, strict=True):
-            now = await self.store.generation(scope)
+            now = await self.generation(scope)
             assert now not in seen
             assert now.partition("~")[0] == old
         await self.store.bump("f")
-        hard = (await self.store.generation("f")).partition("~")[0]
+        hard = (await self.generation("f")).partition("~")[0]
         assert hard != before[0]
         assert (await self.far_store.generations("f"))[0].partition("~")[0] == hard
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from disk_world import Connection, Other, other
+from known_generation import generation_of
 
 from stampede.engines.disk import DiskEngine
 from stampede.engines.disk.database import DiskDatabase, Write
@@ -91,7 +92,7 @@ def test_a_bump_ends_only_its_own_generation(engine: DiskEngine) -> None:
     _, ticket = kept(peer, "k")
     assert peer.recalls is not None
     for scope in ("f", "g"):
-        run_blocking(peer.blocking.store.generation(scope))
+        generation_of(peer, scope)
     own, other = (peer.recalls.ticket_of_generation(scope) for scope in ("f", "g"))
     for verb in (engine.blocking.store.bump, engine.blocking.softens.soften):
         assert holds(own)
@@ -100,7 +101,7 @@ def test_a_bump_ends_only_its_own_generation(engine: DiskEngine) -> None:
         assert peer.recalls.generation_at_hand("f") is None
         assert holds(ticket)
         assert holds(other)
-        run_blocking(peer.blocking.store.generation("f"))
+        generation_of(peer, "f")
         own = peer.recalls.ticket_of_generation("f")
     peer.close()
 

@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("pymemcache")
 
 from herd import Herd, until
+from known_generation import generation_of
 from memcached_server import MemcachedServer, shared_memcached
 
 from stampede import Cache
@@ -431,19 +432,19 @@ def test_too_large_in_the_servers_words(engine: MemcachedEngine) -> None:
 
 def test_generations_are_asked_for_once_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """A generation is read once a second. Otherwise every hit would take two commands."""
-    run_blocking(engine.blocking.store.generation("f"))
+    generation_of(engine, "f")
     before = server.commands()
     for _ in range(100):
-        run_blocking(engine.blocking.store.generation("f"))
+        generation_of(engine, "f")
     assert server.commands() - before <= 2
 
 
 def test_a_generation_is_believed_for_a_second(server: MemcachedServer, engine: MemcachedEngine) -> None:
     """A process learns of a new generation. Otherwise it would serve values that another process has cleared."""
     other = MemcachedEngine(server.address)
-    old = run_blocking(engine.blocking.store.generation("f"))
+    old = generation_of(engine, "f")
     run_blocking(other.blocking.store.bump("f"))
-    until(lambda: run_blocking(engine.blocking.store.generation("f")) != old)
+    until(lambda: generation_of(engine, "f") != old)
     other.close()
 
 
@@ -451,7 +452,7 @@ def test_an_evicted_generation_is_a_new_one(server: MemcachedServer, engine: Mem
     """A generation that was evicted gets a new number. With the first number, invalidated values would come back."""
     met = set()
     for _ in range(3):
-        met.add(run_blocking(engine.blocking.store.generation("f")))
+        met.add(generation_of(engine, "f"))
         server.empty()
         engine._line.close()
         engine.blocking.claims._generations.clear()  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ pytest.importorskip("pymemcache")
 
 from both_colours import Face
 from herd import until
+from known_generation import generation_of
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 
@@ -565,13 +566,13 @@ def test_what_can_be_cleared_is_where_one_is_dead(ring: list[MemcachedServer]) -
     """If one server of a ring is down, a `clear` takes effect on the others, and raises because of the dead one."""
     one, two = (MemcachedEngine(*(server.address for server in ring)) for _ in range(2))
     scopes = [f"f{number}" for number in range(30)]
-    old = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
+    old = [generation_of(one, scope) for scope in scopes]
     ring[0].stop()
     with pytest.raises(EngineError):
         run_blocking(one.blocking.store.bump(""))
-    new = [run_blocking(two.blocking.store.generation(scope)) for scope in scopes]
+    new = [generation_of(two, scope) for scope in scopes]
     assert not set(old) & set(new)
-    again = [run_blocking(one.blocking.store.generation(scope)) for scope in scopes]
+    again = [generation_of(one, scope) for scope in scopes]
     own = [scope for scope, mine, theirs in zip(scopes, again, new, strict=True) if mine != theirs]
     assert own == [scope for scope in scopes if one._servers.of(items.name_of(scope, b"g")) is one._servers.all[0]]
     for scope in own:
@@ -624,7 +625,7 @@ def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServ
     scopes = map(str, itertools.count())
     scope = next(scope for scope in scopes if has(engine, items.name_of(scope, b"g")) == ring[0].address)
     ring[0].stop()
-    assert run_blocking(engine.blocking.store.generation(scope))
+    assert generation_of(engine, scope)
     with pytest.raises(EngineError):
         run_blocking(engine.blocking.store.generations(scope))
     engine.close()

@@ -22,6 +22,7 @@ pytest.importorskip("redis")
 
 import redis
 import redis.asyncio
+from known_generation import generation_of
 from proxy import Proxy
 from redis.crc import key_slot
 from servers import PATIENCE, RedisServer, free_port, is_redis_6, missing, need, need_tls
@@ -311,7 +312,7 @@ def test_a_full_server_ends_what_it_began(own: RedisServer, open_: Open) -> None
     assert isinstance(claim(engine, "filled"), Found)
     run(engine.blocking.claims.abandon("abandoned", abandoned, Verdict("failed"), rest=LONG))
     assert claim(engine, "abandoned").rest > LONG - 10  # the deleted lease leaves room for the verdict
-    assert run(engine.blocking.store.generation("new"))
+    assert generation_of(engine, "new")
     assert run(engine.blocking.store.expire("there"))
     assert run(engine.blocking.store.invalidate("there"))
     assert own.cli("KEYS", "{*}l") == ""
@@ -1532,33 +1533,33 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
     engine, other = open_(server.url), open_(server.url)
 
     def pushed() -> bool:
-        run(other.blocking.store.generation("f"))
+        generation_of(other, "f")
         known = other._servers.generations._known["f"]
         if known[1] is None:
             other._servers.generations.forget("")
         return known[1] is not None
 
     until(pushed)
-    before = run(other.blocking.store.generation("f"))
+    before = generation_of(other, "f")
     line, asked = other._servers.line, list[Any]()  # only this engine's questions, not those of other tests
     ask_all = line.ask_all
     monkeypatch.setattr(line, "ask_all", lambda *args, **options: (asked.append(args), ask_all(*args, **options))[1])
     for _ in range(100):
-        assert run(other.blocking.store.generation("f")) == before
+        assert generation_of(other, "f") == before
     assert not asked
     run(engine.blocking.store.bump("f"))
-    until(lambda: run(other.blocking.store.generation("f")) != before)
+    until(lambda: generation_of(other, "f") != before)
     assert asked
 
 
 @pytest.mark.parametrize("lost", ["all", "evicted"])
 def test_a_generation_that_was_lost_is_a_new_one(server: RedisServer, open_: Open, lost: str) -> None:
     """If the server loses a generation, a new one is made. Otherwise invalidated values would be found again."""
-    before = run(open_(server.url).blocking.store.generation("f"))
+    before = generation_of(open_(server.url), "f")
     for key in server.cli("KEYS", "*").split():
         if lost == "all" or "@" not in server.cli("GET", key):  # the note of the server's run stays
             server.cli("DEL", key)
-    assert run(open_(server.url).blocking.store.generation("f")) != before
+    assert generation_of(open_(server.url), "f") != before
 
 
 def test_a_local_tier_follows(server: RedisServer) -> None:

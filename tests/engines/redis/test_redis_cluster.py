@@ -20,6 +20,7 @@ pytest.importorskip("redis")
 
 import redis
 import redis.asyncio
+from known_generation import generation_of
 from redis.crc import key_slot
 from servers import PATIENCE, RedisCluster, RedisServer, free_port, is_redis_6, missing, shared_cluster, wait_until
 
@@ -423,11 +424,11 @@ def test_a_move_voids_tickets(cluster: RedisCluster, open_: Open, move: Move) ->
 def test_generations_are_known_to_all(cluster: RedisCluster, open_: Open) -> None:
     """A bump reaches every process, whatever shards it uses."""
     engine, other = open_(cluster.url), open_(cluster.url)
-    first = run(engine.blocking.store.generation("f"))
-    assert run(other.blocking.store.generation("f")) == first
+    first = generation_of(engine, "f")
+    assert generation_of(other, "f") == first
     run(other.blocking.store.bump("f"))
-    wait_until(lambda: run(engine.blocking.store.generation("f")) != first)
-    assert run(engine.blocking.store.generation("f")) == run(other.blocking.store.generation("f"))
+    wait_until(lambda: generation_of(engine, "f") != first)
+    assert generation_of(engine, "f") == generation_of(other, "f")
 
 
 def test_a_new_generation_voids_the_tickets_of_all_shards(cluster: RedisCluster, open_: Open) -> None:
@@ -752,7 +753,7 @@ def test_a_shard_that_does_not_write_is_a_part(cluster: RedisCluster, open_: Ope
             run(engine.blocking.store.set(here, some()))
         if refusal[0] != "maxmemory":  # a full server still has room for it
             with pytest.raises(EngineError) as failure:
-                run(engine.blocking.store.generation("f"))
+                generation_of(engine, "f")
             assert not failure.value.partial
     finally:
         home.cli("CONFIG", "SET", refusal[0], "0")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from herd import until
 from interrupting import Line, lines_in, lines_of
+from known_generation import generation_of
 from servers import RedisServer
 
 from stampede import Cache, cached
@@ -163,7 +164,7 @@ def test_ended_generations_are_noted_as_long_as_they_are_believed_in(
 ) -> None:
     """Ended generations are noted as long as other processes may use them, and only a limited number of them."""
     engine = RedisEngine(server.url, tracking=False)
-    known = [run(engine.blocking.store.generation("f"))]
+    known = [generation_of(engine, "f")]
     for scope in ("f", "", "f"):
         run(engine.blocking.store.bump(scope))
         known.append(run(engine.blocking.store.generations("f"))[0])
