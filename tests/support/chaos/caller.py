@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from chaos.journal import Journal
-from chaos.plan import KINDS, LOCK_LEASE, Kind, Step, Whim, kind_of
-from stampede import Cache, LockTimeout
+from chaos.plan import KINDS, LOCK_LEASE, Kind, Step, Whim, kind_of, tags_of
+from stampede import Cache, LockTimeout, current
 
 __all__ = ["Broken", "Caller", "Functions", "Interrupted"]
 
@@ -72,6 +72,9 @@ class Origin:
     def _computed(self, keys: list[str] | None) -> Iterator[Callable[[], Any]]:
         """Record when the computation begins and how it ends."""
         me, born = self._begin(keys or self._keys)
+        for key in keys or self._keys:
+            context = current() if keys is None else current()[key]
+            context.tag(tags_of(key)[1])
         error: BaseException | None = None
 
         def values() -> Any:
@@ -106,7 +109,7 @@ class Functions:
 
         function: Any = asked if face == "sync" else asked_async
         function.__qualname__ = f"{face}_{name}"  # its own name, which is the same in every process
-        return cache.cached(version="1", **kind.options)(function)
+        return cache.cached(version="1", tags=[tags_of(f"{face}/{name}")[0]], **kind.options)(function)
 
 
 class Caller:
@@ -154,7 +157,8 @@ class Caller:
         key, kind = step.keys[0], kind_of(step.keys[0])
         origin = Origin(self._journal, step.keys, me, step.whim)
         function = origin.suspending if self._suspending else origin
-        terms = dict(kind.options) if step.wait is None else {**kind.options, "wait": step.wait}
+        tags = tags_of(key)
+        terms = {**kind.options, "tags": tags[:1]} | ({} if step.wait is None else {"wait": step.wait})
         match step.verb:
             case "compute" | "fork":
                 return {key: await self._cached("get_or_compute", key, function, **terms)}
@@ -170,11 +174,15 @@ class Caller:
             case "many":
                 return dict(await self._cached("get_or_compute_many", step.keys, function, **terms))
             case "set":
-                await self._cached("set", key, (key, me, 0.0, b""), **kind.options)
+                await self._cached("set", key, (key, me, 0.0, b""), tags=tags, **kind.options)
             case "set_many":
-                await self._cached("set_many", {key: (key, me, 0.0, b"") for key in step.keys}, **kind.options)
+                values = {key: (key, me, 0.0, b"") for key in step.keys}
+                await self._cached("set_many", values, tags=tags, **kind.options)
             case "expire" | "invalidate":
                 await self._cached(step.verb, key)
+            case "end_tag" | "expire_tag":
+                verb = "invalidate_tags" if step.verb == "end_tag" else "expire_tags"
+                await self._cached(verb, tags[step.chance < 0.5])
             case "clear":
                 await self._cached("clear")
         return None

@@ -22,8 +22,9 @@ __all__ = ["Finding", "judged"]
 NOISE = 1.0
 """Seconds that a busy machine may add to any duration, besides the stalls that a process notices itself."""
 
-_ENDS = {"invalidate", "set", "set_many", "clear", "end_all"}  # after these, no caller may see an older value
-_ALLOWS = _ENDS | {"refresh", "expire"}  # after these, a second computation may start while one runs
+# After these, no caller may see an older value.
+_ENDS = {"invalidate", "set", "set_many", "clear", "end_all", "end_tag"}
+_ALLOWS = _ENDS | {"refresh", "expire", "expire_tag"}  # after these, a second computation may start while one runs
 _COMPUTES = {"compute", "call", "many", "refresh", "cancel"}
 _LOCKS = {"lock", "try_lock"}
 _READS = {"get", "get_many", "peek"}  # these verbs work without the engine

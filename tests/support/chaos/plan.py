@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["FACES", "KINDS", "LEASE", "LOCK_LEASE", "Kind", "Part", "Step", "Whim", "all_keys", "kind_of", "steps"]
+__all__ = [
+    "FACES", "KINDS", "LEASE", "LOCK_LEASE", "Kind", "Part", "Step", "Whim", "all_keys", "kind_of", "steps", "tags_of",
+]  # fmt: skip
 
 LEASE = 3.0  # longer than any stall of this machine
 LOCK_LEASE = 2.0
@@ -63,7 +65,7 @@ _EACH = 2  # keys of each kind
 
 _CACHE = {
     "compute": 60, "get": 12, "peek": 4, "set": 3, "expire": 3, "invalidate": 7, "many": 6, "get_many": 4,
-    "set_many": 1, "clear": 0.3, "cancel": 4, "fork": 0.3, "lock": 5, "try_lock": 4,
+    "set_many": 1, "clear": 0.3, "cancel": 4, "fork": 0.3, "lock": 5, "try_lock": 4, "end_tag": 2, "expire_tag": 1,
 }  # fmt: skip
 _FUNCTION = {"call": 60, "peek": 3, "set": 2, "expire": 3, "invalidate": 6, "refresh": 4, "many": 5, "end_all": 0.5}
 
@@ -113,6 +115,13 @@ def all_keys(*faces: str) -> list[str]:
     return [f"{face}/{kind}/{n}" for face in faces or FACES for kind in FACES[face] for n in range(_EACH)]
 
 
+def tags_of(key: str) -> tuple[str, str]:
+    """The tags of a key's value: one that its caller names, and one that its computation adds. The first one is that
+    of all keys of the kind, the second one of those of the same interface."""
+    face, kind, *_ = key.split("/")
+    return kind, f"made of {face}/{kind}"
+
+
 def steps(part: Part, caller: int, *, suspending: bool) -> Iterator[Step]:
     """The endless steps of one caller. Each step draws the same number of random numbers."""
     dice = random.Random(f"{part.seed} {part.name} {caller}")
@@ -136,4 +145,7 @@ def steps(part: Part, caller: int, *, suspending: bool) -> Iterator[Step]:
             # A batch uses the options of its first key.
             keys = [key for key in more if kind_of(key) is KINDS[kind]] if verb != "get_many" else more
             keys = keys or [f"{face}/{kind}/{n}" for n in range(_EACH)]
+        elif verb.endswith("_tag"):
+            tag = tags_of(keys[0])[chance < 0.5]
+            keys = [key for key in all_keys() if tag in tags_of(key)]
         yield Step(verb, face, keys, whim, wait, chance, pause)
