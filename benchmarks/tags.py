@@ -459,7 +459,7 @@ def memory_of_ours(entries: int, ttl: float) -> list[list[str]]:
                 for first in range(0, len(half), 100):
                     cache.invalidate_tags(*half[first : first + 100])
                 scale.note("half of the tags invalidated", live=True)
-                scale.falls(len(names), ttl + 60)
+                scale.falls(len(names), 1.8 * ttl)  # the server removes them by and by
                 scale.note("after the ttl of the entries")
                 scale.falls(0, 2 * ttl + 60)
                 scale.note("after the end of the tags")

@@ -48,6 +48,7 @@ class Paired(Engine):
         self.coherent = False
         self.timeless = store.timeless
         self.tick = store.tick
+        self.recalls = store.recalls
         self._computations = _Computations(max_hold, clock)
         counts = store if store.blocking.limits else locks
         keys = _Verbs(values, named, self._computations)

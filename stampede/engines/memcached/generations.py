@@ -43,13 +43,15 @@ class MemcachedGenerations(Store):
     async def current(self, scope: str, seen: Sequence[meta.MetaReply], now: float) -> str:
         """Return the current generation of a scope. `seen` is what its server has of `asked_of`, as it was read at
         `now`; empty if the server failed."""
-        known = self._generations
+        known, generation = self._generations, ""
         try:
-            (generation,) = _names_in(seen) or await self._generations_of(scope, noted=False)
-            known.own.pop(scope, None)
+            if seen:
+                (generation,) = _names_in(seen) or await self._generations_of(scope, noted=False)
+                known.own.pop(scope, None)
         except EngineError as error:
             if not error.partial:
                 raise
+        if not generation:
             # Values on the other servers may be out of date: go on with a generation of this process alone.
             generation = known.own.setdefault(scope, new_generation())
         known.learn(scope, generation, now)

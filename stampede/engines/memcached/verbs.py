@@ -175,8 +175,8 @@ class MemcachedKeys(MemcachedGenerations):
         return entries
 
     async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        """Return what `look` finds, and the generations. Each server is asked once. What cannot be asked for because
-        one of several servers is down is not found: the claim finds out why."""
+        """Return what `look` finds, and the generations. Each server is asked once. If one of several servers is down
+        while generations are asked for, its keys are not found, and the claim finds out why."""
         now, names, ids = time.monotonic(), [items.name_of(key) for key in keys], [asked_of(scope) for scope in scopes]
         wanted: defaultdict[MemcachedNode, dict[bytes, None]] = defaultdict(dict)
         for name in names:
@@ -189,16 +189,19 @@ class MemcachedKeys(MemcachedGenerations):
             try:
                 replies, _ = await self._line.ask(server, *map(meta.look, some))
             except EngineError as error:
-                if not error.partial:
+                if not error.partial or not scopes:
                     raise
             else:
                 seen.update(zip([(server, name) for name in some], replies, strict=True))
 
         questions = [partial(ask, server, list(some)) for server, some in wanted.items()]
         if self._colour.suspending and len(questions) > 1:
-            for done in await settled([question() for question in questions]):
-                if isinstance(done, BaseException):
-                    raise done
+            failed = [each for each in await settled([ask() for ask in questions]) if isinstance(each, BaseException)]
+            try:
+                if failed:
+                    raise failed[0]
+            finally:
+                del failed  # an error in it refers to this frame
         else:
             for question in questions:
                 await question()

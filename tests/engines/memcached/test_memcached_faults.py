@@ -20,11 +20,13 @@ from known_generation import generation_of
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 
+from stampede import Cache, current
 from stampede.engines.memcached import MemcachedEngine, items
 from stampede.engines.memcached.blocking import BlockingLine
 from stampede.errors import EngineError, TooLarge
 from stampede.model.entry import Entry, new_id
 from stampede.model.ports import Ask, Asked, Busy, Found, Granted
+from stampede.model.tags import key_of_tag, name_of_tag
 from stampede.runtime.colour import run_blocking
 
 LONG = 60.0
@@ -617,6 +619,39 @@ def test_what_comes_back_with_its_values_is_asked_again(ring: list[MemcachedServ
     engine.close()
     other.close()
     proxy.close()
+
+
+def test_tags_of_a_dead_server_are_no_invalidation(ring: list[MemcachedServer]) -> None:
+    """If the server of a tag is down, a value is computed once and kept here. Its tags do not count as invalidated:
+    then each call would compute."""
+    engine = MemcachedEngine(*(server.address for server in ring))
+    computed: list[str] = []
+
+    async def compute() -> str:
+        computed.append("once more")
+        current().tag(tag)
+        return "value"
+
+    with Cache(engine=engine, ttl=600, early=0) as cache, asyncio.Runner() as runner:
+        tags = map(str, itertools.count())
+        runner.run(cache.aset("another", 1))
+        known: Any = engine.recalls
+        scopes = {has(engine, items.name_of(scope, b"g")) for scope in known._generations._known}
+        dead = next(server for server in ring if server.address not in scopes)
+        tag = next(tag for tag in tags if _server_of_tag(engine, tag) == dead.address)
+        keys = [f"k{number}" for number in range(20)]
+        for key in keys:
+            assert runner.run(cache.aget_or_compute(key, compute)) == "value"
+        dead.stop()
+        computed.clear()
+        for _ in range(5):
+            for key in keys:
+                assert runner.run(cache.aget_or_compute(key, compute)) == "value"
+        assert len(computed) <= 2 * len(keys)
+
+
+def _server_of_tag(engine: MemcachedEngine, tag: str) -> str:
+    return has(engine, items.name_of(key_of_tag(name_of_tag("", tag))))
 
 
 def test_a_change_that_cant_learn_the_generation_raises(ring: list[MemcachedServer]) -> None:
