@@ -77,6 +77,8 @@ class Generations(Marks):
         """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked. With a
         call, what it is about to look for may be asked for in the same round trip."""
         outage, epoch = self.core.outage, self.core.epoch
+        if not self.core.engine.changes and (prefix := self.recall()) is not None:
+            return prefix  # an engine with `changes` is asked all the same, as its news may be late
         probed = outage if self.core.is_down() else None
         if probed is not None and not probed.may_ask():
             return self._unsure()
@@ -110,8 +112,10 @@ class Generations(Marks):
             asking = self._asking.setdefault(where, mine)
             if asking is mine:
                 return await self._ask(store, mine, where, call)
-            if not await colour.park(asking.bell, SAFETY) and self._asking.get(where) is asking:
-                del self._asking[where]  # whoever has asked may not run any more
+            if not await colour.park(asking.bell, SAFETY):  # whoever has asked is slow, or does not run any more
+                if self._asking.get(where) is asking:
+                    del self._asking[where]
+                return await self._ask(store, _Asking(_clock()), where, call)
             if asking.error is not None and not asking.error.partial:
                 raise own_copy(asking.error)
             if self.recall() is not None:  # as it is believed now: a bump may have returned since that was asked

@@ -236,6 +236,19 @@ def test_a_hit_reads_cells_once(kind: str, memory_path: Path, colour: str, monke
             assert steps == ["seen"]
 
 
+@pytest.mark.parametrize("kind", ["memcached", "sql", "paired"])
+def test_what_is_believed_is_not_asked_for(kind: str, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that knows the generation reads a key in one question, whichever verb reads it."""
+    monkeypatch.setattr(generations, "KNOWN", 60.0)
+    url = EMPTY["sql" if kind == "paired" else kind](memory_path)
+    with Cache(url, **({"locks": "memory://"} if kind == "paired" else {}), ttl=600) as cache:
+        cache.set("k", 1)
+        asked = asked_of(cache, monkeypatch)
+        assert cache.get("k") == 1
+        assert cache.get_many(["k"]) == {"k": 1}
+        assert set(asked) == {"get"}
+
+
 def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
     """Return calls that hit: on a value without tags, and on one with two tags."""
 

@@ -196,7 +196,7 @@ class MemcachedKeys(MemcachedGenerations):
 
         questions = [partial(ask, server, list(some)) for server, some in wanted.items()]
         if self._colour.suspending and len(questions) > 1:
-            failed = [each for each in await settled([ask() for ask in questions]) if isinstance(each, BaseException)]
+            failed = [each for each in await settled([each() for each in questions]) if isinstance(each, BaseException)]
             try:
                 if failed:
                     raise failed[0]
