@@ -8,7 +8,7 @@ PY := .venv/bin/python
 SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server libzookeeper-java default-jre-headless \
     prometheus
 
-.PHONY: help demo quick test promises pairs oldest matrix next soak lint format docs bench clean venv servers
+.PHONY: help demo quick test promises pairs suites oldest matrix next soak lint format docs bench clean venv servers
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -18,6 +18,7 @@ help:  ## what there is
 	@echo "make test    the whole test suite (ARGS='-m redis': what is about one engine)"
 	@echo "make promises  whether each line that keeps a promise does (ARGS='-k disk'; an hour for all)"
 	@echo "make pairs   the whole suite of engines over every pair of a store and another's locks (an hour)"
+	@echo "make suites  tests that other projects publish, over our adapters (ARGS='django cachelib')"
 	@echo "make oldest  the tests of what users bring, with the oldest releases that pyproject.toml allows"
 	@echo "make matrix  the tests of the Redis engine on Redis 6.2, Debian's and Valkey; writes the table in docs/engines/redis.md"
 	@echo "make next    the tests of keys, codecs, types, models, settings and memory on Python 3.14 and 3.15, without threads"
@@ -46,6 +47,9 @@ promises: servers .venv/.dev .venv/.node
 
 pairs: servers .venv/.dev
 	STAMPEDE_PAIRS=all $(PY) -m pytest -q -n auto --dist worksteal tests/engines/test_pairs.py $(ARGS)
+
+suites: servers .venv/.dev
+	$(PY) tests/support/suites.py $(ARGS)
 
 oldest: servers .venv/.oldest
 	.venv/oldest/bin/python -m pytest -n auto --dist worksteal --half wide -m libraries $(ARGS)
