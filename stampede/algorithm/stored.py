@@ -193,10 +193,11 @@ class Stored:
         policy: Policy,
         *,
         touch: bool = False,
+        keep_ttl: bool = False,
     ) -> Entry[Any] | None:
         """Store a value made of the current one, without losing a change by another writer. None: it stays as it is.
         Read, make a value, and write it if what was read is still stored; otherwise try again. With `touch` it is the
-        same value, with its tags."""
+        same value, with its tags. With `keep_ttl` a new value ends when the current one would have ended."""
         names = () if touch else self.tags.names(policy.tags)
         for _ in range(TRIES):
             noted = {} if touch else await self._noted_now(names)
@@ -208,6 +209,8 @@ class Stored:
             if touch and seen is not None:
                 entry.etag, entry.modified = seen.etag, seen.modified
                 names, noted = tuple(names_in(seen.tags)), current
+            if keep_ttl and seen is not None and seen.fresh > 0:
+                entry.ttl, entry.fresh, entry.keep = seen.ttl, seen.fresh, seen.keep
             if noted:
                 await self.tags.run(self.tags.last(noted, entry.keep))
             entry.tags = packed(names, noted)

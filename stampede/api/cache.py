@@ -304,30 +304,50 @@ class Cache:
 
     @showing(PolicyOptions)
     def update(
-        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+        self,
+        key: str,
+        function: Callable[[Any], T],
+        default: Any = None,
+        *,
+        keep_ttl: bool = False,
+        **options: Unpack[PolicyOptions],
     ) -> T:
         """Store what `function` returns for the fresh value, or for `default` if there is none, and return it.
 
-        No concurrent change is lost: `function` is called again if the value has changed meanwhile.
+        No concurrent change is lost: `function` is called again if the value has changed meanwhile. The new value gets
+        the full `ttl=`; with `keep_ttl=True` it ends when the value that it replaces would have ended.
 
         >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
         [1, 2, 3]
         """
-        return cast(T, run_blocking(self._update(self._root, key, function, default, options)))
+        return cast(T, run_blocking(self._update(self._root, key, function, default, keep_ttl, options)))
 
     @showing(PolicyOptions)
     async def aupdate(
-        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+        self,
+        key: str,
+        function: Callable[[Any], T],
+        default: Any = None,
+        *,
+        keep_ttl: bool = False,
+        **options: Unpack[PolicyOptions],
     ) -> T:
-        return cast(T, await self._update(self._aroot, key, function, default, options))
+        return cast(T, await self._update(self._aroot, key, function, default, keep_ttl, options))
 
     async def _update(
-        self, root: ScopeSide, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
+        self,
+        root: ScopeSide,
+        key: str,
+        function: Callable[[Any], Any],
+        default: Any,
+        keep_ttl: bool,
+        options: Mapping[str, Any],
     ) -> Any:
         def make(seen: Entry[Any] | None) -> Any:
             return function(default if seen is None or seen.fresh <= 0 or seen.raised else seen.value)
 
-        entry = await root.compare_and_set(self._key(key), make, self.policy.with_options(**options))
+        policy = self.policy.with_options(**options)
+        entry = await root.compare_and_set(self._key(key), make, policy, keep_ttl=keep_ttl)
         return None if entry is None else entry.value
 
     @showing(PolicyOptions)

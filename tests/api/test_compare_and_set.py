@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_update(cache: Cache, prefix: str) -> None:
     with pytest.raises(ZeroDivisionError):
         asked(cache, prefix, "update", "n", lambda n: n / 0)
     assert cache.get("n") == 11
+
+
+def test_an_update_may_keep_the_end(cache: Cache, prefix: str) -> None:
+    """With `keep_ttl`, a new value ends when the one that it replaces would have ended, as a counter for a period does.
+    A first value, and one in place of a stale one, get the full ttl."""
+    count = partial(asked, cache, prefix, "update", "n", lambda n: n + 1, 0, keep_ttl=True)
+    assert count(ttl=60, stale=30) == 1
+    assert count(ttl=900) == 2
+    entry = cache.peek("n")
+    assert entry is not None and entry.ttl == 60 and 50 < entry.fresh <= 60 and 80 < entry.keep <= 91
+    cache.expire("n")
+    assert count(ttl=900) == 1
+    assert cache.peek("n").ttl == 900  # type: ignore[union-attr]
 
 
 def test_no_update_is_lost(cache: Cache) -> None:
