@@ -1,0 +1,10 @@
+"""Django on stampede: a backend for `CACHES`, pages and template fragments without herds, and models that invalidate.
+
+Put `"stampede.contrib.django"` into `INSTALLED_APPS` for the template tag, the checks and `manage.py stampede`. The
+backend works without that.
+"""
+
+from stampede.contrib.django.address import url_of
+from stampede.contrib.django.backend import StampedeCache
+
+__all__ = ["StampedeCache", "url_of"]
