@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
             (_add_key_or_tags,),
             "remove a key's value, or all that carries a tag, also what is being computed",
         ),
-        ("stats", "stats:stats", (_add_json,), "what an engine holds: entries, bytes, leases"),
+        ("stats", "stats:stats", (_add_json, _add_every), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
         command.add_argument(
@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_postgres(commands.add_parser("postgres", help="the tables of the Postgres engine"))
     _add_serve(commands.add_parser("serve", help="run a broker: a server of locks for zmq://"))
     return parser
+
+
+def _add_every(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--every", type=_duration, metavar="2s", help="again and again, with the changes per second, until Ctrl-C"
+    )
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
