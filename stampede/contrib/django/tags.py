@@ -39,12 +39,9 @@ def tagged(model: type[models.Model], *templates: str) -> None:
     _templates.setdefault(model, []).extend(templates)
     for kind in apps.get_models():
         if issubclass(kind, model):  # proxies and children send their own signals
-            for signal, receiver in (
-                (pre_save, _before_save),
-                (post_save, _after_change),
-                (post_delete, _after_change),
-            ):
-                signal.connect(receiver, sender=kind, dispatch_uid="stampede")
+            pre_save.connect(_before_save, sender=kind, dispatch_uid="stampede")
+            post_save.connect(_after_change, sender=kind, dispatch_uid="stampede")
+            post_delete.connect(_after_change, sender=kind, dispatch_uid="stampede")
             for relation in kind._meta.get_fields():
                 if relation.many_to_many:
                     through = getattr(relation, "through", None) or relation.remote_field.through
