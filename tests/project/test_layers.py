@@ -24,6 +24,7 @@ PACKAGE = Path(__file__).parents[2] / "stampede"
 ROOMS = """
     __init__
     __main__
+    contrib.django
     cli
     testing contrib
     api
@@ -62,6 +63,9 @@ AT_THE_TOP = {
     "codecs/pandas.py": {"numpy", "pandas"},
     "codecs/sqlalchemy.py": {"sqlalchemy"},
     "codecs/django.py": {"django"},
+    "contrib/django/*.py": {"django", "asgiref"},
+    "contrib/django/*/*.py": {"django"},
+    "contrib/django/*/*/*.py": {"django"},
     "contrib/sqlalchemy.py": {"sqlalchemy"},
     "contrib/postgres.py": {"psycopg"},
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
