@@ -71,9 +71,17 @@ def suite_of(name: str) -> Suite:
     return found
 
 
+def is_unpacked(name: str) -> bool:
+    return _folder(suite_of(name).distribution).exists()
+
+
+def _folder(distribution: str) -> Path:
+    return UNPACKED / distribution.replace("==", "-")
+
+
 def unpacked(distribution: str) -> Path:
     """Return the folder of a source distribution, after downloading it if it is not there yet."""
-    into = UNPACKED / distribution.replace("==", "-")
+    into = _folder(distribution)
     if into.exists():
         return into
     UNPACKED.mkdir(parents=True, exist_ok=True)
