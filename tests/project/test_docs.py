@@ -125,6 +125,27 @@ call_command("migrate", run_syncdb=True, verbosity=0)
 assert titles() == [] == titles()
 call_command("test", verbosity=0)  # which ends the process where one fails
 """,
+    "how-to/django-cache.md": """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "bookshop.settings"
+import django
+django.setup()
+from django.core.management import call_command
+from django.test import Client
+call_command("check", fail_level="WARNING")
+call_command("migrate", run_syncdb=True, verbosity=0)
+from bookshop.models import Author, Book
+ann = Author.objects.create(name="ann")
+url, client = f"/authors/{ann.pk}/", Client()
+assert client.get(url).content == b""
+Book.objects.bulk_create([Book(title="one", author=ann), Book(title="two", author=ann)])
+assert client.get(url).content == b"one, two"
+assert "Age" in client.get(url)
+Book.objects.filter(title="two").update(title="three")
+assert client.get(url).content == b"one, three"
+assert [client.get("/visit/").content for _ in range(2)] == [b"1", b"2"]
+call_command("stampede", "check")
+""",
     "how-to/orm.md": """
 assert user.stats().computations == 2
 assert not any(each.stats().unkept for each in (user, user_of, account, accounts, greeting, users))
