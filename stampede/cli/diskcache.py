@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from stampede.api.cache import Cache
-from stampede.cli.show import say
+from stampede.cli.show import say, shown
 from stampede.contrib.diskcache.moving import move
 from stampede.engines import check_url, safe_url
 from stampede.errors import OptionError
@@ -30,7 +30,7 @@ def import_directory(options: Namespace) -> int:
         say(f"{report.there:,} were there already, and are as they were")
     for reason, keys in sorted(report.skipped.items(), key=lambda each: -len(each[1])):
         more = ", ..." if len(keys) > EXAMPLES else ""
-        say(f"{len(keys):,} skipped: {reason}\n  {', '.join(keys[:EXAMPLES])}{more}")
+        say(f"{len(keys):,} skipped: {shown(reason)}\n  {', '.join(keys[:EXAMPLES])}{more}")
     if stored < report.moved:
         say(f"only {stored:,} had room: give {safe_url(options.url).partition('?')[0]}?max_bytes=... and import again")
     return 1 if report.skipped or stored < report.moved else 0

@@ -121,7 +121,7 @@ class Cache:
 
     @property
     def stampede(self) -> StampedeCache:
-        """The `stampede.Cache` below. Its keys are the texts of keys, and its values are pairs of value and tag."""
+        """The `stampede.Cache` below. Its keys are the texts of keys, and its values are lists of value and tag."""
         opened = self._opened
         if opened is None:
             with self._lock:
@@ -204,7 +204,7 @@ class Cache:
         retry: bool = False,
     ) -> bool:
         """Store a value, for `expire` seconds (None: for ever), and return True. With `read`, the value is a file."""
-        self.stampede.set(text_of(key), (_content(value, read), tag), ttl=_ttl(expire), tags=_tags(tag))
+        self.stampede.set(text_of(key), [_content(value, read), tag], ttl=_ttl(expire), tags=_tags(tag))
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -220,7 +220,7 @@ class Cache:
         retry: bool = False,
     ) -> bool:
         """Store a value unless there is one. Return whether it was stored."""
-        pair = _content(value, read), tag
+        pair = [_content(value, read), tag]
         return self.stampede.add(text_of(key), pair, ttl=_ttl(expire), tags=_tags(tag))
 
     def update(
@@ -242,7 +242,7 @@ class Cache:
         """
 
         def change(pair: Any) -> Any:
-            return function(default if pair is None else pair[0]), tag
+            return [function(default if pair is None else pair[0]), tag]
 
         return self.stampede.update(text_of(key), change, ttl=_ttl(expire), tags=_tags(tag))[0]
 
@@ -524,7 +524,7 @@ def memoized(
             def compute() -> Any:
                 nonlocal computed
                 computed = True
-                return function(*args, **kwargs), tag
+                return [function(*args, **kwargs), tag]
 
             text = text_of(key(*args, **kwargs))
             value = cache.stampede.get_or_compute(text, compute, **policy)[0]
@@ -538,7 +538,7 @@ def memoized(
             async def compute() -> Any:
                 nonlocal computed
                 computed = True
-                return await function(*args, **kwargs), tag
+                return [await function(*args, **kwargs), tag]
 
             text = text_of(key(*args, **kwargs))
             value = (await cache.stampede.aget_or_compute(text, compute, **policy))[0]

@@ -100,7 +100,7 @@ def _move(row: _Row, directory: Path, key: Any, cache: Cache, json_disk: bool, r
     try:
         tags = () if row.tag is None else (text_of(row.tag),)
         ttl = None if ttl is None or ttl > LONGEST else ttl
-        added = cache.add(text_of(key), (value, row.tag), ttl=ttl, tags=tags)
+        added = cache.add(text_of(key), [value, row.tag], ttl=ttl, tags=tags)
     except EngineError:
         raise
     except StampedeError as error:
@@ -132,10 +132,10 @@ def _value(row: _Row, directory: Path, json_disk: bool) -> Any:
 
 
 def _content(directory: Path, name: Any) -> bytes:
-    file = Path(directory, str(name)).resolve()
-    if not file.is_relative_to(directory.resolve()):
-        raise _Skipped("its file is outside of the directory")
     try:
+        file = Path(directory, str(name)).resolve()
+        if not file.is_relative_to(directory.resolve()):
+            raise _Skipped("its file is outside of the directory")
         if not file.is_file():
             raise _Skipped("its file is missing")
         return file.read_bytes()
