@@ -73,7 +73,7 @@ def test_keys_are_exact_and_come_back(cache: dc.Cache) -> None:
         cache[key] = number
     assert [cache[key] for key in KEYS] == list(range(len(KEYS)))
     assert sorted(map(repr, cache)) == sorted(map(repr, KEYS))
-    assert len(cache) == len(KEYS)
+    assert len(cache) == len(KEYS) and cache
 
 
 def test_keys_that_can_not_be_read_back(cache: dc.Cache) -> None:
@@ -171,7 +171,7 @@ def test_expiry_and_tag_come_with_the_value(cache: dc.Cache) -> None:
 def test_expire_zero(cache: dc.Cache) -> None:
     """What expires at once is not there."""
     assert cache.set("k", 1, expire=0)
-    assert "k" not in cache and len(cache) == 0
+    assert "k" not in cache and len(cache) == 0 and not cache
     assert cache.add("k", 2, expire=-1) and cache.add("k", 3)
     assert cache.touch("k", expire=0) and not cache.touch("k") and not cache.delete("k")
 

@@ -310,8 +310,12 @@ class Cache:
         return map(key_of, self._texts())
 
     def __len__(self) -> int:
-        """Return how many keys there are. It lists them, which takes about a second for a million."""
+        """Return how many keys there are. It lists them, which takes a second or two for a million."""
         return sum(1 for _ in self._texts())
+
+    def __bool__(self) -> bool:
+        """Return whether there is a key, without listing the others."""
+        return next(self._texts(), None) is not None
 
     def evict(self, tag: Any, retry: bool = False) -> int:
         """Remove all values with this tag, and return how many they were. It reads all entries to find them.
