@@ -9,6 +9,7 @@
 
 The cache is on disk, for all processes of this machine; SHOP_CACHE=redis://localhost:6379/0 shares it in a fleet."""
 
+# ruff: noqa: E402  (Django is set up before models are imported)
 from __future__ import annotations
 
 import os
@@ -63,7 +64,8 @@ class Book(models.Model):
 tagged(Book, "book:{pk}", "books")
 
 PAGE = Template("""{% load stampede %}
-{% cached 600 books tags="books" %}<ul>{% for book in books %}<li>{{ book.title }}: {{ book.price }}</li>{% endfor %}</ul>
+{% cached 600 books tags="books" %}
+<ul>{% for book in books %}<li>{{ book.title }}: {{ book.price }}</li>{% endfor %}</ul>
 {% endcached %}""")
 
 

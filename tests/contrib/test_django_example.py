@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from herd import Herd, until
 
 pytest.importorskip("django")
 httpx = pytest.importorskip("httpx")
-
-from herd import Herd, until
 
 ROOT = Path(__file__).parents[2]
 

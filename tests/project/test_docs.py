@@ -248,8 +248,8 @@ def _type(words: list[str], home: Path) -> None:
                 _is_known(each)
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        case ["stampede", "locks" | "postgres" as command, *_]:
-            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py runs it
+        case ["stampede", "locks" | "postgres" | "diskcache" as command, *_]:
+            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py and others run it
         case ["stampede", *arguments]:
             assert run(home, "-m", "stampede", *arguments)
         case ["git", "clone", address] if SOURCE.startswith(address):

@@ -24,7 +24,6 @@ PACKAGE = Path(__file__).parents[2] / "stampede"
 ROOMS = """
     __init__
     __main__
-    contrib.django
     cli
     testing contrib
     api

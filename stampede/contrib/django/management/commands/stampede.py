@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from importlib import import_module
 from typing import Any
 
 from django.conf import settings
 from django.core.cache import caches
 from django.core.management.base import BaseCommand, CommandError
 
-from stampede.cli.check import check_caches
-from stampede.cli.stats import print_facts
 from stampede.contrib.django.backend import StampedeCache
 from stampede.errors import StampedeError
 
@@ -32,16 +31,17 @@ class Command(BaseCommand):  # type: ignore[misc]
         found = {name: each for name in names if isinstance(each := caches[name], StampedeCache)}
         if not found:
             raise CommandError(f"{', '.join(names)}: no StampedeCache in CACHES")
+        cli = import_module("stampede.cli.check"), import_module("stampede.cli.stats")  # the room above this one
         try:
             if what == "check":
-                if not check_caches({name: each.stampede.settings for name, each in found.items()}):
+                if not cli[0].check_caches({name: each.stampede.settings for name, each in found.items()}):
                     raise CommandError("an engine can't be used")
                 return
             for each in found.values():
                 if what == "clear":
                     each.clear()
                 else:
-                    print_facts(each.stampede, every if what == "top" else None, times)
+                    cli[1].print_facts(each.stampede, every if what == "top" else None, times)
         except StampedeError as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
