@@ -309,18 +309,19 @@ class Cache:
         function: Callable[[Any], T],
         default: Any = None,
         *,
-        keep_ttl: bool = False,
+        in_place: bool = False,
         **options: Unpack[PolicyOptions],
     ) -> T:
         """Store what `function` returns for the fresh value, or for `default` if there is none, and return it.
 
         No concurrent change is lost: `function` is called again if the value has changed meanwhile. The new value gets
-        the full `ttl=`; with `keep_ttl=True` it ends when the value that it replaces would have ended.
+        the full `ttl=` and the `tags=` of this call. With `in_place=True` it keeps the end and the tags of the value
+        that it replaces.
 
         >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
         [1, 2, 3]
         """
-        return cast(T, run_blocking(self._update(self._root, key, function, default, keep_ttl, options)))
+        return cast(T, run_blocking(self._update(self._root, key, function, default, in_place, options)))
 
     @showing(PolicyOptions)
     async def aupdate(
@@ -329,10 +330,10 @@ class Cache:
         function: Callable[[Any], T],
         default: Any = None,
         *,
-        keep_ttl: bool = False,
+        in_place: bool = False,
         **options: Unpack[PolicyOptions],
     ) -> T:
-        return cast(T, await self._update(self._aroot, key, function, default, keep_ttl, options))
+        return cast(T, await self._update(self._aroot, key, function, default, in_place, options))
 
     async def _update(
         self,
@@ -340,14 +341,14 @@ class Cache:
         key: str,
         function: Callable[[Any], Any],
         default: Any,
-        keep_ttl: bool,
+        in_place: bool,
         options: Mapping[str, Any],
     ) -> Any:
         def make(seen: Entry[Any] | None) -> Any:
             return function(default if seen is None or seen.fresh <= 0 or seen.raised else seen.value)
 
         policy = self.policy.with_options(**options)
-        entry = await root.compare_and_set(self._key(key), make, policy, keep_ttl=keep_ttl)
+        entry = await root.compare_and_set(self._key(key), make, policy, in_place=in_place)
         return None if entry is None else entry.value
 
     @showing(PolicyOptions)

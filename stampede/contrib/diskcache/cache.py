@@ -260,14 +260,14 @@ class Cache:
         ...     cache.incr("visits"), cache.incr("visits", 10), cache.decr("visits")
         (1, 11, 10)
         """
-        _, expires, tag = self.get(key, expire_time=True, tag=True)
 
-        def change(value: Any) -> Any:
+        def change(pair: Any) -> Any:
+            value, tag = (default, None) if pair is None else pair
             if value is None:
                 raise KeyError(key)
-            return value + delta
+            return [value + delta, tag]
 
-        return self.update(key, change, default, None if expires is None else expires - time.time(), tag)
+        return self.stampede.update(text_of(key), change, in_place=True, ttl=None)[0]
 
     def decr(self, key: Any, delta: float = 1, default: float | None = 0, retry: bool = False) -> Any:
         """Subtract `delta` from the value, as `incr` adds it."""

@@ -163,11 +163,11 @@ class StampedeCache(BaseCache):  # type: ignore[misc]
     def incr(self, key: Any, delta: int = 1, version: int | None = None) -> Any:
         """Add to a number, in one step. It keeps its timeout. ValueError: there is none."""
         name = self.make_and_validate_key(key, version=version)
-        return self._cache.update(name, _adding(key, delta), _MISSING, keep_ttl=True)
+        return self._cache.update(name, _adding(key, delta), _MISSING, in_place=True)
 
     async def aincr(self, key: Any, delta: int = 1, version: int | None = None) -> Any:
         name = self.make_and_validate_key(key, version=version)
-        return await self._cache.aupdate(name, _adding(key, delta), _MISSING, keep_ttl=True)
+        return await self._cache.aupdate(name, _adding(key, delta), _MISSING, in_place=True)
 
     async def adecr(self, key: Any, delta: int = 1, version: int | None = None) -> Any:
         return await self.aincr(key, -delta, version=version)
