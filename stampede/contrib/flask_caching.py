@@ -15,7 +15,6 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable
-from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from flask_caching.utils import join_generator, normalize_timeout
 from werkzeug.exceptions import HTTPException
 
 import stampede
+from stampede.api.typing import PolicyOptions
 from stampede.contrib import cachelib
 from stampede.errors import RecursiveComputation
 from stampede.model.result import LeftOut
@@ -90,9 +90,9 @@ class Cache(flask_caching.Cache):
     'computed once'
     """
 
-    # The decorated functions of Flask-Caching do all but the computation: they make the key, `get` the value, call the
-    # function if there is none, and `set` its value. Our verbs see the key on the way, and what was stored by the flight
-    # is not set again, as it may have been invalidated meanwhile.
+    # Flask-Caching's decorated functions do everything but the computation: they make the key, `get` the value, call
+    # the function if there is none, and `set` its value. We see the key in `get`. What a flight has stored is not `set`
+    # again: it may have been invalidated meanwhile.
 
     if not TYPE_CHECKING:  # type checkers see the signatures of Flask-Caching
 
@@ -116,6 +116,9 @@ class Cache(flask_caching.Cache):
         def accepts(value: Any) -> bool:
             return accept is None or bool(accept(value.get_response() if isinstance(value, answers) else value))
 
+        def storable(value: Any) -> bool:
+            return (value is not None or keeps_none) and accepts(value)
+
         def should_set(value: Any) -> bool:
             call = _current.get()
             return accepts(value) if call is None or not call.shared else call.stored
@@ -123,19 +126,18 @@ class Cache(flask_caching.Cache):
         def decorator(function: Callable[..., Any]) -> Any:
             @functools.wraps(function)
             def computed(*args: Any, **kwargs: Any) -> Any:
-                call, run = _current.get(), functools.partial(self.app.ensure_sync(function), *args, **kwargs)
-                if call is None or call.alone or call.key is None:
+                call, backend = _current.get(), self._backend()
+                run = functools.partial(self.app.ensure_sync(function), *args, **kwargs)
+                if backend is None or call is None or call.alone or call.key is None:
                     return run()
                 call.shared = True
-                return call.value_of(
-                    self.cache, run, lambda value: (keeps_none or value is not None) and accepts(value)
-                )
+                return call.value_of(backend, run, storable)
 
             theirs = decorate(**{**options, "response_filter": should_set})(computed)
 
             @functools.wraps(theirs)
             def decorated(*args: Any, **kwargs: Any) -> Any:
-                theirs.cache_timeout, theirs.make_cache_key = decorated.cache_timeout, decorated.make_cache_key
+                theirs.cache_timeout, theirs.make_cache_key = ours.cache_timeout, ours.make_cache_key  # may be set
                 before = _current.get()
                 _current.set(_Call(theirs.cache_timeout, answers, debug=self.app.debug))
                 try:
@@ -143,16 +145,21 @@ class Cache(flask_caching.Cache):
                 finally:
                     _current.set(before)
 
-            return decorated
+            ours: Any = decorated
+            return ours
 
         return decorator
+
+    def _backend(self) -> StampedeCache | None:
+        backend: object = self.cache
+        return backend if isinstance(backend, StampedeCache) else None
 
     # -- Flask-Caching's verbs, as its decorated functions use them ---------------------------------------------------
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """Return the value from the backend, or None."""
-        call, backend = _current.get(), self.cache
-        if call is None or not isinstance(backend, StampedeCache):
+        call, backend = _current.get(), self._backend()
+        if call is None or backend is None:
             return super().get(*args, **kwargs)
         value = backend.get(*args, _MISSING, **kwargs)
         call.key, call.missing = args[0] if args else kwargs["key"], value is _MISSING
@@ -174,8 +181,8 @@ class Cache(flask_caching.Cache):
 
     def get_many(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Return the values from the backend."""
-        call, backend, found = _current.get(), self.cache, super().get_many(*args, **kwargs)
-        if call is None or not isinstance(backend, StampedeCache):
+        call, backend, found = _current.get(), self._backend(), super().get_many(*args, **kwargs)
+        if call is None or backend is None:
             return found
         for index, key in enumerate(args):
             if found[index] is None and key.endswith(_VERSION):  # all concurrent callers must get the same new one
@@ -184,8 +191,8 @@ class Cache(flask_caching.Cache):
 
     def set_many(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Store the values in the backend."""
-        call, backend = _current.get(), self.cache
-        if call is None or not call.stored or not isinstance(backend, StampedeCache):
+        call, backend = _current.get(), self._backend()
+        if call is None or backend is None or not call.stored:
             return super().set_many(*args, **kwargs)
         return _prolong(backend, *args, **kwargs)
 
@@ -224,11 +231,13 @@ class _Call:
     def value_of(self, backend: StampedeCache, run: Callable[[], Any], accepts: Callable[[Any], bool]) -> Any:
         """Return the value that this call or another one computes, or raise it if it is an exception."""
         assert self.key is not None
-        timeout = backend.seconds(normalize_timeout(self.timeout))
+        options: PolicyOptions = {"ttl": backend.seconds(normalize_timeout(self.timeout))}
+        if self.anew:
+            backend.cache.expire(self.key)  # once for all callers: then it is stale, and one of them computes
+            options["stale"] = 0
+        compute = functools.partial(self.compute, backend, run, accepts)
         try:
-            with backend.cache.refreshing() if self.anew else nullcontext():
-                compute = functools.partial(self.compute, backend, run, accepts)
-                found = backend.cache.get_or_compute(self.key, compute, ttl=timeout)
+            found = backend.cache.get_or_compute(self.key, compute, **options)
         except LeftOut:
             value = self.value
         except RecursiveComputation:
