@@ -70,10 +70,11 @@ class StampedeCache(BaseCache):
         codec = options.pop("codec", None)
         options.setdefault("namespace", "cachelib")
         self.cache = Cache(url, **options)
-        signed = bool(self.cache.settings.signing_key) or not self.cache.engine.shared  # memory:// is not shared
-        trusted = self.cache.trusted
-        codec = codec or ("pickle" if signed and not trusted else "sealed")
-        self.serializer = _OurSerializer(body_of(codec, None, trusted, signed))
+        if not hasattr(self, "serializer"):  # a subclass may have one, as in cachelib
+            signed = bool(self.cache.settings.signing_key) or not self.cache.engine.shared  # memory:// is not shared
+            trusted = self.cache.trusted
+            codec = codec or ("pickle" if signed and not trusted else "sealed")
+            self.serializer = _OurSerializer(body_of(codec, None, trusted, signed))
 
     def seconds(self, timeout: float | timedelta | None) -> float | None:
         """Return a timeout of cachelib as a `ttl`: None, which means the default there, and 0, which means for ever.

@@ -25,7 +25,6 @@ from flask_caching.utils import join_generator, normalize_timeout
 from werkzeug.exceptions import HTTPException
 
 import stampede
-from stampede.api.typing import PolicyOptions
 from stampede.contrib import cachelib
 from stampede.errors import RecursiveComputation
 from stampede.model.result import LeftOut
@@ -161,8 +160,9 @@ class Cache(flask_caching.Cache):
         call, backend = _current.get(), self._backend()
         if call is None or backend is None:
             return super().get(*args, **kwargs)
-        value = backend.get(*args, _MISSING, **kwargs)
-        call.key, call.missing = args[0] if args else kwargs["key"], value is _MISSING
+        key: str = args[0] if args else kwargs["key"]
+        value = backend.get(key, _MISSING)
+        call.key, call.missing = key, value is _MISSING
         return None if call.missing else value
 
     def has(self, *args: Any, **kwargs: Any) -> bool:
@@ -231,13 +231,12 @@ class _Call:
     def value_of(self, backend: StampedeCache, run: Callable[[], Any], accepts: Callable[[Any], bool]) -> Any:
         """Return the value that this call or another one computes, or raise it if it is an exception."""
         assert self.key is not None
-        options: PolicyOptions = {"ttl": backend.seconds(normalize_timeout(self.timeout))}
-        if self.anew:
-            backend.cache.expire(self.key)  # once for all callers: then it is stale, and one of them computes
-            options["stale"] = 0
+        key, ttl = self.key, backend.seconds(normalize_timeout(self.timeout))
+        if self.anew:  # in a flight of its own, whose value is stored in place of the other one, and for the waiters
+            key, ttl = f"{key} anew", 0
         compute = functools.partial(self.compute, backend, run, accepts)
         try:
-            found = backend.cache.get_or_compute(self.key, compute, **options)
+            found = backend.cache.get_or_compute(key, compute, ttl=ttl)
         except LeftOut:
             value = self.value
         except RecursiveComputation:
@@ -265,15 +264,19 @@ class _Call:
             self.value = value = join_generator(value) if inspect.isgenerator(value) else value
             if not accepts(value):
                 raise LeftOut
-            if isinstance(value, flask_caching.CachedResponse) and value.timeout:
-                stampede.current().ttl = value.timeout
             try:
-                return backend.dumps(value)
+                data = backend.dumps(value)
             except Exception as error:  # pickle raises errors of many types
                 if self.debug:
                     raise
                 _log.error("%r can't be stored, so each caller computes it: %r", self.key, error)
                 raise LeftOut from None
+            own = value.timeout if isinstance(value, flask_caching.CachedResponse) else None
+            if self.anew:
+                backend.set(self.key, value, own or normalize_timeout(self.timeout))
+            elif own:
+                stampede.current().ttl = own
+            return data
         finally:
             _current.set(self)
 
