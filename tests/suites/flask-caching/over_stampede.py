@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,8 @@ flask_caching.backends.simplecache.SimpleCache = OverStampede  # type: ignore[mi
 
 
 @pytest.fixture(autouse=True, params=["memory", "disk", "redis"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if request.param != "memory" and "clock" in request.fixturenames:
         pytest.skip("moves the clock of the cache, which only memory:// lets tests do")
     urls = {"memory": "memory://", "disk": f"disk://{tmp_path}/engine", "redis": os.environ["REDIS_URL"]}
     OverStampede.url = urls[request.param]
-    yield

@@ -18,6 +18,6 @@ SUITE = Suite(
     left_out={
         r"test_purge|test_deprecated_ignore_errors|redis_cache_backend|multi_apps|test_cache_unlink\[": THEIRS,
         r"keeps_the_cachelib_serializer|uses_cachelib_serializer|stored_in_the_configured_format": SERIALIZER,
-        r"test_memoize_uses_public_methods": "a new version is made in one step, for all concurrent callers: no set_many",
+        r"test_memoize_uses_public_methods": "a new version is made in one step, so there is no set_many",
     },
 )  # fmt: skip
