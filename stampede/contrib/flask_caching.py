@@ -127,7 +127,7 @@ class Cache(flask_caching.Cache):
             def computed(*args: Any, **kwargs: Any) -> Any:
                 call, backend = _current.get(), self._backend()
                 run = functools.partial(self.app.ensure_sync(function), *args, **kwargs)
-                if backend is None or call is None or call.alone or call.key is None:
+                if backend is None or call is None or call.alone or not call.key:
                     return run()
                 call.shared = True
                 return call.value_of(backend, run, storable)
@@ -149,9 +149,9 @@ class Cache(flask_caching.Cache):
 
         return decorator
 
-    def _backend(self) -> StampedeCache | None:
+    def _backend(self) -> cachelib.StampedeCache | None:
         backend: object = self.cache
-        return backend if isinstance(backend, StampedeCache) else None
+        return backend if isinstance(backend, cachelib.StampedeCache) else None
 
     # -- Flask-Caching's verbs, as its decorated functions use them ---------------------------------------------------
 
@@ -201,11 +201,11 @@ _VERSION = "_memver"
 """How the keys end under which Flask-Caching stores the versions of memoized functions."""
 
 
-def _version(backend: StampedeCache) -> bytes | int:
+def _version(backend: cachelib.StampedeCache) -> bytes | int:
     return backend.dumps(secrets.token_urlsafe(4))
 
 
-def _prolong(backend: StampedeCache, versions: dict[str, Any], timeout: Any = None) -> list[Any]:
+def _prolong(backend: cachelib.StampedeCache, versions: dict[str, Any], timeout: Any = None) -> list[Any]:
     """Let versions live as long as the value that was stored under them. One that `delete_memoized` has changed
     meanwhile stays changed."""
     for key in versions:
@@ -220,7 +220,7 @@ class _Call:
         self.timeout = timeout
         self.answers = answers
         self.debug = debug
-        self.key: str | None = None  # the key that was looked up last
+        self.key = ""  # the key that was looked up last
         self.missing = True  # there was no value
         self.alone = False  # it shares nothing: `unless` or `forced_update` is true
         self.anew = False  # the stored value is not wanted: `is_stale` is true
@@ -228,13 +228,12 @@ class _Call:
         self.stored = False  # it computed the value that is stored
         self.value: Any = _MISSING  # what it computed
 
-    def value_of(self, backend: StampedeCache, run: Callable[[], Any], accepts: Callable[[Any], bool]) -> Any:
+    def value_of(self, backend: cachelib.StampedeCache, run: Callable[[], Any], storable: Callable[[Any], bool]) -> Any:
         """Return the value that this call or another one computes, or raise it if it is an exception."""
-        assert self.key is not None
         key, ttl = self.key, backend.seconds(normalize_timeout(self.timeout))
         if self.anew:  # in a flight of its own, whose value is stored in place of the other one, and for the waiters
             key, ttl = f"{key} anew", 0
-        compute = functools.partial(self.compute, backend, run, accepts)
+        compute = functools.partial(self.compute, backend, run, storable)
         try:
             found = backend.cache.get_or_compute(key, compute, ttl=ttl)
         except LeftOut:
@@ -248,12 +247,12 @@ class _Call:
             value = self.value if self.stored else backend.loads(found, _MISSING)
             if value is _MISSING:  # a class has changed: replace the value
                 self.anew = True
-                return self.value_of(backend, run, accepts)
+                return self.value_of(backend, run, storable)
         if isinstance(value, self.answers):
             raise value
         return value
 
-    def compute(self, backend: StampedeCache, run: Callable[[], Any], accepts: Callable[[Any], bool]) -> Any:
+    def compute(self, backend: cachelib.StampedeCache, run: Callable[[], Any], storable: Callable[[Any], bool]) -> Any:
         """Return what is to be stored. LeftOut: nothing is, so callers that wait for it compute for themselves."""
         _current.set(None)  # for other functions that this one calls
         try:
@@ -262,7 +261,7 @@ class _Call:
             except self.answers as answer:
                 value = answer
             self.value = value = join_generator(value) if inspect.isgenerator(value) else value
-            if not accepts(value):
+            if not storable(value):
                 raise LeftOut
             try:
                 data = backend.dumps(value)
@@ -273,7 +272,8 @@ class _Call:
                 raise LeftOut from None
             own = value.timeout if isinstance(value, flask_caching.CachedResponse) else None
             if self.anew:
-                backend.set(self.key, value, own or normalize_timeout(self.timeout))
+                ttl = backend.seconds(own or normalize_timeout(self.timeout))
+                backend.cache.set(self.key, data, ttl=ttl)
             elif own:
                 stampede.current().ttl = own
             return data
@@ -290,11 +290,12 @@ def _noting(what: str, condition: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(condition)
     def noting(*args: Any, **kwargs: Any) -> Any:
         call = _current.get()
-        key = None if call is None else call.key
+        key = "" if call is None else call.key
         result = condition(*args, **kwargs)
         if call is not None:
-            call.key = key  # the condition may have used the cache, too
-            setattr(call, what, getattr(call, what) or result is True)
+            call.key = key  # the condition may have looked up others
+            if result is True:
+                setattr(call, what, True)
         return result
 
     return noting

@@ -27,7 +27,8 @@ class StampedeStore(AsyncKeyValue):
     """An `AsyncKeyValue` of py-key-value on one of our engines. It takes the arguments of `stampede.Cache`.
 
     Values are mappings that JSON can represent, as in the other stores: what is read is a copy, whose tuples are lists.
-    Close the store with `await store.close()`, or use it in `async with`.
+    Close the store with `await store.close()`, or use it in `async with`. If the engine can't be reached, all verbs
+    raise EngineError, unless you give `on_engine_error="local"`: then nothing is found.
 
     `cache` is the `stampede.Cache` below. A key there is `collection::key`, and a value is a JSON text.
 
@@ -48,6 +49,7 @@ class StampedeStore(AsyncKeyValue):
         **options: Unpack[CacheOptions],
     ) -> None:
         options.setdefault("namespace", "key-value")
+        options.setdefault("on_engine_error", "raise")  # "there is no such token" would be a wrong answer
         self.cache = Cache(url, **options)
         self.default_collection = default_collection
 
