@@ -24,7 +24,7 @@ from flask_caching.backends.base import BaseCache
 from flask_caching.utils import join_generator, normalize_timeout
 from werkzeug.exceptions import HTTPException
 
-import stampede
+from stampede.api.current import current
 from stampede.contrib import cachelib
 from stampede.errors import RecursiveComputation
 from stampede.model.result import LeftOut
@@ -275,7 +275,7 @@ class _Call:
                 ttl = backend.seconds(own or normalize_timeout(self.timeout))
                 backend.cache.set(self.key, data, ttl=ttl)
             elif own:
-                stampede.current().ttl = own
+                current().ttl = own
             return data
         finally:
             _current.set(self)
