@@ -65,8 +65,7 @@ class StampedeCache(BaseCache):
         ignore_delete_many_errors: bool = True,
         **options: Unpack[CacheOptions],
     ) -> None:
-        super().__init__(default_timeout)
-        self.ignore_delete_many_errors = ignore_delete_many_errors  # cachelib before 0.16 does not know it
+        super().__init__(default_timeout, ignore_delete_many_errors)
         codec = options.pop("codec", None)
         options.setdefault("namespace", "cachelib")
         self.cache = Cache(url, **options)
