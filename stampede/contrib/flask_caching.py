@@ -15,6 +15,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from werkzeug.exceptions import HTTPException
 
 from stampede.api.current import current
 from stampede.contrib import cachelib
-from stampede.errors import RecursiveComputation
+from stampede.errors import EngineError, RecursiveComputation
 from stampede.model.result import LeftOut
 
 __all__ = ["Cache", "StampedeCache"]
@@ -208,8 +209,9 @@ def _version(backend: cachelib.StampedeCache) -> bytes | int:
 def _prolong(backend: cachelib.StampedeCache, versions: dict[str, Any], timeout: Any = None) -> list[Any]:
     """Let versions live as long as the value that was stored under them. One that `delete_memoized` has changed
     meanwhile stays changed."""
-    for key in versions:
-        backend.cache.touch(key, ttl=backend.seconds(timeout))
+    with suppress(EngineError):  # what was computed meanwhile is stored here only, for a few seconds
+        for key in versions:
+            backend.cache.touch(key, ttl=backend.seconds(timeout))
     return list(versions)
 
 

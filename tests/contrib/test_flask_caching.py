@@ -17,7 +17,7 @@ pytest.importorskip("flask_caching")
 import flask
 from flask_caching import CachedResponse
 from herd import Herd, Origin, until
-from servers import shared_redis
+from servers import RedisServer, shared_redis
 
 from stampede.contrib.flask_caching import Cache, StampedeCache
 
@@ -406,6 +406,32 @@ def test_async_views(world: World) -> None:
     origin.has_begun()
     origin.let_on()
     assert {each.text for each in herd.join()} == {"report 1"}
+
+
+def test_without_the_engine_each_process_computes_once(caplog: pytest.LogCaptureFixture) -> None:
+    """If Redis is down, requests are answered, and still share a computation in each process."""
+    server = RedisServer()
+    app, cache = World(server.url, "outage").app(DEBUG=True)
+    origin = Origin()
+
+    @cache.memoize(timeout=60)
+    def total(region: str) -> int:
+        return origin()
+
+    @app.get("/report")
+    @cache.cached(timeout=60)
+    def report() -> str:
+        return f"report {total('north')}"
+
+    try:
+        server.stop()
+        herd = Herd(*[asked(app, "/report")] * 20)
+        origin.has_begun()
+        origin.let_on()
+        assert {(each.status_code, each.text) for each in herd.join()} == {(200, "report 1")}
+        assert not [each for each in caplog.records if each.name == "flask_caching"]
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("kind, calls", [("NullCache", 2), ("SimpleCache", 1)])
