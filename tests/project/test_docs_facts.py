@@ -156,6 +156,8 @@ def test_twins() -> None:
     [
         "stampede", "stampede.testing", "stampede.contrib.sqlalchemy", "stampede.contrib.postgres",
         "stampede.contrib.django", "stampede.contrib.diskcache",
+        "stampede.contrib.cachelib", "stampede.contrib.flask_caching",
+        "stampede.contrib.key_value",
     ],
 )  # fmt: skip
 def test_the_reference_has_all(module: str) -> None:

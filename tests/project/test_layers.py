@@ -67,6 +67,9 @@ AT_THE_TOP = {
     "contrib/django/*/*/*.py": {"django"},
     "contrib/sqlalchemy.py": {"sqlalchemy"},
     "contrib/postgres.py": {"psycopg"},
+    "contrib/cachelib.py": {"cachelib"},
+    "contrib/flask_caching.py": {"cachelib", "flask", "flask_caching", "werkzeug"},
+    "contrib/key_value.py": {"key_value"},
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
     "engines/postgres/*.py": {"psycopg"},
     "cli/serve.py": {"zmq"},

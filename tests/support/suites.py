@@ -87,7 +87,8 @@ def unpacked(distribution: str) -> Path:
     UNPACKED.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=UNPACKED) as place:
         load = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-        subprocess.run([*load, "--no-deps", "--no-binary", ":all:", "--dest", place, distribution], check=True)
+        name = distribution.partition("==")[0]  # not ":all:", which would build the build's own tools from source, too
+        subprocess.run([*load, "--no-deps", "--no-binary", name, "--dest", place, distribution], check=True)
         (archive,) = Path(place).glob("*.tar.gz")
         with tarfile.open(archive) as file:
             file.extractall(place, filter="data")
