@@ -162,7 +162,8 @@ class StampedeCache(BaseCache):
         def changed(stored: Any) -> bytes | int:
             return self.dumps(change(self.loads(stored) or 0))
 
-        number: int = self.loads(self.cache.update(key, changed, default=0, ttl=self.seconds(None)))
+        stored = self.cache.update(key, changed, 0, in_place=True, ttl=self.seconds(None))
+        number: int = self.loads(stored)
         return number
 
 
