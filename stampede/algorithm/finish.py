@@ -70,11 +70,17 @@ def entry_of(
     if error is not None:
         value = parts_of(error)
     typical, margin = early.observe(existing, cost)
-    stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
+    stale = 0.0 if error is not None and ttl <= 0 else stale_of(call)
     entry = Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
     if context is not None:
         entry.etag, entry.modified = context.facts()
     return entry
+
+
+def stale_of(call: Call) -> float:
+    """Return the seconds for which the value is stored beyond its ttl."""
+    own = None if call.context is None else call.context.stale_for
+    return call.policy.stale if own is None else own
 
 
 async def not_modified(call: Call, hold: Hold, existing: Entry[Any] | None, claimed: Any, cost: float) -> Result:
@@ -90,7 +96,7 @@ async def not_modified(call: Call, hold: Hold, existing: Entry[Any] | None, clai
         ttl = existing.ttl
     elif policy.jitter and ttl != inf:
         ttl *= 1 - policy.jitter * random()
-    known = existing.cost, existing.margin, ttl, ttl, ttl + policy.stale, False, context.etag, context.modified
+    known = existing.cost, existing.margin, ttl, ttl, ttl + stale_of(call), False, context.etag, context.modified
     entry = Entry(existing.value, call.token, *known, existing.tags)
     if (ttl, entry.etag, entry.modified) == (existing.ttl, existing.etag, existing.modified):
         entry.same_as = existing.id  # the stored bytes include these three
