@@ -272,7 +272,7 @@ def test_no_stale_time_of_its_own(cache: Cache) -> None:
     cache.get_or_compute("k", ask, ttl=9, stale=90)
     entry = cache.peek("k")
     assert entry is not None and 90 < entry.keep <= 99
-    with pytest.raises(OptionError, match="stale_for .* is -1"):
+    with pytest.raises(OptionError, match=r"stale_for .* is -1"):
         Context("k").stale_for = -1
 
 

@@ -1,0 +1,284 @@
+"""One GET or HEAD request: it is answered with a stored response, with that of another request, or with its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stampede import current
+from stampede.api.cache import Cache
+from stampede.contrib.asgi.policy import (
+    Answer,
+    Headers,
+    Terms,
+    answer_of,
+    is_not_modified,
+    merged,
+    one,
+    seconds_of,
+    terms_of,
+    variant_of,
+    without,
+)
+from stampede.contrib.asgi.route import RouteTerms, route_terms
+from stampede.contrib.asgi.run import Message, Receive, Run, Scope, Send, without_body
+from stampede.errors import OptionError, WaitTimeout
+
+if TYPE_CHECKING:
+    from stampede.contrib.asgi.middleware import ResponseCache
+
+__all__ = ["Exchange"]
+
+_log = logging.getLogger("stampede")
+
+MOST_VARIANTS = 4
+"""How often an answer may be found to depend on further headers of the request."""
+
+OF_CLIENT = frozenset({b"if-none-match", b"if-modified-since"})
+"""Request headers that concern the client's own copy. The application does not see them: its response is for all."""
+
+UNCHANGED = (b"content-encoding", b"content-language", b"content-length", b"content-range", b"content-type")
+"""Headers that a 304 leaves out."""
+
+
+@dataclass
+class _Own:
+    """One run of the application for this request, and what is to be stored of its response."""
+
+    run: Run
+    route: RouteTerms
+    terms: Terms | None = None
+    answer: Answer | None = None
+
+
+@dataclass
+class Exchange:
+    """One GET or HEAD request and its answer."""
+
+    owner: ResponseCache
+    cache: Cache
+    scope: Scope
+    receive: Receive
+    send: Send
+    key: str
+    control: dict[str, str | None]
+    began: float = field(default_factory=time.time)
+    runs: list[_Own] = field(default_factory=list)
+    over: bool = False
+    known: Answer | None = None  # the stored answer that is not good enough, to be confirmed or replaced
+
+    @property
+    def headers(self) -> Headers:
+        headers: Headers = self.scope["headers"]
+        return headers
+
+    # -- find an answer -------------------------------------------------------------------------------------------
+
+    async def respond(self) -> None:
+        """Answer the request. A response that may not be stored is passed as it streams."""
+        try:
+            answer = await self._find()
+            if isinstance(answer, Answer):
+                return await self._give(answer)
+            own = next((each for each in self.runs if each.run.passing), None)
+            if own is not None:
+                send = without_body(self.send) if self.scope["method"] == "HEAD" else self.send
+                return await own.run.pass_to(self.receive, send)
+        except WaitTimeout:
+            return await _send_text(self.send, 503, b"please try again", (b"retry-after", b"1"))
+        finally:
+            self.over = True
+            for own in self.runs:
+                own.run.abandon()
+        if answer == 504:
+            return await _send_text(self.send, 504, b"this response is not stored")
+        return await self.run_alone()
+
+    async def _find(self) -> Answer | int | None:
+        """Return the answer for this request, or the status of a response that is not shared. None: it is unknown."""
+        names: set[bytes] = set()
+        key, tags = self.key, list[str]()
+        for _ in range(MOST_VARIANTS):
+            if self.owner.passes(key):
+                return None
+            found = await self._look(key, tags)
+            if isinstance(found, int) or self._is_for_us(found):
+                return found
+            # The answer is for another request: those to this URL depend on these headers, too.
+            names.update(found.vary)
+            key, tags = f"{self.key} {variant_of(self.headers, sorted(names))}", [self.owner.tag_of(self.key)]
+        return None
+
+    async def _look(self, key: str, tags: list[str]) -> Answer | int:
+        """Return what is stored for the key if it may be served now. Otherwise run the application, or wait for
+        another request that does."""
+        if "only-if-cached" in self.control:
+            stored = await self.cache.aget(key)
+            return 504 if stored is None else _loaded(stored)
+
+        async def compute() -> Any:
+            return await self._compute(key)
+
+        # A stale answer comes at once, and its refresh begins in the background.
+        found = _loaded(await self.cache.aget_or_compute(key, compute, background=True, tags=tags))
+        if isinstance(found, int) or found.made >= self.began or not self._is_for_us(found):
+            return found
+        terms, age = Terms(*found.terms), time.time() - found.made
+        beyond = age - terms.fresh
+        if self._refuses(found, age):
+            renew: Any = self.cache.arefresh(key, compute, tags=tags)
+        elif beyond < 0 or beyond < terms.revalidate:
+            return found
+        else:
+            renew = self.cache.aget_or_compute(key, compute, stale=0, tags=tags)
+        may_serve = 0 < terms.on_error > beyond
+        self.known = found
+        try:
+            renewed = _loaded(await renew)
+        except Exception:
+            if may_serve:
+                return found
+            for own in self.runs:  # the refresh in the background was ours: this is its error
+                own.run.raise_error()
+            raise
+        return found if isinstance(renewed, int) and renewed >= 500 and may_serve else renewed
+
+    def _is_for_us(self, answer: Answer) -> bool:
+        return answer.variant == variant_of(self.headers, answer.vary)
+
+    def _refuses(self, answer: Answer, age: float) -> bool:
+        """Return whether the client wants something newer than a stored answer that is fresh."""
+        oldest, rest = seconds_of(self.control.get("max-age")), seconds_of(self.control.get("min-fresh"))
+        return (
+            "no-cache" in self.control
+            or (oldest is not None and age + answer.age > oldest)
+            or (rest is not None and answer.terms[0] - age < rest)
+        )
+
+    # -- run the application --------------------------------------------------------------------------------------
+
+    async def _compute(self, key: str) -> Any:
+        """Run the application, inside the computation of the key. Return the answer to store, or a status if the
+        response may not be stored; then each request runs the application itself."""
+        context = current()
+        before = self.known if context.stale is None else _loaded(context.stale.value)
+        known = before if isinstance(before, Answer) and self._is_for_us(before) else None
+        own = self._start(known)
+        self.runs.append(own)
+        await own.run.decided()
+        if own.run.passing:
+            context.dont_keep()
+            if own.run.status < 500:
+                self.owner.note_passing(key)
+            if self.over:
+                own.run.abandon()
+            return own.run.status
+        start, body = own.run.messages[0], own.run.body
+        status, headers = start["status"], start["headers"]
+        if status == 304 and known is not None:
+            status, headers, body = known.status, merged(known, headers), known.body
+            own.terms = self._terms(status, headers, own.route)
+        if own.terms is None:
+            context.dont_keep()
+        answer = answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time(), known)
+        own.answer = answer
+        context.ttl = answer.terms[0]
+        context.stale_for = max(answer.terms[1:])
+        try:
+            context.tag(*own.route.tags)
+        except OptionError as error:
+            _log.warning("the response to %r is not stored: %s", key, error)
+            context.dont_keep()
+        return tuple(answer)
+
+    def _start(self, known: Answer | None) -> _Own:
+        """Begin a run of the application. Its request is for all: GET, and with the validators of the stored answer."""
+        own: _Own
+
+        def may_buffer(start: Message) -> bool:
+            headers = list(start.get("headers", ()))
+            own.route.tags += self.owner.tags_in(headers)
+            start["headers"] = headers = without(headers, self.owner.tag_headers)
+            length = seconds_of((one(headers, b"content-length") or b"").decode("latin-1"))
+            if length is not None and length > self.owner.max_bytes:
+                return False
+            own.terms = self._terms(start["status"], headers, own.route)
+            return own.terms is not None or (start["status"] == 304 and known is not None)
+
+        headers = without(self.headers, OF_CLIENT)
+        if known is not None:
+            etag, modified = one(known.headers, b"etag"), one(known.headers, b"last-modified")
+            headers += [(b"if-none-match", etag)] if etag else []
+            headers += [(b"if-modified-since", modified)] if modified else []
+        extensions = self.scope.get("extensions") or {}
+        scope = {
+            **self.scope,
+            "method": "GET",
+            "headers": headers,
+            "extensions": {k: v for k, v in extensions.items() if not k.startswith("http.response.")},
+        }
+        route = self.owner.route_terms()
+        token = route_terms.set(route)  # the task of the run copies the context
+        try:
+            own = _Own(self.owner.run(scope, may_buffer), route)
+        finally:
+            route_terms.reset(token)
+        return own
+
+    def _terms(self, status: int, headers: Headers, route: RouteTerms) -> Terms | None:
+        authorized = one(self.headers, b"authorization") is not None
+        return terms_of(status, headers, time.time(), authorized=authorized, ttl=route.ttl, stale=route.stale)
+
+    async def run_alone(self) -> None:
+        """Run the application for this request only, and store nothing. A response that could have been stored is a
+        sign that the next one may be."""
+        route = self.owner.route_terms()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = headers = without(message.get("headers", ()), self.owner.tag_headers)
+                if self._terms(message["status"], headers, route) is not None:
+                    self.owner.forget_passing(self.key)
+            await self.send(message)
+
+        token = route_terms.set(route)
+        try:
+            await self.owner.app(self.scope, self.receive, sending)
+        finally:
+            route_terms.reset(token)
+
+    # -- send the answer ------------------------------------------------------------------------------------------
+
+    async def _give(self, answer: Answer) -> None:
+        """Send an answer to the client, or 304 if the client has it. Then wait for the end of the own run, if the
+        answer is its response: it may have background tasks."""
+        own = next((each for each in self.runs if each.answer is not None and each.answer.made == answer.made), None)
+        headers, body, status = list(answer.headers), answer.body, answer.status
+        age = answer.age + max(0, int(time.time() - answer.made))
+        if own is None or age:
+            headers.append((b"age", b"%d" % age))
+        how = b"fwd=miss" if own is not None else b"hit" if answer.made < self.began else b"fwd=miss; collapsed"
+        headers.append((b"cache-status", b"stampede; " + how))
+        if status == 200 and is_not_modified(self.headers, answer):
+            status, headers, body = 304, without(headers, UNCHANGED), b""
+        elif self.scope["method"] == "HEAD":
+            body = b""
+        if own is not None:
+            own.run.awaited = True
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+        if own is not None:
+            await own.run.task
+
+
+def _loaded(value: Any) -> Answer | int:
+    return value if isinstance(value, int) else Answer(*value)
+
+
+async def _send_text(send: Send, status: int, text: bytes, *headers: tuple[bytes, bytes]) -> None:
+    kind = (b"content-type", b"text/plain; charset=utf-8")
+    length = (b"content-length", b"%d" % len(text))
+    await send({"type": "http.response.start", "status": status, "headers": [kind, length, *headers]})
+    await send({"type": "http.response.body", "body": text})
