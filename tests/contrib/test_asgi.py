@@ -9,7 +9,7 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
-from asgi_client import Client, Shop, run
+from asgi_client import Client, Shop, outdate, run
 
 import stampede
 import stampede.testing
@@ -82,7 +82,7 @@ def test_what_is_not_stored(cache: Cache, headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "authorized"),
+    "headers, authorized",
     [
         ({"cache_control": "s-maxage=60, max-age=0"}, False),
         ({"expires": formatdate(2e9, usegmt=True)}, False),
@@ -342,17 +342,6 @@ def test_the_application_confirms_a_stale_response(cache: Cache) -> None:
         assert (await client.ask()).body == b"new"
 
     asked(cache, shop, work)
-
-
-async def outdate(cache: Cache, seconds: float = 100.0) -> None:
-    """Make all stored responses `seconds` older than they are."""
-    async for key in cache.akeys():
-        entry = await cache.apeek(key)
-        assert entry is not None
-        answer = list(entry.value)
-        answer[3] -= seconds
-        await cache.aset(key, tuple(answer), ttl=60, stale=600)
-        await cache.aexpire(key)
 
 
 # -- HEAD, and other methods --------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from typing import Any
 
 from herd import PATIENCE
 
-__all__ = ["Client", "Reply", "Shop", "run"]
+from stampede import Cache
+
+__all__ = ["Client", "Reply", "Shop", "outdate", "run"]
 
 Scope = MutableMapping[str, Any]
 
@@ -129,3 +131,14 @@ class Shop:
         await send({"type": "http.response.body", "body": body})
         if self.after is not None:
             await self.after()
+
+
+async def outdate(cache: Cache, seconds: float = 100.0) -> None:
+    """Make all stored responses `seconds` older than they are."""
+    async for key in cache.akeys():
+        entry = await cache.apeek(key)
+        assert entry is not None
+        answer = list(entry.value)
+        answer[3] -= seconds
+        await cache.aset(key, tuple(answer), ttl=60, stale=600)
+        await cache.aexpire(key)

@@ -180,12 +180,12 @@ class Exchange:
         if status == 304 and known is not None:
             status, headers, body = known.status, merged(known, headers), known.body
             own.terms = self._terms(status, headers, own.route)
-        if own.terms is None:
+        terms = own.terms or Terms(0)
+        own.answer = answer = answer_of(status, headers, body, self.headers, terms, time.time(), known)
+        if own.terms is None:  # a 304 may say so
             context.dont_keep()
-        answer = answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time(), known)
-        own.answer = answer
-        context.ttl = answer.terms[0]
-        context.stale_for = max(answer.terms[1:])
+        else:
+            context.ttl, context.stale_for = terms.fresh, max(terms[1:])
         try:
             context.tag(*own.route.tags)
         except OptionError as error:

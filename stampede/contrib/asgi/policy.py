@@ -33,7 +33,7 @@ CONFIRM = 300.0
 
 _DIRECTIVE = re.compile(r'\s*([^\s=,;"]+)\s*(?:=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*)))?[^,]*(?:,|$)')
 _DATE = re.compile(
-    r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT"
+    r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d (?i:GMT)"
     r"|\w{6,9}, \d\d-\w{3}-\d\d \d\d:\d\d:\d\d GMT"
     r"|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}",
     re.ASCII,

@@ -58,7 +58,7 @@ class Run:
 
     def raise_error(self) -> None:
         """Raise what the application raised before its response was complete, if it did."""
-        if self.task.done() and not self.complete and not self.passing:
+        if self.task.done() and not self.task.cancelled() and not self.complete and not self.passing:
             self.task.result()
 
     async def pass_to(self, receive: Receive, send: Send) -> None:
