@@ -256,6 +256,20 @@ def test_vary(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+def test_a_stale_variant_is_renewed_by_one_run(cache: Cache) -> None:
+    """The variant that is stored first is found by all requests, also by those that want another one."""
+    shop = Shop(cache_control="max-age=60", vary="accept-language")
+
+    async def work(client: Client) -> None:
+        await client.ask(accept_language="de")
+        await client.ask(accept_language="fr")
+        await outdate(cache)
+        assert (await client.ask(accept_language="fr")).how == "fwd=miss"
+        assert shop.runs == 3
+
+    asked(cache, shop, work)
+
+
 def test_vary_of_several_headers_that_differ_by_variant(cache: Cache) -> None:
     """A response may depend on other headers than another one of the same URL."""
 
@@ -479,6 +493,10 @@ def test_only_if_cached(cache: Cache) -> None:
         assert (await client.ask(cache_control="only-if-cached")).status == 504 and shop.runs == 0
         await client.ask()
         assert (await client.ask(cache_control="only-if-cached")).body == b"hello"
+        shop.headers = {}
+        for _ in range(2):
+            await client.ask("/private")
+            assert (await client.ask("/private", cache_control="only-if-cached")).status == 504
 
     asked(cache, shop, work)
 
@@ -629,6 +647,8 @@ def test_tags_of_the_computation(cache: Cache) -> None:
         await client.ask()
         await cache.ainvalidate_tags("prices")
         assert (await client.ask()).how == "fwd=miss"
+        shop.headers = {}
+        assert [(await client.ask("/other")).how for _ in range(2)] == ["", ""]
 
     asked(cache, shop, work)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stampede import current
+from stampede.algorithm.context import Context, Inside
 from stampede.api.cache import Cache
 from stampede.contrib.asgi.policy import (
     Answer,
@@ -45,10 +46,11 @@ UNCHANGED = (b"content-encoding", b"content-language", b"content-length", b"cont
 
 @dataclass
 class _Own:
-    """One run of the application for this request, and what is to be stored of its response."""
+    """The run of the application for this request, and what is to be stored of its response."""
 
     run: Run
     route: RouteTerms
+    known: Answer | None  # the stored answer that the application may confirm
     terms: Terms | None = None
     answer: Answer | None = None
 
@@ -65,7 +67,7 @@ class Exchange:
     key: str
     control: dict[str, str | None]
     began: float = field(default_factory=time.time)
-    runs: list[_Own] = field(default_factory=list)
+    own: _Own | None = None
     over: bool = False
     known: Answer | None = None  # the stored answer that is not good enough, to be confirmed or replaced
 
@@ -82,17 +84,16 @@ class Exchange:
             answer = await self._find()
             if isinstance(answer, Answer):
                 return await self._give(answer)
-            own = next((each for each in self.runs if each.run.passing), None)
-            if own is not None:
+            if self.own is not None and self.own.run.passing:
                 send = without_body(self.send) if self.scope["method"] == "HEAD" else self.send
-                return await own.run.pass_to(self.receive, send)
+                return await self.own.run.pass_to(self.receive, send)
         except WaitTimeout:
             return await _send_text(self.send, 503, b"please try again", (b"retry-after", b"1"))
         finally:
             self.over = True
-            for own in self.runs:
-                own.run.abandon()
-        if answer == 504:
+            if self.own is not None:
+                self.own.run.abandon()
+        if "only-if-cached" in self.control:
             return await _send_text(self.send, 504, b"this response is not stored")
         return await self.run_alone()
 
@@ -116,7 +117,7 @@ class Exchange:
         another request that does."""
         if "only-if-cached" in self.control:
             stored = await self.cache.aget(key)
-            return 504 if stored is None else _loaded(stored)
+            return 504 if stored is None else Answer(*stored)
 
         async def compute() -> Any:
             return await self._compute(key)
@@ -140,8 +141,8 @@ class Exchange:
         except Exception:
             if may_serve:
                 return found
-            for own in self.runs:  # the refresh in the background was ours: this is its error
-                own.run.raise_error()
+            if self.own is not None:  # the refresh in the background was ours: this is its error
+                self.own.run.raise_error()
             raise
         return found if isinstance(renewed, int) and renewed >= 500 and may_serve else renewed
 
@@ -163,10 +164,10 @@ class Exchange:
         """Run the application, inside the computation of the key. Return the answer to store, or a status if the
         response may not be stored; then each request runs the application itself."""
         context = current()
-        before = self.known if context.stale is None else _loaded(context.stale.value)
-        known = before if isinstance(before, Answer) and self._is_for_us(before) else None
-        own = self._start(known)
-        self.runs.append(own)
+        if self.own is None:  # otherwise this request has found another variant, and renews that, too
+            before = self.known if context.stale is None else Answer(*context.stale.value)
+            self.own = self._start(before if before is not None and self._is_for_us(before) else None)
+        own = self.own
         await own.run.decided()
         if own.run.passing:
             context.dont_keep()
@@ -175,23 +176,26 @@ class Exchange:
             if self.over:
                 own.run.abandon()
             return own.run.status
-        start, body = own.run.messages[0], own.run.body
-        status, headers = start["status"], start["headers"]
-        if status == 304 and known is not None:
-            status, headers, body = known.status, merged(known, headers), known.body
-            own.terms = self._terms(status, headers, own.route)
-        terms = own.terms or Terms(0)
-        own.answer = answer = answer_of(status, headers, body, self.headers, terms, time.time(), known)
+        answer = own.answer = own.answer or self._answer_of(own)
         if own.terms is None:  # a 304 may say so
             context.dont_keep()
         else:
-            context.ttl, context.stale_for = terms.fresh, max(terms[1:])
+            context.ttl, context.stale_for = own.terms.fresh, max(own.terms[1:])
         try:
             context.tag(*own.route.tags)
         except OptionError as error:
             _log.warning("the response to %r is not stored: %s", key, error)
             context.dont_keep()
         return tuple(answer)
+
+    def _answer_of(self, own: _Own) -> Answer:
+        """Return what is stored of the complete response: it is new, or a 304 that confirms what is known."""
+        start, body = own.run.messages[0], own.run.body
+        status, headers = start["status"], start["headers"]
+        if status == 304 and own.known is not None:
+            status, headers, body = own.known.status, merged(own.known, headers), own.known.body
+            own.terms = self._terms(status, headers, own.route)
+        return answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time(), own.known)
 
     def _start(self, known: Answer | None) -> _Own:
         """Begin a run of the application. Its request is for all: GET, and with the validators of the stored answer."""
@@ -222,7 +226,7 @@ class Exchange:
         route = self.owner.route_terms()
         token = route_terms.set(route)  # the task of the run copies the context
         try:
-            own = _Own(self.owner.run(scope, may_buffer), route)
+            own = _Own(self.owner.run(scope, may_buffer), route, known)
         finally:
             route_terms.reset(token)
         return own
@@ -245,7 +249,8 @@ class Exchange:
 
         token = route_terms.set(route)
         try:
-            await self.owner.app(self.scope, self.receive, sending)
+            with Inside(Context(self.key)):  # so that `stampede.current()` works, without effect
+                await self.owner.app(self.scope, self.receive, sending)
         finally:
             route_terms.reset(token)
 
@@ -254,7 +259,7 @@ class Exchange:
     async def _give(self, answer: Answer) -> None:
         """Send an answer to the client, or 304 if the client has it. Then wait for the end of the own run, if the
         answer is its response: it may have background tasks."""
-        own = next((each for each in self.runs if each.answer is not None and each.answer.made == answer.made), None)
+        own = self.own if self.own is not None and self.own.answer == answer else None
         headers, body, status = list(answer.headers), answer.body, answer.status
         age = answer.age + max(0, int(time.time() - answer.made))
         if own is None or age:

@@ -77,8 +77,8 @@ class ResponseCache:
             return await self.app(scope, receive, send)
         if scope["method"] not in ("GET", "HEAD"):
             return await self.app(scope, receive, self._invalidating(scope, send))
-        headers: Headers = scope["headers"]
-        scope = {**scope, "query_string": self._query_of(scope)}
+        headers: Headers = list(scope["headers"])
+        scope = {**scope, "headers": headers, "query_string": self._query_of(scope)}
         key = self.key_of(scope, authorized=one(headers, b"authorization") is not None)
         control = directives(headers) if self._obeys else {}
         exchange = Exchange(self, self._find_cache(), scope, receive, send, key, control)

@@ -133,7 +133,8 @@ def terms_of(
         return None
     lifetime = _lifetime(control, headers, now)
     if lifetime is None:
-        if ttl is None or status not in BY_DEFAULT or values(headers, b"content-type")[:1] == [b"text/event-stream"]:
+        events = (one(headers, b"content-type") or b"").startswith(b"text/event-stream")
+        if ttl is None or status not in BY_DEFAULT or events:
             return None
         lifetime = ttl
     fresh = min(lifetime - _age(headers), LONGEST)
