@@ -51,6 +51,7 @@ SLOW = {
     "test_disk_faults.py",
     "test_disk_processes.py",
     "test_examples.py",
+    "test_examples_fastapi.py",
     "test_examples_postgres.py",
     "test_examples_web.py",
     "test_exclusion.py",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from stampede import current
 from stampede.algorithm.context import Context, Inside
 from stampede.api.cache import Cache
+from stampede.api.current import current
 from stampede.contrib.asgi.policy import (
     Answer,
     Headers,
@@ -24,11 +25,8 @@ from stampede.contrib.asgi.policy import (
     without,
 )
 from stampede.contrib.asgi.route import RouteTerms, route_terms
-from stampede.contrib.asgi.run import Message, Receive, Run, Scope, Send, without_body
+from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send, without_body
 from stampede.errors import OptionError, WaitTimeout
-
-if TYPE_CHECKING:
-    from stampede.contrib.asgi.middleware import ResponseCache
 
 __all__ = ["Exchange"]
 
@@ -42,6 +40,23 @@ OF_CLIENT = frozenset({b"if-none-match", b"if-modified-since"})
 
 UNCHANGED = (b"content-encoding", b"content-language", b"content-length", b"content-range", b"content-type")
 """Headers that a 304 leaves out."""
+
+
+class Owner(Protocol):
+    """The middleware, which outlives its requests."""
+
+    app: App
+    max_bytes: int
+
+    @property
+    def tag_headers(self) -> Set[bytes]: ...
+    def tags_in(self, headers: Headers) -> list[str]: ...
+    def tag_of(self, key: str) -> str: ...
+    def passes(self, key: str) -> bool: ...
+    def note_passing(self, key: str) -> None: ...
+    def forget_passing(self, key: str) -> None: ...
+    def route_terms(self) -> RouteTerms: ...
+    def run(self, scope: Scope, may_buffer: Callable[[Message], bool]) -> Run: ...
 
 
 @dataclass
@@ -59,7 +74,7 @@ class _Own:
 class Exchange:
     """One GET or HEAD request and its answer."""
 
-    owner: ResponseCache
+    owner: Owner
     cache: Cache
     scope: Scope
     receive: Receive

@@ -63,7 +63,7 @@ class ResponseCache:
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
-        self.tag_headers = frozenset() if tag_header is None else frozenset({tag_header.lower().encode()})
+        self.tag_headers = frozenset[bytes]() if tag_header is None else frozenset({tag_header.lower().encode()})
         self._cache = cache
         self._ttl = None if ttl is None else seconds("ttl", ttl)
         self._stale = seconds("stale", stale)

@@ -29,7 +29,7 @@ COMMIT = "b55b8bda3dbb8c927c04e85bd8d496a8caa3e4ba"
 CACHES = ("stampede", "hishel", "nginx")
 
 NGINX = """
-daemon off; pid {place}/pid; error_log {place}/error.log;
+user root; daemon off; pid {place}/pid; error_log {place}/error.log;
 events {{}}
 http {{
   access_log off; client_body_temp_path {place}/body; proxy_temp_path {place}/proxy; fastcgi_temp_path {place}/f;
