@@ -163,6 +163,19 @@ def test_a_url_that_becomes_cacheable_is_stored_from_then_on(cache: Cache) -> No
     asked(cache, shop, work)
 
 
+def test_a_variant_that_becomes_cacheable(cache: Cache) -> None:
+    shop = Shop(cache_control="max-age=60", vary="accept-language")
+
+    async def work(client: Client) -> None:
+        await client.ask(accept_language="de")
+        shop.headers["cache-control"] = "private"
+        assert [(await client.ask(accept_language="fr")).how for _ in range(2)] == ["", ""]
+        shop.headers["cache-control"] = "max-age=60"
+        assert [(await client.ask(accept_language="fr")).how for _ in range(3)] == ["", "fwd=miss", "hit"]
+
+    asked(cache, shop, work)
+
+
 def test_headers_of_the_connection_are_not_stored(cache: Cache) -> None:
     shop = Shop(cache_control="max-age=60", connection="x-hop", x_hop="1", keep_alive="timeout=5", x_end="2")
 

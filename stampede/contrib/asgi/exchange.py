@@ -84,6 +84,7 @@ class Exchange:
     began: float = field(default_factory=time.time)
     own: _Own | None = None
     over: bool = False
+    passing_key: str = ""  # the key that was looked for last: that of the URL, or of one variant
     known: Answer | None = None  # the stored answer that is not good enough, to be confirmed or replaced
 
     @property
@@ -117,6 +118,7 @@ class Exchange:
         names: set[bytes] = set()
         key, tags = self.key, list[str]()
         for _ in range(MOST_VARIANTS):
+            self.passing_key = key
             if self.owner.passes(key):
                 return None
             found = await self._look(key, tags)
@@ -259,7 +261,7 @@ class Exchange:
             if message["type"] == "http.response.start":
                 message["headers"] = headers = without(message.get("headers", ()), self.owner.tag_headers)
                 if self._terms(message["status"], headers, route) is not None:
-                    self.owner.forget_passing(self.key)
+                    self.owner.forget_passing(self.passing_key)
             await self.send(message)
 
         token = route_terms.set(route)
