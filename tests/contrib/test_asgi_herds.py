@@ -344,6 +344,40 @@ def test_a_refresh_whose_response_is_not_stored_ends(cache: Cache, endless: bool
     asked(cache, app, work)
 
 
+def test_a_304_that_may_not_be_shared(cache: Cache) -> None:
+    """An application may confirm a stored response with a cookie for one client. The others do not get it."""
+    shop = Shop(cache_control="max-age=60", etag='"v1"')
+
+    async def work(client: Client) -> None:
+        await client.ask()
+        await outdate(cache)
+        shop.headers["set-cookie"] = "session=1"
+        shop.arrived.clear()
+        shop.hold = asyncio.Event()
+        tasks = await start(client, shop, 5)
+        shop.headers["set-cookie"] = "session=1"
+        shop.hold.set()
+        replies = await asyncio.gather(*tasks)
+        assert {reply.body for reply in replies} == {b"hello"}
+        assert [reply.headers["set-cookie"] for reply in replies] == ["session=1"] * 5
+        assert shop.runs == 1 + 5
+
+    asked(cache, shop, work)
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 has eager tasks")
+def test_eager_tasks(cache: Cache) -> None:
+    shop = Shop(cache_control="max-age=60")
+
+    async def work(client: Client) -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+        assert [(await client.ask()).how for _ in range(2)] == ["fwd=miss", "hit"]
+        shop.headers = {}
+        assert (await client.ask("/other")).body == b"hello"
+
+    asked(cache, shop, work)
+
+
 # -- failures -----------------------------------------------------------------------------------------------------
 
 

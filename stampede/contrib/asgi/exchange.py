@@ -63,9 +63,9 @@ class Owner(Protocol):
 class _Own:
     """The run of the application for this request, and what is to be stored of its response."""
 
-    run: Run
     route: RouteTerms
     known: Answer | None  # the stored answer that the application may confirm
+    run: Run = field(init=False)
     terms: Terms | None = None
     answer: Answer | None = None
 
@@ -97,14 +97,17 @@ class Exchange:
     async def respond(self) -> None:
         """Answer the request. A response that may not be stored is passed as it streams."""
         try:
-            answer = await self._find()
+            try:
+                answer = await self._find()
+            except WaitTimeout:
+                return await _send_text(self.send, 503, b"please try again", (b"retry-after", b"1"))
+            if not isinstance(answer, Answer) and self.own is not None:
+                answer = self.own.answer  # it may not be shared: it is for this request only
             if isinstance(answer, Answer):
                 return await self._give(answer)
             if self.own is not None and self.own.run.passing:
                 send = without_body(self.send) if self.scope["method"] == "HEAD" else self.send
                 return await self.own.run.pass_to(self.receive, send)
-        except WaitTimeout:
-            return await _send_text(self.send, 503, b"please try again", (b"retry-after", b"1"))
         finally:
             self.over = True
             if self.own is not None:
@@ -194,10 +197,10 @@ class Exchange:
                 own.run.abandon()
             return own.run.status
         answer = own.answer = own.answer or self._answer_of(own)
-        if own.terms is None:  # a 304 may say so
+        if own.terms is None:  # so says a 304, whose headers replace those that are stored
             context.dont_keep()
-        else:
-            context.ttl, context.stale_for = own.terms.fresh, max(own.terms[1:])
+            return answer.status
+        context.ttl, context.stale_for = own.terms.fresh, max(own.terms[1:])
         try:
             context.tag(*own.route.tags)
         except OptionError as error:
@@ -216,7 +219,7 @@ class Exchange:
 
     def _start(self, known: Answer | None) -> _Own:
         """Begin a run of the application. Its request is for all: GET, and with the validators of the stored answer."""
-        own: _Own
+        own = _Own(self.owner.route_terms(), known)
 
         def may_buffer(start: Message) -> bool:
             headers = list(start.get("headers", ()))
@@ -240,10 +243,9 @@ class Exchange:
             "headers": headers,
             "extensions": {k: v for k, v in extensions.items() if not k.startswith("http.response.")},
         }
-        route = self.owner.route_terms()
-        token = route_terms.set(route)  # the task of the run copies the context
+        token = route_terms.set(own.route)  # the task of the run copies the context
         try:
-            own = _Own(self.owner.run(scope, may_buffer), route, known)
+            own.run = self.owner.run(scope, may_buffer)
         finally:
             route_terms.reset(token)
         return own

@@ -129,8 +129,9 @@ class ResponseCache:
 
     def _ended(self, run: Run) -> None:
         self._runs.discard(run)
-        if not run.awaited and not run.task.cancelled() and run.task.exception() is not None:
-            _log.error("an ASGI application failed after its response was complete", exc_info=run.task.exception())
+        error = None if run.task.cancelled() else run.task.exception()
+        if error is not None and run.complete and not run.awaited:
+            _log.error("an ASGI application failed after its response was complete", exc_info=error)
 
     # -- URLs whose responses are not stored: their requests don't wait for each other ----------------------------
 

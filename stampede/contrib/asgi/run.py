@@ -27,6 +27,7 @@ class Run:
         self._may_buffer = may_buffer
         self._longest = longest
         self.messages: list[Message] = []
+        self.status = 0
         self.passing = False  # the response is not buffered any more
         self.complete = False
         self.awaited = False  # a request waits for the end of the task, and gets its exception
@@ -36,10 +37,6 @@ class Run:
         self._decided = asyncio.Event()  # the response is complete or passing, or the application has failed
         self._taken = asyncio.Event()  # the response is complete, or a client has taken it, or none will
         self.task = asyncio.create_task(self._run())
-
-    @property
-    def status(self) -> int:
-        return int(self.messages[0]["status"])
 
     @property
     def body(self) -> bytes:
@@ -105,6 +102,7 @@ class Run:
         if not self.passing:
             self.messages.append(message)
             if message["type"] == "http.response.start":
+                self.status = message["status"]
                 self.passing = not self._may_buffer(message)
             else:
                 self.passing = self._size > self._longest
