@@ -3,6 +3,9 @@ fastapi-cache."""
 
 import asyncio
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, Self
 
@@ -367,3 +370,57 @@ def test_the_decorator_keeps_the_function() -> None:
     assert inspect.signature(decorated) == inspect.signature(page)
     assert (decorated.__name__, decorated.__doc__) == ("page", "A page.")
     assert inspect.iscoroutinefunction(decorated)
+
+
+# -- Django -------------------------------------------------------------------------------------------------------
+
+DJANGO = """
+import asyncio
+import django
+from django.conf import settings
+settings.configure(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="x")
+django.setup()
+from django.core.asgi import get_asgi_application
+from django.http import HttpResponse
+from django.urls import path
+from django.views.decorators.cache import cache_control
+from asgi_client import Client, run
+from stampede import Cache
+from stampede.contrib.asgi import ResponseCache, cached_response
+
+@cached_response(60)
+def page(request):
+    runs.append("page")
+    return HttpResponse("page", headers={"X-Shop": "tea"})
+
+@cache_control(max_age=60)
+async def news(request):
+    runs.append("news")
+    return HttpResponse("news")
+
+def basket(request):
+    runs.append("basket")
+    return HttpResponse("basket")
+
+async def work():
+    client = Client(ResponseCache(get_asgi_application(), cache=Cache()))
+    for name, count in [("page", 1), ("news", 1), ("basket", 3)]:
+        replies = await asyncio.gather(*(client.ask(f"/{name}") for _ in range(3)))
+        assert {reply.body for reply in replies} == {name.encode()} and runs.count(name) == count
+    reply = await client.ask("/page")
+    assert reply.how == "hit" and reply.headers["x-shop"] == "tea"
+    assert (await client.ask("/page", if_none_match=reply.headers["etag"])).status == 304
+
+runs = []
+urlpatterns = [path("page", page), path("news", news), path("basket", basket)]
+run(work)
+"""
+
+
+def test_django() -> None:
+    """Django's ASGI application, with views of both colours. It runs in a process of its own, for its settings."""
+    pytest.importorskip("django")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", DJANGO]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -66,28 +66,31 @@ class Client:
             "server": ("127.0.0.1", 80),
             "extensions": {"http.response.pathsend": {}},
         }
-        asked = False
+        asked, over = False, asyncio.Event()
 
         async def receive() -> Any:
             nonlocal asked
             if not asked:
                 asked = True
                 return {"type": "http.request", "body": b"", "more_body": False}
-            await self.gone.wait()
+            ends = [asyncio.create_task(event.wait()) for event in (self.gone, over)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 reply.status = message["status"]
-                names = [name.decode() for name, _ in message["headers"]]
-                assert all(name == name.lower() for name in names), names
-                reply.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+                reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
                 reply.begun.set()
             else:
                 assert reply.status, "a body before the status"
                 assert not reply.complete, "a body after the end"
                 reply.body += message.get("body", b"")
                 reply.complete = not message.get("more_body", False)
+                if reply.complete:
+                    over.set()  # as servers tell an application that goes on
 
         await self.app(scope, receive, send)
         return reply

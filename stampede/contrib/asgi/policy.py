@@ -190,7 +190,8 @@ def answer_of(
     has them. `before` is the stored response that it replaces: if the bytes are the same, so is the `Last-Modified`.
     """
     named = {name.strip().lower() for value in values(headers, b"connection") for name in value.split(b",")}
-    kept = without(headers, {*HOP_BY_HOP, *named, b"age", b"content-length"})
+    end_to_end = without(headers, {*HOP_BY_HOP, *named, b"age", b"content-length"})
+    kept = [(name.lower(), value) for name, value in end_to_end]  # Django's are in upper case
     if status == 200:
         if one(kept, b"etag") is None:
             kept.append((b"etag", b'"%s"' % hashlib.blake2b(body, digest_size=16).hexdigest().encode()))
