@@ -87,6 +87,29 @@ def test_a_herd_of_two_processes_gets_one_run() -> None:
     run(work)
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("codec", ["sealed", "msgpack"])
+def test_bytes_go_through_codecs(codec: Any) -> None:
+    """A response is stored whatever codec the cache has, except json, which has no bytes."""
+    pytest.importorskip("msgspec")
+    from servers import shared_redis
+
+    shop = Shop(b"\x00\xff", cache_control="max-age=60", vary="accept-language", x_name="\xe4", etag='"v1"')
+
+    async def work() -> None:
+        with Cache(shared_redis().url, namespace=f"asgi-{codec}", codec=codec) as cache:
+            await cache.aclear()
+            client = Client(ResponseCache(shop, cache=cache))
+            target = "/?" + "a" * 5000
+            for how in ("fwd=miss", "hit"):
+                for language in ("de", "fr"):
+                    reply = await client.ask(target, accept_language=language)
+                    assert (reply.how, reply.body) == (how, b"\x00\xff")
+            assert (await client.ask(target, accept_language="fr", if_none_match='"v1"')).status == 304
+
+    run(work)
+
+
 def test_a_leader_that_leaves_takes_nobody_along(cache: Cache) -> None:
     """If the first client's request is cancelled, the application goes on for the others."""
     shop = Shop(cache_control="max-age=60")

@@ -143,5 +143,5 @@ async def outdate(cache: Cache, seconds: float = 100.0) -> None:
         assert entry is not None
         answer = list(entry.value)
         answer[3] -= seconds
-        await cache.aset(key, tuple(answer), ttl=60, stale=600)
+        await cache.aset(key, answer, ttl=60, stale=600)
         await cache.aexpire(key)

@@ -206,7 +206,7 @@ class Exchange:
         except OptionError as error:
             _log.warning("the response to %r is not stored: %s", key, error)
             context.dont_keep()
-        return tuple(answer)
+        return answer.stored()
 
     def _answer_of(self, own: _Own) -> Answer:
         """Return what is stored of the complete response: it is new, or a 304 that confirms what is known."""
@@ -278,23 +278,28 @@ class Exchange:
     async def _give(self, answer: Answer) -> None:
         """Send an answer to the client, or 304 if the client has it. Then wait for the end of the own run, if the
         answer is its response: it may have background tasks."""
-        own = self.own if self.own is not None and self.own.answer == answer else None
-        headers, body, status = list(answer.headers), answer.body, answer.status
+        run = self._run_of(answer)
+        headers, body, status = [(name, value) for name, value in answer.headers], answer.body, answer.status
         age = answer.age + max(0, int(time.time() - answer.made))
-        if own is None or age:
+        if run is None or age:
             headers.append((b"age", b"%d" % age))
-        how = b"fwd=miss" if own is not None else b"hit" if answer.made < self.began else b"fwd=miss; collapsed"
+        how = b"fwd=miss" if run is not None else b"hit" if answer.made < self.began else b"fwd=miss; collapsed"
         headers.append((b"cache-status", b"stampede; " + how))
         if status == 200 and is_not_modified(self.headers, answer):
             status, headers, body = 304, without(headers, UNCHANGED), b""
         elif self.scope["method"] == "HEAD":
             body = b""
-        if own is not None:
-            own.run.awaited = True
+        if run is not None:
+            run.awaited = True
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
-        if own is not None:
-            await own.run.task
+        if run is not None:
+            await run.task
+
+    def _run_of(self, answer: Answer) -> Run | None:
+        """Return this request's run of the application, if the answer is its response."""
+        own = self.own
+        return own.run if own is not None and own.answer is not None and own.answer.made == answer.made else None
 
 
 def _loaded(value: Any) -> Answer | int:

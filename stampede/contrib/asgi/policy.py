@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC
 from email.utils import formatdate, parsedate_to_datetime
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
     "Answer", "Headers", "Terms", "answer_of", "directives", "is_not_modified", "merged", "one", "seconds_of",
@@ -52,16 +52,21 @@ class Terms(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A complete response, as it is stored."""
+    """A complete response."""
 
     status: int
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: Headers
     body: bytes
     made: float  # when the application answered, by the clock of its machine
     age: int  # the `Age` that it had then
-    terms: tuple[float, float, float, float]  # `Terms`
-    vary: tuple[bytes, ...]  # the request headers that it depends on
+    terms: Sequence[float]  # `Terms`
+    vary: Sequence[bytes]  # the request headers that it depends on
     variant: str  # a digest of their values
+
+    def stored(self) -> list[Any]:
+        """Return the value that is stored: lists, which all codecs know. `Answer(*value)` is the answer again."""
+        status, headers, body, made, age, terms, vary, variant = self
+        return [status, [list(header) for header in headers], body, made, age, list(terms), list(vary), variant]
 
 
 # -- headers ------------------------------------------------------------------------------------------------------
