@@ -75,13 +75,13 @@ class ResponseCache:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("OPTIONS", "TRACE"):
             return await self.app(scope, receive, send)
+        headers: Headers = scope["headers"]
+        shared = {**scope, "query_string": self._query_of(scope)}
         if scope["method"] not in ("GET", "HEAD"):
-            return await self.app(scope, receive, self._invalidating(scope, send))
-        headers: Headers = list(scope["headers"])
-        scope = {**scope, "headers": headers, "query_string": self._query_of(scope)}
-        key = self.key_of(scope, authorized=one(headers, b"authorization") is not None)
+            return await self.app(scope, receive, self._invalidating(shared, send))
+        key = self.key_of(shared, authorized=one(headers, b"authorization") is not None)
         control = directives(headers) if self._obeys else {}
-        exchange = Exchange(self, self._find_cache(), scope, receive, send, key, control)
+        exchange = Exchange(self, self._find_cache(), shared, receive, send, key, control)
         if "no-store" in control or _has_body(headers) or any(name.lower() in PRECISE for name, _ in headers):
             return await exchange.run_alone()
         return await exchange.respond()
@@ -92,10 +92,11 @@ class ResponseCache:
     # -- keys -----------------------------------------------------------------------------------------------------
 
     def key_of(self, scope: Scope, *, authorized: bool) -> str:
-        """Return the key of a URL. Requests with `Authorization` have keys of their own, since they share less."""
+        """Return the key of a URL, whose query is in order. Requests with `Authorization` have keys of their own, since
+        they share less."""
         path = scope.get("raw_path") or scope["path"].encode()
         host = one(scope["headers"], b"host") or b""
-        url = b"%s://%s%s?%s" % (scope.get("scheme", "http").encode(), host.lower(), path, self._query_of(scope))
+        url = b"%s://%s%s?%s" % (scope.get("scheme", "http").encode(), host.lower(), path, scope["query_string"])
         return f"response{' authorized' * authorized} {url.decode('latin-1')}"
 
     def _query_of(self, scope: Scope) -> bytes:

@@ -229,5 +229,5 @@ def is_not_modified(request: Headers, answer: Answer) -> bool:
         own = _TAG.search(one(answer.headers, b"etag") or b"")
         return own is not None and own[1] in _TAG.findall(b",".join(wanted))
     since = _moment(one(request, b"if-modified-since") or b"")
-    changed = _moment(one(answer.headers, b"last-modified") or b"")
+    changed = None if since is None else _moment(one(answer.headers, b"last-modified") or b"")
     return since is not None and changed is not None and changed <= since
