@@ -255,6 +255,32 @@ class Cache:
         result = await root.fetch(self._key(key), function, policy, once=block)
         return called(partial(value_of, result, policy))  # may raise the function's own StopIteration
 
+    @showing(PolicyOptions)
+    def refresh(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
+        """Compute and store the value now, even if one is stored or another caller is computing.
+
+        >>> cache.set("answer", 41)
+        >>> cache.refresh("answer", lambda: 42), cache.get("answer")
+        (42, 42)
+        """
+        return cast(T, run_blocking(self._refresh(self._root, key, function, options)))
+
+    @overload
+    async def arefresh(self, key: str, function: Callable[[], Awaitable[T]], **options: Unpack[PolicyOptions]) -> T: ...
+    @overload
+    async def arefresh(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T: ...
+
+    @showing(PolicyOptions)
+    async def arefresh(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
+        return await self._refresh(self._aroot, key, function, options)
+
+    async def _refresh(self, root: ScopeSide, key: str, function: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+        block = current_block(lambda: self)
+        once = None if block is None or block.bypass else block  # a refresh counts for the whole refreshing block
+        policy = self.policy.with_options(**options)
+        result = await root.fetch(self._key(key), function, policy, force=True, once=once)
+        return called(partial(value_of, result, policy))
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value if it is fresh, else `default`. Never compute.
 

@@ -53,6 +53,7 @@ SLOW = {
     "test_disk_processes.py",
     "test_examples.py",
     "test_examples_flask.py",
+    "test_examples_fastapi.py",
     "test_examples_postgres.py",
     "test_examples_web.py",
     "test_exclusion.py",
