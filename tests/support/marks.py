@@ -52,6 +52,7 @@ SLOW = {
     "test_disk_faults.py",
     "test_disk_processes.py",
     "test_examples.py",
+    "test_examples_django.py",
     "test_examples_flask.py",
     "test_examples_fastapi.py",
     "test_examples_postgres.py",
