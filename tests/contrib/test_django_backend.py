@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -21,6 +22,7 @@ from django.core.cache import InvalidCacheBackendError, cache, caches
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.test import override_settings
+from django.utils.functional import lazystr
 from django.utils.safestring import SafeString, mark_safe
 from herd import Herd
 from servers import shared_redis
@@ -141,6 +143,31 @@ def test_times_that_are_left(location: str) -> None:
     assert cache.ttl("none") == 0 and not cache.expire("none", 5) and not cache.persist("none")
 
 
+def test_a_stale_value_stays_stale(tmp_path: Path) -> None:
+    """`touch` and its like do not bring back a value that has ended, or whose tag was expired."""
+    with override_settings(CACHES=settings_of(f"disk://{tmp_path}", OPTIONS={"stale": 600})):
+        cache.set("k", 1, 60, tags=["t"])
+        cache.stampede.expire_tags("t")
+        assert cache.get("k") is None
+        assert not cache.touch("k", 60) and not cache.expire("k", 60) and not cache.persist("k")
+        assert cache.get("k") is None and cache.ttl("k") == 0
+
+
+def test_timeouts_of_other_types(location: str) -> None:
+    """A timeout may be a timedelta, or a text."""
+    cache.set("k", 1, timedelta(minutes=2))
+    assert 100 < cache.ttl("k") <= 120
+    cache.set("k", 1, "3m")
+    assert 160 < cache.ttl("k") <= 180
+
+
+def test_a_secret_key_may_be_lazy(tmp_path: Path) -> None:
+    """SECRET_KEY may be bytes, or a lazy text, as Django allows."""
+    for secret in (b"secret", lazystr("secret")):
+        with override_settings(SECRET_KEY=secret, CACHES=settings_of(f"disk://{tmp_path}")):
+            assert cache.get_or_set("k", 5) == 5
+
+
 def test_keys_by_their_beginning(location: str) -> None:
     """Keys are listed and deleted by a prefix; other patterns are refused, with advice."""
     cache.set_many({"user:1": 1, "user:2": 2, "shop:1": 3})
@@ -152,6 +179,13 @@ def test_keys_by_their_beginning(location: str) -> None:
     for pattern in ("*:1", "user:?*", "user", "user:*:name", "u[a]*"):
         with pytest.raises(OptionError, match="tag"):
             cache.delete_pattern(pattern)
+
+
+def test_a_prefix_with_an_asterisk() -> None:
+    """KEY_PREFIX may have any characters."""
+    with override_settings(CACHES=settings_of("memory://", KEY_PREFIX="a*b")):
+        cache.set("k", 1)
+        assert cache.keys() == ["k"]
 
 
 def test_keys_of_a_key_function() -> None:

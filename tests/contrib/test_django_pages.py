@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from threading import Barrier, local
+from threading import Barrier, get_ident, local
 from typing import Any
 
 import pytest
@@ -17,17 +17,19 @@ from django.core.cache import cache, caches
 from django.core.cache.utils import make_template_fragment_key
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.middleware.csrf import get_token
 from django.template import Context, Template, TemplateSyntaxError, engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from django.utils.cache import patch_cache_control
-from django.utils.translation import get_language
+from django.utils.translation import get_language, override
+from django.views.decorators.clickjacking import xframe_options_exempt
 from herd import Herd
 from servers import shared_redis
 from test_django_backend import settings_of
 
-from stampede import current
+from stampede import OptionError, current
 from stampede.contrib.django import cache_page
 
 get = RequestFactory().get
@@ -200,8 +202,9 @@ def test_what_is_not_stored(respond: Callable[[HttpRequest], Any]) -> None:
         assert view.calls == number + 1
 
 
-def test_a_cookie_of_a_new_visitor_is_not_stored() -> None:
-    """As with Django: a response that varies on cookies, and sets one for a request without any, is that visitor's."""
+@pytest.mark.parametrize("cookie", [{}, {"cookie": "consent=1"}])
+def test_a_cookie_of_a_visitor_is_not_stored(cookie: dict[str, str]) -> None:
+    """A response that varies on cookies, and sets one, is that visitor's, even if others send the same cookies."""
 
     def respond(request: HttpRequest) -> HttpResponse:
         response = HttpResponse("x", headers={"Vary": "Cookie"})
@@ -210,7 +213,122 @@ def test_a_cookie_of_a_new_visitor_is_not_stored() -> None:
 
     view = View(respond)
     page = cache_page(600)(view)
-    assert [page(get("/")).cookies["user"].value for _ in range(2)] == ["1", "2"]
+    assert [page(get("/", headers=cookie)).cookies["user"].value for _ in range(2)] == ["1", "2"]
+
+
+def test_tokens_and_messages_of_a_visitor_are_not_stored() -> None:
+    """A page with a CSRF token, or with messages for its user, is not stored."""
+
+    class Messages(list[str]):
+        used = True
+
+    def with_messages(request: HttpRequest) -> HttpResponse:
+        request._messages = Messages(["saved"])  # type: ignore[attr-defined]
+        return HttpResponse("saved")
+
+    for view in (View(lambda request: HttpResponse(get_token(request))), View(with_messages)):
+        page = cache_page(600)(view)
+        page(get("/")), page(get("/"))
+        assert view.calls == 2
+        cache.clear()
+
+
+def test_pages_are_rendered_in_the_thread_of_a_request() -> None:
+    """With `background`, a stale page would be rendered in another thread, which has not the request's language."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        threads.append(get_ident())
+        return HttpResponse(get_language())
+
+    threads: list[int] = []
+    options = {"OPTIONS": {"background": True, "stale": 600, "patience": 0.0, "deadline": 10}}
+    with override_settings(CACHES=settings_of("memory://", **options)), override("de"):
+        page = cache_page(600, tags=["t"])(View(respond))
+        assert body(page(get("/"))) == "de"
+        cache.stampede.expire_tags("t")
+        assert body(page(get("/"))) == "de"
+        fragment = "{% cached 600 menu tags='t' %}{{ thread }}{% endcached %}"
+        for _ in range(2):
+            assert render(fragment, thread=get_ident) == str(get_ident())
+            cache.stampede.expire_tags("t")
+    assert set(threads) == {get_ident()} and len(threads) == 2
+
+
+def test_pages_of_versions_are_kept_apart() -> None:
+    """KEY_PREFIX and VERSION of CACHES are for pages, too."""
+    page = cache_page(600)(View())
+    seen = []
+    for given in ({}, {"VERSION": 2}, {"KEY_PREFIX": "staging"}):
+        with override_settings(CACHES=settings_of("memory://", **given)):
+            seen.append(body(page(get("/"))))
+    assert len(set(seen)) == 3
+
+
+def test_marks_of_a_response_come_back() -> None:
+    """Decorators mark responses for middlewares. A stored page has these marks, too."""
+    page = cache_page(600)(xframe_options_exempt(View()))
+    page(get("/"))
+    assert page(get("/")).xframe_options_exempt is True
+
+
+def test_current_works_for_each_request() -> None:
+    """A view may call `current()`, also when its page is not stored."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        current().tag("articles")
+        return HttpResponse("x", status=404)
+
+    page = cache_page(600)(View(respond))
+    secret = get("/", headers={"authorization": "x"})
+    for request in (get("/"), get("/"), secret, RequestFactory().head("/"), RequestFactory().post("/")):
+        assert page(request).status_code == 404
+
+
+def test_a_page_inside_a_page() -> None:
+    """A view that is decorated twice, or calls another decorated one, is not a recursion. Tags of the inner one are
+    those of the outer one, too."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        current().tag("inner")
+        return HttpResponse(str(view.calls))
+
+    view = View(respond)
+    page = cache_page(600)(cache_page(600)(view))
+    assert [body(page(get("/"))) for _ in range(2)] == ["1", "1"]
+    cache.invalidate_tags("inner")
+    assert body(page(get("/"))) == "2"
+
+
+def test_an_error_of_one_user_is_not_that_of_others() -> None:
+    """If a view has read the session, its exception concerns its request alone."""
+
+    class Session(dict[str, Any]):
+        accessed = True
+
+    def broken(request: HttpRequest) -> HttpResponse:
+        request.session = Session()  # type: ignore[assignment]
+        everyone.wait()
+        raise ZeroDivisionError(len(seen))
+
+    seen: list[int] = []
+    everyone = Barrier(1)
+    page = cache_page(600)(broken)
+    errors = Herd(*[lambda: page(get("/"))] * 5).join()
+    assert all(type(each) is ZeroDivisionError for each in errors) and len({id(each) for each in errors}) == 5
+
+
+def test_wrong_options_are_named_at_once() -> None:
+    """A wrong option is an error where the view is decorated, and so is what a view returns in place of a response."""
+    with pytest.raises(OptionError, match="'nonsense'"):
+        cache_page(600, nonsense=1)
+    with pytest.raises(TypeError, match="returned None"):
+        cache_page(600)(View(lambda request: None))(get("/"))
+
+
+def test_a_tag_that_a_visitor_makes_too_long() -> None:
+    """A part of a URL may be longer than a tag may be. The page is answered, without this tag."""
+    page = cache_page(600, tags=["shop:{shop}"])(View())
+    assert body(page(get("/"), shop="x" * 300)) == "page 1"
 
 
 def test_a_view_that_reads_the_session_varies_on_cookies() -> None:
@@ -305,8 +423,6 @@ def test_templates_are_rendered_before_they_are_stored() -> None:
 
 def test_languages_are_kept_apart() -> None:
     """A page in another language is another page."""
-    from django.utils.translation import override
-
     view = View(lambda request: HttpResponse(get_language()))
     page = cache_page(600)(view)
     for language in ("en", "de", "en"):
@@ -412,7 +528,7 @@ def test_fragments_vary_and_have_tags() -> None:
         ("{% cached 600 %}{% endcached %}", "a timeout and a name"),
         ("{% cached 'x' menu %}{% endcached %}", "timeout of 'cached' is 'x'"),
         ("{% cached 600 menu using='other' %}{% endcached %}", "'other'"),
-        ("{% cached 600 menu using='theirs' %}{% endcached %}", "no StampedeCache"),
+        ("{% cached 600 menu using='theirs' %}{% endcached %}", "not a StampedeCache"),
     ],
 )
 def test_a_wrong_fragment_is_an_error(text: str, told: str) -> None:

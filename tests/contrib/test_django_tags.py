@@ -40,6 +40,7 @@ class Volume(models.Model):
 
     class Meta:
         app_label = "library"
+        base_manager_name = "objects"
 
 
 class Atlas(Volume):
@@ -114,6 +115,25 @@ def test_save_and_delete() -> None:
     assert ended(book.delete) == {"volumes", "volume:1", "shelf:2"}
     volume(), volume(pk=2, shelf_id=2)
     assert ended(Volume.objects.all().delete) == {"volumes", "volume:1", "volume:2", "shelf:1", "shelf:2"}
+
+
+def test_a_new_object_of_a_stored_row() -> None:
+    """An object that is made with the primary key of a stored row replaces that, so the old tags end, too."""
+    volume()
+    assert ended(Volume(pk=1, shelf_id=2).save) == {"volumes", "volume:1", "shelf:1", "shelf:2"}
+
+
+def test_values_are_those_of_the_database() -> None:
+    """A tag has the text of the stored value, even if the object has another one."""
+    Shelf.objects.create(pk=1)
+    assert ended(lambda: Volume.objects.create(pk="1", shelf_id="1")) == {"volumes", "volume:1", "shelf:1"}
+
+
+def test_related_managers() -> None:
+    """Related managers use the base manager, which `Meta.base_manager_name` names."""
+    book = volume()
+    changed = ended(lambda: Shelf.objects.get(pk=2).volume_set.add(book))
+    assert changed == {"volumes", "volume:1", "shelf:1", "shelf:2"}
 
 
 def test_a_cascade() -> None:
@@ -214,3 +234,5 @@ def test_a_template_names_columns() -> None:
     """A template with another name is an error that names the template."""
     with pytest.raises(OptionError, match=r"'user:\{name\}' names 'name'"):
         tagged(Word, "user:{name}")
+    with pytest.raises(OptionError, match="names ''"):
+        tagged(Word, "user:{}")

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.utils.encoding import force_bytes
 
 from stampede.api.cache import Cache
 from stampede.errors import CodecError, OptionError, TooLarge
@@ -58,9 +59,9 @@ class StampedeCache(BaseCache):  # type: ignore[misc]
         """
         return self._cache
 
-    def _ttl(self, timeout: Any) -> float | None:
+    def _ttl(self, timeout: Any) -> Any:
         timeout = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
-        return None if timeout is None else max(timeout, 0)
+        return max(timeout, 0) if isinstance(timeout, (int, float)) else timeout  # or a text, or a timedelta
 
     # -- one key ----------------------------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ class StampedeCache(BaseCache):  # type: ignore[misc]
             yield key.removeprefix(start)
 
     def keys(self, search: str = "*", version: int | None = None) -> list[str]:
-        """Return the list of `iter_keys`."""
+        """Return the keys that begin with a prefix, as `iter_keys` does, in a list."""
         return list(self.iter_keys(search, version))
 
     def delete_pattern(self, pattern: str, version: int | None = None) -> int:
@@ -279,9 +280,9 @@ class StampedeCache(BaseCache):  # type: ignore[misc]
 
     def _start(self, version: int | None) -> str:
         """Return what all names begin with that keys of this version get."""
-        name = str(self.make_key("*", version=version))
-        if not name.endswith("*") or "*" in name[:-1]:
-            raise OptionError("keys can't be listed, because KEY_FUNCTION changes what stands before or behind them")
+        name = str(self.make_key("\0", version=version))
+        if not name.endswith("\0") or "\0" in name[:-1]:
+            raise OptionError("keys can't be listed, because KEY_FUNCTION does not put the key behind a fixed text")
         return name[:-1]
 
     # -- tags -------------------------------------------------------------------------------------------------------
@@ -322,9 +323,8 @@ def _opened(location: str, options: Mapping[str, Any]) -> Cache:
         return _caches[name]
 
 
-def _key(secret: str | bytes) -> bytes:
-    secret = secret.encode() if isinstance(secret, str) else secret
-    return blake2b(secret, person=b"stampede.django").digest()
+def _key(secret: Any) -> bytes:
+    return blake2b(force_bytes(secret), person=b"stampede.django").digest()
 
 
 def _function(default: Any) -> Callable[[], Any]:

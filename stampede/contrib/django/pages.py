@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from hashlib import blake2b
 from http.cookies import Morsel
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
+from django.contrib.messages import get_messages
 from django.core.cache import caches
 from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.utils import timezone, translation
 from django.utils.cache import (
     get_conditional_response,
@@ -26,18 +29,31 @@ from django.utils.cache import (
 )
 from django.utils.http import parse_http_date_safe
 
+from stampede.algorithm.context import Context, Inside, running
 from stampede.api.cache import Cache
 from stampede.api.current import current
 from stampede.contrib.django.backend import StampedeCache
+from stampede.settings.options import DEFAULT, LONGEST_TAG
 
 __all__ = ["CacheMiddleware", "cache_page"]
 
 PASS = 10.0
 """Seconds for which it is remembered that a page can't be stored. Its requests do not wait for each other then."""
 
-Stored: TypeAlias = tuple[Any, ...]
-"""What is stored of a response: the headers that it varies on, a digest of the request's values of these, and the parts
-of the response, or nothing if it can't be stored."""
+
+class _Page(NamedTuple):
+    """What is stored of a response: the headers that it varies on, a digest of the request's values of these, and the
+    parts of the response. Without a status, it stands for a response that can't be stored."""
+
+    vary: list[str]
+    variant: bytes
+    status: int = 0
+    reason: str = ""
+    headers: Sequence[tuple[str, str]] = ()
+    cookies: Sequence[tuple[str, str, str, dict[str, Any]]] = ()
+    content: bytes = b""
+    flags: Sequence[str] = ()
+
 
 ANSWERS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 """Exceptions of a view that Django answers with a response."""
@@ -60,6 +76,8 @@ def cache_page(
         @cache_page(600, tags=["shop:{shop_id}"])
         def show_shop(request, shop_id): ...
     """
+
+    DEFAULT.with_options(**options)  # raises for a wrong one
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         pages = _Pages(view, timeout, cache or "default", key_prefix or "", tags, options, outermost=False)
@@ -118,58 +136,76 @@ class _Pages:
         *,
         outermost: bool,
     ) -> None:
-        """`outermost`: no other middleware has seen the request."""
+        """`outermost`: this is a middleware that no other one is around, so no language is chosen yet."""
         self.view, self.timeout, self.prefix = view, timeout, prefix
-        self.outermost, self.options = outermost, options
+        # In another thread, the view would have neither the request's language nor its database connection.
+        self.outermost, self.options = outermost, {**options, "background": False, "patience": None, "deadline": None}
         self._alias = alias
         self._tags = tags if callable(tags) else list(tags)
 
     @property
-    def cache(self) -> Cache:
+    def backend(self) -> StampedeCache:
         backend = caches[self._alias]
         if not isinstance(backend, StampedeCache):
-            raise ImproperlyConfigured(f"CACHES[{self._alias!r}] is no StampedeCache: pages need one")
-        return backend.stampede
+            raise ImproperlyConfigured(f"CACHES[{self._alias!r}] is not a StampedeCache: pages need one")
+        return backend
+
+    @property
+    def cache(self) -> Cache:
+        return self.backend.stampede
 
     def tags(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> list[str]:
-        if callable(self._tags):
-            return list(self._tags(request, **kwargs))
-        return [tag.format_map(kwargs) for tag in self._tags]
+        """Return the page's tags. One that is too long can't be invalidated, either: a visitor may choose its text."""
+        given = self._tags
+        found = given(request, **kwargs) if callable(given) else [tag.format_map(kwargs) for tag in given]
+        return [tag for tag in found if len(tag) <= LONGEST_TAG]
 
     def serve(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         view, visit = partial(self.view, request, *args, **kwargs), _Visit(self, request)
 
-        def render() -> Stored:
+        def render() -> tuple[Any, ...]:
             try:
                 response = view()
-                return visit.keep(response.render() if _is_unrendered(response) else response)
-            except ANSWERS as error:
-                return visit.fail(error)
+                return visit.to_store(response.render() if _is_unrendered(response) else response)
+            except Exception as error:
+                if visit.shares(error):
+                    raise
+                return visit.failed(error)
 
         if visit.method == "HEAD":
-            visit.take(self.cache.get(next(visit.places())))
+            visit.use(self.cache.get(next(visit.page_keys(), "")))
         elif visit.method == "GET":
-            for key in visit.places():
-                visit.take(self.cache.get_or_compute(key, render, tags=self.tags(request, kwargs), **self.options))
-        return visit.answer() if visit.is_over else view()
+            for key in visit.page_keys():
+                visit.use(self.cache.get_or_compute(key, render, tags=self.tags(request, kwargs), **self.options))
+        if visit.is_over:
+            return visit.answer()
+        with _context():
+            return view()
 
     async def aserve(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         view, visit = partial(self.view, request, *args, **kwargs), _Visit(self, request)
 
-        async def render() -> Stored:
+        async def render() -> tuple[Any, ...]:
             try:
                 response = await view()
-                return visit.keep(response.render() if _is_unrendered(response) else response)
-            except ANSWERS as error:
-                return visit.fail(error)
+                if _is_unrendered(response):
+                    response = await sync_to_async(response.render)()  # it may query the database
+                return visit.to_store(response)
+            except Exception as error:
+                if visit.shares(error):
+                    raise
+                return visit.failed(error)
 
         if visit.method == "HEAD":
-            visit.take(await self.cache.aget(next(visit.places())))
+            visit.use(await self.cache.aget(next(visit.page_keys(), "")))
         elif visit.method == "GET":
-            for key in visit.places():
+            for key in visit.page_keys():
                 tags = self.tags(request, kwargs)
-                visit.take(await self.cache.aget_or_compute(key, render, tags=tags, **self.options))
-        return visit.answer() if visit.is_over else await view()
+                visit.use(await self.cache.aget_or_compute(key, render, tags=tags, **self.options))
+        if visit.is_over:
+            return visit.answer()
+        with _context():
+            return await view()
 
 
 class _Visit:
@@ -178,7 +214,7 @@ class _Visit:
     def __init__(self, pages: _Pages, request: HttpRequest) -> None:
         self._pages, self._request = pages, request
         self._own: HttpResponse | Exception | None = None  # what this request's own run of the view gave
-        self._stored: Stored | None = None  # the page that answers the request
+        self._stored: _Page | None = None  # the page that answers the request
         self._other: Sequence[str] | None = None  # the headers on which another request's page varies
 
     @property
@@ -189,23 +225,31 @@ class _Visit:
     @property
     def is_over(self) -> bool:
         """Whether the response is known. Otherwise the view has to be run, for this request alone."""
-        return self._own is not None or (self._stored is not None and len(self._stored) > 2)
+        return self._own is not None or (self._stored is not None and self._stored.status > 0)
 
-    def places(self) -> Iterator[str]:
+    def page_keys(self) -> Iterator[str]:
         """Yield the keys under which the page may be stored: that of the URL, and that of a variant, if the page under
-        the first one is for other values of headers."""
+        the first one is for other values of headers. Yield none for a view that is run to make this very page."""
         digest = blake2b(digest_size=16)
         for part in (self._request.build_absolute_uri(), *self._locale()):
             digest.update(part.encode() + b"\0")
-        url = f"page:{self._pages.prefix}:{digest.hexdigest()}"
-        yield url
-        if self._own is None and self._stored is None and self._other is not None:
-            yield f"{url}:{self._variant(self._other).hex()}"
+        url = self._pages.backend.make_key(f"page:{self._pages.prefix}:{digest.hexdigest()}")
+        running: set[str] = self._request.__dict__.setdefault("stampede_pages", set())
+        if url in running:
+            return
+        running.add(url)
+        try:
+            yield url
+            if self._own is None and self._stored is None and self._other is not None:
+                yield f"{url}:{self._variant(self._other).hex()}"
+        finally:
+            running.discard(url)
 
     def _locale(self) -> list[str]:
-        """Return the language, and the time zone, if it is known."""
-        if self._pages.outermost:  # no middleware has chosen them yet; one that chooses a time zone uses a cookie
-            return [translation.get_language_from_request(self._request, check_path=True)] if settings.USE_I18N else []
+        """Return the language and the time zone."""
+        if self._pages.outermost:  # no middleware has chosen them yet
+            chosen = translation.get_language_from_request(self._request, check_path=True) if settings.USE_I18N else ""
+            return ["site", chosen]
         language = translation.get_language() or "" if settings.USE_I18N else ""
         return [language, timezone.get_current_timezone_name() if settings.USE_TZ else ""]
 
@@ -213,36 +257,44 @@ class _Visit:
         given = repr([self._request.headers.get(header) for header in headers])
         return blake2b(given.encode(), digest_size=16).digest()
 
-    def take(self, stored: Stored | None) -> None:
+    def use(self, stored: Sequence[Any] | None) -> None:
         """Use a stored page, if it is for this request's values of the headers on which it varies."""
         if self._own is None and stored is not None:
-            if stored[1] == self._variant(stored[0]):
-                self._stored = stored
+            page = _Page(*stored)
+            if page.variant == self._variant(page.vary):
+                self._stored = page
             else:
-                self._other = stored[0]
+                self._other = page.vary
 
-    def fail(self, error: Exception) -> Stored:
-        """Return what is stored if the view raises an exception that Django answers."""
+    def shares(self, error: Exception) -> bool:
+        """Return whether other requests that wait for this page get the view's exception, too."""
+        return not isinstance(error, ANSWERS) and not self._reads_session
+
+    def failed(self, error: Exception) -> tuple[Any, ...]:
+        """Return what to store if the view raises an exception that concerns this request alone."""
         self._own = error
-        return self._passed([])
+        return self._not_stored([])
 
-    def keep(self, response: HttpResponse) -> Stored:
-        """Return what is stored of the view's response."""
+    def to_store(self, response: HttpResponse) -> tuple[Any, ...]:
+        """Return what to store of the view's response."""
+        if not isinstance(response, HttpResponseBase):
+            raise TypeError(f"the view returned {response!r}, which is no response")
         self._own = response
-        if getattr(getattr(self._request, "session", None), "accessed", False):
+        if self._reads_session:
             patch_vary_headers(response, ("Cookie",))  # as Django's SessionMiddleware does, but later
         vary = sorted({each.strip().lower() for each in response.get("Vary", "").split(",") if each.strip()})
         ttl = self._ttl(response)
         if not ttl or "*" in vary:
-            return self._passed(vary, keep=response.status_code != 304)
+            return self._not_stored(vary, note=response.status_code != 304)
         current().ttl = None if ttl == inf else ttl
         cookies = [(each.key, each.value, each.coded_value, dict(each)) for each in response.cookies.values()]
+        flags = [name for name, value in vars(response).items() if value is True]  # such as xframe_options_exempt
         head = response.status_code, response.reason_phrase, list(response.items())
-        return vary, self._variant(vary), *head, cookies, response.content
+        return tuple(_Page(vary, self._variant(vary), *head, cookies, response.content, flags))
 
-    def _passed(self, vary: Sequence[str], *, keep: bool = True) -> Stored:
-        if keep:
-            current().ttl = PASS
+    def _not_stored(self, vary: Sequence[str], *, note: bool = True) -> tuple[Any, ...]:
+        if note:
+            current().ttl, current().stale_for = PASS, 0
         else:
             current().dont_keep()
         return list(vary), self._variant(vary)
@@ -252,10 +304,9 @@ class _Visit:
         say so."""
         if response.streaming or response.status_code not in (200, 304):
             return 0
-        if "private" in response.get("Cache-Control", ""):
+        control = response.get("Cache-Control", "").lower()
+        if any(word in control for word in ("private", "no-cache", "no-store")) or self._is_personal(response):
             return 0
-        if not self._request.COOKIES and response.cookies and has_vary_header(response, "Cookie"):
-            return 0  # a cookie of a new visitor
         ttl = self._pages.timeout
         if ttl is None:
             ttl = get_max_age(response)
@@ -265,16 +316,30 @@ class _Visit:
             patch_response_headers(response, ttl)
         return ttl if response.status_code == 200 else 0
 
+    @property
+    def _reads_session(self) -> bool:
+        return bool(getattr(getattr(self._request, "session", None), "accessed", False))
+
+    def _is_personal(self, response: HttpResponse) -> bool:
+        """Return whether the response has a cookie, a CSRF token or messages of its user."""
+        if "CSRF_COOKIE_NEEDS_UPDATE" in self._request.META:
+            return True
+        if response.cookies and has_vary_header(response, "Cookie"):
+            return True
+        messages = get_messages(self._request)
+        return bool(getattr(messages, "used", False) and len(messages))
+
     def answer(self) -> HttpResponse:
         """Return the response, or raise what the view has raised."""
         if isinstance(self._own, Exception):
             raise self._own
         if self._own is not None:
             return self._own
-        assert self._stored is not None
-        _, _, status, reason, headers, cookies, content = self._stored
-        response = HttpResponse(content, status=status, reason=reason, headers=dict(headers))
-        for key, value, coded, attributes in cookies:
+        page = self._stored
+        assert page is not None
+        response = HttpResponse(page.content, status=page.status, reason=page.reason, headers=dict(page.headers))
+        vars(response).update(dict.fromkeys(page.flags, True))
+        for key, value, coded, attributes in page.cookies:
             morsel: Morsel[str] = Morsel()
             morsel.set(key, value, coded)
             morsel.update(attributes)
@@ -284,6 +349,11 @@ class _Visit:
             response["Age"] = str(max(0, max_age - (expires - int(time.time()))))
         modified = parse_http_date_safe(response.get("Last-Modified", ""))
         return get_conditional_response(self._request, response.get("ETag"), modified, response)
+
+
+def _context() -> AbstractContextManager[Any]:
+    """Let `current()` work in a view whose page is not stored, where it has no effect."""
+    return Inside(Context("page")) if running() is None else nullcontext()
 
 
 def _is_unrendered(response: Any) -> bool:

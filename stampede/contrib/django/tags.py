@@ -15,6 +15,7 @@ from django.db.models.signals import m2m_changed, post_delete, post_save, pre_sa
 from stampede.api.registry import all_caches
 from stampede.contrib.django.backend import StampedeCache
 from stampede.errors import OptionError
+from stampede.settings.options import LONGEST_TAG
 
 __all__ = ["TaggedManager", "TaggedQuerySet", "invalidate_tags", "tagged"]
 
@@ -37,12 +38,12 @@ def tagged(model: type[models.Model], *templates: str) -> None:
             if name != "pk" and name not in columns:
                 raise OptionError(f"the tag {template!r} names {name!r}, which is no column of {model.__name__}")
     _templates.setdefault(model, []).extend(templates)
-    for kind in apps.get_models():
-        if issubclass(kind, model):  # proxies and children send their own signals
-            pre_save.connect(_before_save, sender=kind, dispatch_uid="stampede")
-            post_save.connect(_after_change, sender=kind, dispatch_uid="stampede")
-            post_delete.connect(_after_change, sender=kind, dispatch_uid="stampede")
-            for relation in kind._meta.get_fields():
+    for each in apps.get_models():
+        if issubclass(each, model):  # proxies and children send their own signals
+            pre_save.connect(_before_save, sender=each, dispatch_uid="stampede")
+            post_save.connect(_after_change, sender=each, dispatch_uid="stampede")
+            post_delete.connect(_after_change, sender=each, dispatch_uid="stampede")
+            for relation in each._meta.get_fields():
                 if relation.many_to_many:
                     through = getattr(relation, "through", None) or relation.remote_field.through
                     m2m_changed.connect(_after_relation, sender=through, dispatch_uid="stampede")
@@ -59,11 +60,11 @@ def invalidate_tags(*tags: str, using: str | None = None) -> None:
 
 
 def _names(template: str) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
 
 
 def _templates_of(model: type[models.Model]) -> list[str]:
-    return [template for kind in model.__mro__ for template in _templates.get(kind, ())]
+    return [template for each in model.__mro__ for template in _templates.get(each, ())]
 
 
 def _columns(model: type[models.Model]) -> set[str]:
@@ -73,7 +74,15 @@ def _columns(model: type[models.Model]) -> set[str]:
 
 def _tags(model: type[models.Model], value: Callable[[str], Any]) -> set[str]:
     """Return the tags of a row, of which `value` returns a column."""
-    return {template.format_map({name: value(name) for name in _names(template)}) for template in _templates_of(model)}
+    found = [template.format_map({name: value(name) for name in _names(template)}) for template in _templates_of(model)]
+    return {tag for tag in found if len(tag) <= LONGEST_TAG}  # no value can carry a longer one
+
+
+def _value(row: models.Model, name: str) -> Any:
+    """Return the value of a column as the database would return it: a UUID, where the row has its text."""
+    field = row._meta.pk if name == "pk" else row._meta.get_field(name)
+    value = getattr(row, name)
+    return value if hasattr(value, "resolve_expression") else field.to_python(value)
 
 
 def _tags_of_rows(rows: models.QuerySet[Any]) -> set[str]:
@@ -83,33 +92,39 @@ def _tags_of_rows(rows: models.QuerySet[Any]) -> set[str]:
     return {tag for row in found for tag in _tags(rows.model, dict(zip(names, row, strict=True)).__getitem__)}
 
 
-def _before_save(sender: Any, instance: models.Model, using: str, **_: Any) -> None:
+def _before_save(sender: Any, instance: models.Model, raw: bool, using: str, **_: Any) -> None:
     old: set[str] = set()
-    if _columns(sender) and not instance._state.adding:
+    # A new object may have the primary key of a stored row, unless Django has made that key.
+    made = instance._state.adding and instance._meta.pk.has_default() and not raw
+    if _columns(sender) and instance.pk is not None and not made:
         old = _tags_of_rows(sender._base_manager.using(using).filter(pk=instance.pk))
     instance._stampede_tags = old
 
 
 def _after_change(sender: Any, instance: models.Model, using: str, **_: Any) -> None:
     old = vars(instance).pop("_stampede_tags", ())
-    invalidate_tags(*{*old, *_tags(sender, partial(getattr, instance))}, using=using)
+    invalidate_tags(*{*old, *_tags(sender, partial(_value, instance))}, using=using)
 
 
 def _after_relation(instance: models.Model, action: str, model: Any, pk_set: Any, using: str, **_: Any) -> None:
     if action.startswith("post_"):
         others = _tags_of_rows(model._base_manager.using(using).filter(pk__in=pk_set)) if pk_set else ()
-        invalidate_tags(*{*others, *_tags(type(instance), partial(getattr, instance))}, using=using)
+        invalidate_tags(*{*others, *_tags(type(instance), partial(_value, instance))}, using=using)
 
 
 class TaggedQuerySet(models.QuerySet):  # type: ignore[misc]
     """A queryset whose bulk changes invalidate the tags of `tagged`, too: `update`, `bulk_update`, `bulk_create`."""
 
     def update(self, **values: Any) -> int:
+        self._for_write = True  # rows of the primary database, not of a replica
+        if not _templates_of(self.model):
+            return int(super().update(**values))
         columns = _columns(self.model)
         tags, keys = _tags_of_rows(self), list(self.order_by().values_list("pk", flat=True)) if columns else []
         count: int = super().update(**values)
         if columns & {self.model._meta.get_field(name).attname for name in values if name != "pk"}:
-            tags |= _tags_of_rows(self.model._base_manager.using(self.db).filter(pk__in=keys))
+            rows = self.model._base_manager.using(self.db)
+            tags.update(*(_tags_of_rows(rows.filter(pk__in=keys[at : at + 500])) for at in range(0, len(keys), 500)))
         invalidate_tags(*tags, using=self.db)
         return count
 
@@ -117,7 +132,7 @@ class TaggedQuerySet(models.QuerySet):  # type: ignore[misc]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **options: Any) -> list[Any]:
         made: list[Any] = super().bulk_create(objs, *args, **options)
-        invalidate_tags(*{tag for row in made for tag in _tags(self.model, partial(getattr, row))}, using=self.db)
+        invalidate_tags(*{tag for row in made for tag in _tags(self.model, partial(_value, row))}, using=self.db)
         return made
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]

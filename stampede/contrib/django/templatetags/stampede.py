@@ -27,8 +27,16 @@ class _Fragment(Node):  # type: ignore[misc]
             raise TemplateSyntaxError(f"the timeout of 'cached' is {timeout!r}: give seconds, or None") from None
         tags = options.get("tags", ())
         key = make_template_fragment_key(self._name, [each.resolve(context) for each in self._vary_on])
-        return _cache(options.get("using")).get_or_set(
-            key, lambda: self.nodelist.render(context), seconds, tags=tags.split() if isinstance(tags, str) else tags
+        backend = _cache(options.get("using"))
+        return backend.stampede.get_or_compute(
+            backend.make_and_validate_key(key),
+            lambda: self.nodelist.render(context),
+            ttl=seconds if seconds is None else max(seconds, 0),
+            tags=tags.split() if isinstance(tags, str) else list(tags),
+            # In another thread, the template's context would be shared, and the language lost.
+            background=False,
+            patience=None,
+            deadline=None,
         )
 
 
@@ -40,7 +48,7 @@ def _cache(alias: str | None) -> StampedeCache:
             raise TemplateSyntaxError(f"the cache of 'cached' is {alias!r}, which CACHES does not have") from None
         found = caches["default"]
     if not isinstance(found, StampedeCache):
-        raise TemplateSyntaxError("the cache of 'cached' is no StampedeCache: use Django's 'cache' tag for it")
+        raise TemplateSyntaxError("the cache of 'cached' is not a StampedeCache: use Django's 'cache' tag for it")
     return found
 
 
