@@ -24,6 +24,7 @@ from stampede.api.typing import (
     LimitOptions,
     LockOptions,
     MoreOptions,
+    OnceOptions,
     Options,
     Origins,
     PolicyOptions,
@@ -39,6 +40,7 @@ from stampede.events import Observer
 from stampede.limits import limiter as limits
 from stampede.locks import bulkhead as bulkheads
 from stampede.locks import lock as locks
+from stampede.locks import once as onces
 from stampede.metrics import OpenTelemetryObserver, PrometheusObserver
 from stampede.model.ports import Engine
 from stampede.runtime import forks
@@ -48,7 +50,7 @@ from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
     "Bulkhead", "Limiter", "Lock", "all_caches", "cache_without_dogpiling", "cached", "configure", "get_cache",
-    "isolated", "limited", "try_lock",
+    "isolated", "limited", "once", "try_lock",
 ]  # fmt: skip
 
 _log = logging.getLogger("stampede")
@@ -413,6 +415,16 @@ class try_lock(Lock, locks.TryLock):
         if options.pop("wait", 0) != 0:  # type: ignore[typeddict-item]
             raise OptionError("try_lock never waits: leave wait= out, or use Lock")
         super().__init__(name, on=on, **options)
+
+
+class once(onces.Once):
+    __doc__ = onces.Once.__doc__
+
+    @showing(OnceOptions)
+    def __init__(
+        self, name: str, *, every: Seconds, on: str | Cache | Engine = DEFAULT_NAME, **options: Unpack[OnceOptions]
+    ) -> None:
+        super().__init__(name, _engine_or_finder(on), every=every, **options)
 
 
 # -- limits -------------------------------------------------------------------------------------------------------

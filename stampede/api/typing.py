@@ -20,8 +20,8 @@ from stampede.settings.options import Seconds, TimeToLive
 __all__ = [
     "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",
     "DecorateLoosely", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
-    "LooselyCachedAsync", "MoreOptions", "NoInstance", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
-    "TryLockOptions", "WithObservers",
+    "LooselyCachedAsync", "MoreOptions", "NoInstance", "OnceOptions", "Options", "Origins", "PolicyOptions",
+    "StrictOptions", "Tables", "TryLockOptions", "WithObservers",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -157,6 +157,14 @@ class LockOptions(TryLockOptions, total=False):
     """The options of `Lock`, without its name and engine."""
 
     wait: Seconds
+
+
+class OnceOptions(TypedDict, total=False):
+    """The options of `once`, without its name, engine and period."""
+
+    retry_after: float | str | timedelta
+    lease: float | str | timedelta
+    max_hold: Seconds
 
 
 class LimitOptions(TypedDict, total=False):

@@ -49,6 +49,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
         (Cache().lock, LOCK),
         (stampede.Lock, LOCK | {"on"}),
         (stampede.try_lock, LOCK - {"wait"} | {"on"}),
+        (stampede.once, {"every", "on", "retry_after", "lease", "max_hold"}),
         (Cache().bulkhead, BULKHEAD),
         (stampede.Bulkhead, BULKHEAD | {"on"}),
     ],
