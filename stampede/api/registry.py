@@ -21,11 +21,11 @@ from stampede.api.overrides import unbind_all
 from stampede.api.typing import (
     BulkheadOptions,
     CacheOptions,
+    FunctionOptions,
     LimitOptions,
     LockOptions,
     MoreOptions,
     OnceOptions,
-    Options,
     Origins,
     PolicyOptions,
     Tables,
@@ -342,7 +342,7 @@ def _with_many(function: Any) -> CachedIn[Where]:
 
 
 @_with_many
-@showing(Options)
+@showing(FunctionOptions)
 def cached(function: Any = None, /, *, cache: Where = "default", **options: Any) -> Any:
     """Cache the values of a function by its arguments. Concurrent callers with equal arguments share one computation.
 

@@ -22,8 +22,8 @@ pytest.importorskip("celery")
 pytest.importorskip("redis")
 
 from celery import group
-from kombu.exceptions import EncodeError
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from kombu.exceptions import EncodeError
 
 from stampede import Cache, EngineError, KeyingError, OptionError, get_cache
 from stampede.contrib.celery import HEADER, AlreadyQueued, Once
