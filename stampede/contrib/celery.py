@@ -18,7 +18,7 @@ from celery.signals import task_revoked
 from kombu.utils.uuid import uuid
 
 from stampede.api.cache import Cache
-from stampede.contrib.tasks import AlreadyQueued, OnceTasks, Running, key_of
+from stampede.contrib.tasks import AlreadyQueued, AlreadyRunning, OnceTasks, key_of
 from stampede.errors import EngineError
 from stampede.settings.options import Seconds
 
@@ -109,7 +109,7 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
         request.update({BEGUN: True})  # further calls come from the task itself
         try:
             run = self._once.run(name, request.id)
-        except (Running, EngineError) as error:
+        except (AlreadyRunning, EngineError) as error:
             self._put_off(error)
             raise Ignore from error
         with run:
@@ -123,11 +123,11 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
                     run.retry(0.0)
                 raise
 
-    def _put_off(self, error: Running | EngineError) -> None:
+    def _put_off(self, error: AlreadyRunning | EngineError) -> None:
         """Send the task again, for later, if it can't run now. It does not count as a retry."""
         if self.request.is_eager:
             raise error
-        if isinstance(error, Running) and not error.again:
+        if isinstance(error, AlreadyRunning) and error.twice:
             _log.warning("task %s[%s] was delivered again while it runs, and is ignored", self.name, self.request.id)
             return
         _log.warning("task %s[%s] can't run now, and is put off: %r", self.name, self.request.id, error)

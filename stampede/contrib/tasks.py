@@ -19,7 +19,7 @@ from stampede.keys import Parameters, in_namespace, key_maker
 from stampede.locks.holding import Holding
 from stampede.settings.options import Seconds, seconds
 
-__all__ = ["AlreadyQueued", "OnceTasks", "Run", "Running", "key_of"]
+__all__ = ["AlreadyQueued", "AlreadyRunning", "OnceTasks", "Run", "key_of"]
 
 _log = logging.getLogger("stampede")
 
@@ -41,13 +41,20 @@ class AlreadyQueued(StampedeError):
         return type(self), (self.name, self.task_id)
 
 
-class Running(Exception):
-    """A worker must not run a task now, because the same task runs elsewhere. `again` is false if it is this very task,
-    whose message was delivered twice."""
+class AlreadyRunning(StampedeError):
+    """A worker does not run a task now, because the same task runs elsewhere. If `twice`, it is this very task, whose
+    message was delivered twice; otherwise it may run later."""
 
-    def __init__(self, *, again: bool) -> None:
-        super().__init__()
-        self.again = again
+    def __init__(self, name: str, *, twice: bool) -> None:
+        super().__init__(f"{name} runs in another worker")
+        self.name, self.twice = name, twice
+
+    def __reduce__(self) -> Any:
+        return _again, (type(self), self.name, self.twice)
+
+
+def _again(kind: type[AlreadyRunning], name: str, twice: bool) -> AlreadyRunning:
+    return kind(name, twice=twice)
 
 
 def key_of(name: str, function: Callable[..., Any], unique_on: str | Collection[str] | None) -> Callable[..., str]:
@@ -116,12 +123,12 @@ class OnceTasks:
         _quietly(name, place.release)
 
     def run(self, name: str, task_id: str) -> Run:
-        """Take the task over, and return its run, to be ended. Running: it runs elsewhere, in a worker that lives."""
+        """Take the task over, and return its run, to be ended. AlreadyRunning: a worker that lives runs it already."""
         alone = self._lock(f"{name} runs").acquire(
             wait=1.5 * self.lease + 1.0
         )  # longer than the lease of a dead worker
         if not alone:
-            raise Running(again=self._id(name) != task_id)
+            raise AlreadyRunning(name, twice=self._id(name) == task_id)
         try:
             place = self._lock(name, task_id).acquire(wait=0)
         except BaseException:

@@ -62,6 +62,9 @@ AT_THE_TOP = {
     "codecs/pandas.py": {"numpy", "pandas"},
     "codecs/sqlalchemy.py": {"sqlalchemy"},
     "codecs/django.py": {"django"},
+    "contrib/celery.py": {"celery", "kombu"},
+    "contrib/dramatiq.py": {"dramatiq"},
+    "contrib/rq.py": {"rq"},
     "contrib/sqlalchemy.py": {"sqlalchemy"},
     "contrib/postgres.py": {"psycopg"},
     "engines/sql.py": {"sqlalchemy"},  # imported with the first URL that needs them
