@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -46,13 +47,15 @@ def tasks() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def worker(tasks: ModuleType) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with two processes."""
+def worker(tasks: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The log of a worker with two processes."""
+    log = tmp_path_factory.mktemp("celery") / "log"
     command = [sys.executable, "-m", "celery", "-A", "celery_tasks", "worker", "--pool=prefork", "-c2", "-lWARNING"]
-    with subprocess.Popen([*command, "--without-gossip", "--without-mingle"], start_new_session=True) as process:
+    command += ["--without-gossip", "--without-mingle", f"--logfile={log}"]
+    with subprocess.Popen(command, start_new_session=True) as process:
         try:
             until(lambda: bool(tasks.app.control.ping(timeout=0.5)))
-            yield process
+            yield log
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -90,6 +93,18 @@ class Stage:
 @pytest.fixture
 def stage(tasks: ModuleType, word: str) -> Stage:
     return Stage(tasks.board, word)
+
+
+def after(first: Any, task: Any, *args: Any) -> Any:
+    """Queue a task as soon as the first one of these arguments has ended."""
+    found = [first]
+
+    def is_another() -> bool:
+        found.append(task.delay(*args))
+        return bool(found[-1] != first)
+
+    until(is_another)
+    return found[-1]
 
 
 def test_equal_calls_are_one_task(tasks: Any, worker: object, stage: Stage, word: str) -> None:
@@ -188,10 +203,10 @@ def test_a_killed_worker(tasks: Any, worker: object, stage: Stage, word: str) ->
     os.kill(stage.began(), signal.SIGKILL)
     with pytest.raises(WorkerLostError):
         first.get(timeout=PATIENCE)
-    until(lambda: tasks.work.delay(word) != first)
+    second = after(first, tasks.work, word)
     stage.began()
     stage.go()
-    assert tasks.work.delay(word).get(timeout=PATIENCE) == word
+    assert second.get(timeout=PATIENCE) == word
 
 
 def test_a_killed_worker_whose_message_comes_back(tasks: Any, worker: object, stage: Stage, word: str) -> None:
@@ -204,14 +219,13 @@ def test_a_killed_worker_whose_message_comes_back(tasks: Any, worker: object, st
     assert first.get(timeout=PATIENCE) == word
 
 
-def test_a_message_that_is_delivered_twice(tasks: Any, worker: object, stage: Stage, word: str) -> None:
+def test_a_message_that_is_delivered_twice(tasks: Any, worker: Path, stage: Stage, word: str) -> None:
     """A message that is delivered again while its task runs, as by Redis after its visibility timeout, is ignored."""
     first = tasks.work.delay(word)
     stage.began()
     header = {HEADER: tasks.work.lock_name([word])}
     tasks.app.send_task(tasks.work.name, [word], task_id=first.id, headers=header)
-    for _ in range(12):  # of three seconds: it waits for the lease of a worker that may be dead
-        tasks.board.blpop(["nothing"], timeout=0.25)
+    until(lambda: f"{first.id}] was delivered again" in worker.read_text())
     stage.go()
     assert first.get(timeout=PATIENCE) == word
     assert stage.others() == 0
@@ -242,9 +256,10 @@ def test_time_limits(tasks: Any, worker: object, stage: Stage, word: str, limit:
     stage.began()
     with pytest.raises((SoftTimeLimitExceeded, TimeLimitExceeded)):
         first.get(timeout=PATIENCE)
-    until(lambda: tasks.work.delay(word) != first)
+    second = after(first, tasks.work, word)
     stage.began()
     stage.go()
+    assert second.get(timeout=PATIENCE) == word
 
 
 # -- retries and revocations ------------------------------------------------------------------------------------------
@@ -287,20 +302,21 @@ def test_a_revoked_task(tasks: Any, worker: object, stage: Stage, word: str) -> 
     """A task that is revoked before it runs gives its lock back when a worker discards its message."""
     revoked = f"id of {word}"
     tasks.app.control.revoke(revoked, reply=True, timeout=PATIENCE, limit=1)
-    assert tasks.work.apply_async([word], task_id=revoked).id == revoked
-    until(lambda: tasks.work.delay(word).id != revoked)
+    first = tasks.work.apply_async([word], task_id=revoked)
+    assert first.id == revoked
+    second = after(first, tasks.work, word)
     stage.began()
     stage.go()
-    assert stage.others() == 0
+    assert (second.get(timeout=PATIENCE), stage.others()) == (word, 0)
 
 
 def test_an_expired_task(tasks: Any, worker: object, stage: Stage, word: str) -> None:
     """A task that expires in the queue gives its lock back, too."""
     first = tasks.work.apply_async([word], expires=-1)
-    until(lambda: tasks.work.delay(word) != first)
+    second = after(first, tasks.work, word)
     stage.began()
     stage.go()
-    assert stage.others() == 0
+    assert (second.get(timeout=PATIENCE), stage.others()) == (word, 0)
 
 
 def test_a_task_that_is_revoked_while_it_runs(tasks: Any, worker: object, stage: Stage, word: str) -> None:
@@ -308,10 +324,25 @@ def test_a_task_that_is_revoked_while_it_runs(tasks: Any, worker: object, stage:
     first = tasks.work.delay(word)
     stage.began()
     first.revoke(terminate=True, signal="SIGKILL")
-    until(lambda: tasks.work.delay(word) != first)
+    second = after(first, tasks.work, word)
     stage.began()
     stage.go()
-    assert tasks.work.delay(word).get(timeout=PATIENCE) == word
+    assert second.get(timeout=PATIENCE) == word
+
+
+# -- refresh_by -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_refreshes_a_value(tasks: Any, worker: object, stage: Stage, word: str) -> None:
+    """A stale value is refreshed by one task of a worker, and served until that has ended."""
+    assert tasks.computed_by(word) == os.getpid()
+    tasks.computed_by.expire(word)
+    assert [tasks.computed_by(word) for _ in range(3)] == [os.getpid()] * 3
+    process = stage.began()
+    assert [tasks.computed_by(word) for _ in range(3)] == [os.getpid()] * 3
+    stage.go()
+    until(lambda: tasks.computed_by(word) == process)
+    assert stage.others() == 0
 
 
 # -- other ways to call a task ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ board = redis.Redis.from_url(URL + "/3", decode_responses=True, socket_timeout=N
 """Where tasks tell that they began, and wait until they may go on."""
 
 app = Celery("celery_tasks", broker=URL + "/1", backend=URL + "/2", broker_connection_retry_on_startup=True)
-app.conf.update(worker_prefetch_multiplier=1, worker_hijack_root_logger=False, result_extended=True)
+app.conf.update(worker_prefetch_multiplier=1)
 
 
 class Base(Once):
@@ -65,6 +65,17 @@ def late(word: str) -> str:
 def strict(word: str) -> str:
     began(word)
     return word
+
+
+@cache.cached(stale="1h", refresh_by=lambda word: refresh.delay(word))
+def computed_by(word: str) -> int:
+    return os.getpid()
+
+
+@app.task(base=Base)
+def refresh(word: str) -> None:
+    began(word)
+    computed_by.refresh(word)
 
 
 @app.task(base=Base, unique_on=["a", "c"])
