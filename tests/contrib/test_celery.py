@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
 import pytest
 from herd import until
@@ -186,10 +187,21 @@ def test_unique_on_an_unknown_argument(tasks: Any) -> None:
         tasks.wrong.delay(1)
 
 
+@pytest.mark.parametrize("when", ["countdown", "eta"])
+def test_the_time_in_the_queue(tasks: Any, word: str, when: str) -> None:
+    """A task that no worker takes keeps its lock for `once_queued`, an hour, after its countdown or eta."""
+    later = 600 if when == "countdown" else tasks.app.now() + timedelta(seconds=600)
+    tasks.work.apply_async([word], **{when: later})
+    lock = tasks.cache.lock(f"task:{tasks.work.lock_name([word])}").acquire(wait=0)
+    assert lock.refusal is not None
+    assert 3600 < lock.refusal.lease <= 4200
+
+
 def test_arguments_are_told_apart_exactly(tasks: Any) -> None:
     """`1`, `True` and `"1"` are different tasks. What can't be told apart exactly is refused."""
     names = {tasks.work.lock_name([each]) for each in (1, True, "1", 1.0, [1], (1,))}
     assert len(names) == 6
+    assert tasks.work.lock_name([UUID(int=1)]) != tasks.work.lock_name([str(UUID(int=1))])
     with pytest.raises(KeyingError):
         tasks.work.delay(object())
 
