@@ -107,17 +107,16 @@ class Once(Middleware):
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Give the lock back. A retry, which is sent after this or before it, takes it with the same token."""
-        run = self._runs.pop(message.message_id, None)
+        name, run = message.options.get(OPTION), self._runs.pop(message.message_id, None)
         if run is not None:
             run.end()
+        elif name is not None:  # it was not processed
+            self._tasks.leave(name, message.message_id)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Give back the lock of a message that another middleware has discarded, such as one that is too old."""
-        name = message.options.get(OPTION)
         if message.message_id in self._twice:
             self._twice.discard(message.message_id)
-        elif name is not None and self._runs.get(message.message_id) is None:
-            self._tasks.leave(name, message.message_id)
         else:
             self.after_process_message(broker, message)
 

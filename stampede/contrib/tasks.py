@@ -113,20 +113,20 @@ class OnceTasks:
             raise
 
     def leave(self, name: str, task_id: str) -> None:
-        """Give the place in the queue back, for a task that will not run."""
-        holding = self._lock(name, task_id).acquire(wait=0)
-        if holding:
-            self._release(name, holding)
+        """Give the place in the queue back, for a task that will not run. If that fails, it ends after `queued`."""
+        _quietly(name, lambda: self._give_back(name, task_id, self._lock(name, task_id).acquire(wait=0)))
 
-    def _release(self, name: str, place: Holding) -> None:
-        _quietly(name, lambda: self.cache.invalidate(f"task:{name}"))  # first: the next task stores its own
-        _quietly(name, place.release)
+    def _give_back(self, name: str, task_id: str, place: Holding) -> None:
+        if not place.unreleased:
+            return  # refused, or kept for a retry
+        if self._id(name) == task_id:  # before the release, after which another task stores its own
+            self.cache.invalidate(f"task:{name}")
+        place.release()
 
     def run(self, name: str, task_id: str) -> Run:
         """Take the task over, and return its run, to be ended. AlreadyRunning: a worker that lives runs it already."""
-        alone = self._lock(f"{name} runs").acquire(
-            wait=1.5 * self.lease + 1.0
-        )  # longer than the lease of a dead worker
+        patience = 1.5 * self.lease + 1.0  # longer than the lease of a dead worker
+        alone = self._lock(f"{name} runs").acquire(wait=patience)
         if not alone:
             raise AlreadyRunning(name, twice=self._id(name) == task_id)
         try:
@@ -136,14 +136,14 @@ class OnceTasks:
             raise
         if not place:
             _log.warning("task %s was queued for longer than %g s, and was queued again meanwhile", name, self.queued)
-        return Run(self, name, alone, place)
+        return Run(self, name, task_id, alone, place)
 
 
 class Run:
     """One run of a task, while its locks are renewed. It is a context manager: the task ends with the block."""
 
-    def __init__(self, tasks: OnceTasks, name: str, alone: Holding, place: Holding) -> None:
-        self._tasks, self._name, self._alone, self._place = tasks, name, alone, place
+    def __init__(self, tasks: OnceTasks, name: str, task_id: str, alone: Holding, place: Holding) -> None:
+        self._tasks, self._name, self._id, self._alone, self._place = tasks, name, task_id, alone, place
 
     def retry(self, delay: float) -> None:
         """Keep the place in the queue for another run, which begins in `delay` seconds. Call it when the message of
@@ -153,8 +153,7 @@ class Run:
 
     def end(self) -> None:
         """Give both locks back. Losing one is logged: the work is done, so the task does not fail for it."""
-        if self._place.unreleased:
-            self._tasks._release(self._name, self._place)
+        _quietly(self._name, lambda: self._tasks._give_back(self._name, self._id, self._place))
         _quietly(self._name, self._alone.release)
 
     def __enter__(self) -> Run:

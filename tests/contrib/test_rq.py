@@ -155,6 +155,21 @@ def test_a_job_that_is_cancelled(jobs: Any, queue: Queue, word: str, how: str) -
     assert jobs.work.enqueue(queue, word) == second
 
 
+def test_a_job_that_is_cancelled_while_it_runs(jobs: Any, queue: Queue, word: str) -> None:
+    """A cancelled job that runs goes on, and the end of its run takes nothing from the job that came after it."""
+    first = jobs.work.enqueue(queue, word)
+    with worker(queue, jobs):
+        began(jobs, word)
+        first.cancel()
+        second = jobs.work.enqueue(queue, word)
+        assert second != first
+        go(jobs, word)
+        began(jobs, word)
+        assert jobs.work.enqueue(queue, word) == second
+        go(jobs, word)
+    assert second.return_value() == word
+
+
 def test_a_time_limit(jobs: Any, queue: Queue, word: str) -> None:
     """A job that exceeds its time limit gives its lock back."""
     first = jobs.work.enqueue_call(queue, [word], timeout=1)
