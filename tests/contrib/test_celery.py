@@ -140,7 +140,7 @@ def test_a_task_that_runs_for_longer_than_its_lease(tasks: Any, worker: object, 
     """The lock of a task that runs is renewed, until the task ends."""
     first = tasks.work.delay(word)
     stage.began()
-    for _ in range(8):  # of two seconds, with a lease of one second
+    for _ in range(12):  # of three seconds, with a lease of two
         tasks.board.blpop(["nothing"], timeout=0.25)
         assert tasks.work.delay(word) == first
     stage.go()

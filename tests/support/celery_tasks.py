@@ -24,7 +24,7 @@ app.conf.update(worker_prefetch_multiplier=1)
 class Base(Once):
     abstract = True
     once_cache = cache
-    once_lease = 1.0
+    once_lease = 2.0
 
 
 def began(word: str) -> None:

@@ -23,7 +23,7 @@ board = redis.Redis.from_url(URL + "/3", decode_responses=True, socket_timeout=N
 broker = RedisBroker(url=URL + "/1", heartbeat_timeout=2000, maintenance_chance=1000000)
 results = RedisBackend(client=redis.Redis.from_url(URL + "/2", socket_timeout=None))
 broker.add_middleware(Results(backend=results, store_results=True))
-broker.add_middleware(Once(cache, lease=1))
+broker.add_middleware(Once(cache, lease=2))
 dramatiq.set_broker(broker)
 
 
