@@ -6,7 +6,7 @@ PY := .venv/bin/python
 
 # Debian packages of the servers that tests start, and what steps their clocks; prometheus brings promtool.
 SERVERS := redis-server memcached faketime mariadb-server-core postgresql pgbouncer etcd-server libzookeeper-java default-jre-headless \
-    prometheus
+    prometheus curl chromium
 
 .PHONY: help demo quick test promises pairs suites oldest matrix next soak lint format docs bench clean venv servers
 .NOTPARALLEL:

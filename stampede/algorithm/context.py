@@ -33,7 +33,7 @@ class Context:
     (80.5, 5)
     """
 
-    __slots__ = ("__weakref__", "_etag", "_modified", "_ttl", "key", "kept", "reason", "stale", "tags")
+    __slots__ = ("__weakref__", "_etag", "_modified", "_stale_for", "_ttl", "key", "kept", "reason", "stale", "tags")
 
     ended = True  # it is no flight
 
@@ -53,7 +53,7 @@ class Context:
         self.stale = None if existing is None or existing.raised else existing
         self.kept = True  # False after `dont_keep`
         self.tags: tuple[str, ...] = ()  # those of `tag`
-        self._etag = self._modified = self._ttl = _UNSET
+        self._etag = self._modified = self._ttl = self._stale_for = _UNSET
 
     def __getitem__(self, name: Any) -> Context:
         """Return the context of one key. Only a function of many keys needs this."""
@@ -91,6 +91,16 @@ class Context:
     @ttl.setter
     def ttl(self, ttl: Any) -> None:
         self._ttl = _UNSET if ttl is None else seconds("ttl (of current())", ttl)
+
+    @property
+    def stale_for(self) -> float | None:
+        """Seconds for which this value is stored beyond its ttl, instead of the option `stale`. None means the
+        option's."""
+        return None if self._stale_for is _UNSET else self._stale_for
+
+    @stale_for.setter
+    def stale_for(self, stale: Any) -> None:
+        self._stale_for = _UNSET if stale is None else seconds("stale_for (of current())", stale)
 
     def tag(self, *tags: str) -> None:
         """Give the value these tags, besides those of the option `tags`: for those that only the computation knows.

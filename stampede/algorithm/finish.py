@@ -62,15 +62,17 @@ def entry_of(
 ) -> Entry[Any]:
     """Return the entry to store. Its id is the token of the lease, by which waiters of that lease recognise it. An
     exception of `raises` is stored as an answer. With a ttl of 0 it is only for those that wait for it now."""
-    ttl, context = call.policy.ttl_of(value if error is None else error), call.context
-    if context is not None and context.ttl is not None:
-        ttl = context.ttl
+    ttl, stale, context = call.policy.ttl_of(value if error is None else error), call.policy.stale, call.context
+    if context is not None:
+        ttl = ttl if context.ttl is None else context.ttl
+        stale = stale if context.stale_for is None else context.stale_for
     if call.policy.jitter and ttl != inf:
         ttl *= 1 - call.policy.jitter * random()
     if error is not None:
         value = parts_of(error)
     typical, margin = early.observe(existing, cost)
-    stale = 0.0 if error is not None and ttl <= 0 else call.policy.stale
+    if error is not None and ttl <= 0:
+        stale = 0.0
     entry = Entry(value, call.token, typical, margin, ttl, ttl, ttl + stale, error is not None)
     if context is not None:
         entry.etag, entry.modified = context.facts()
@@ -90,7 +92,8 @@ async def not_modified(call: Call, hold: Hold, existing: Entry[Any] | None, clai
         ttl = existing.ttl
     elif policy.jitter and ttl != inf:
         ttl *= 1 - policy.jitter * random()
-    known = existing.cost, existing.margin, ttl, ttl, ttl + policy.stale, False, context.etag, context.modified
+    stale = policy.stale if context.stale_for is None else context.stale_for
+    known = existing.cost, existing.margin, ttl, ttl, ttl + stale, False, context.etag, context.modified
     entry = Entry(existing.value, call.token, *known, existing.tags)
     if (ttl, entry.etag, entry.modified) == (existing.ttl, existing.etag, existing.modified):
         entry.same_as = existing.id  # the stored bytes include these three

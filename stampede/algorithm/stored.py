@@ -193,10 +193,12 @@ class Stored:
         policy: Policy,
         *,
         touch: bool = False,
+        in_place: bool = False,
     ) -> Entry[Any] | None:
         """Store a value made of the current one, without losing a change by another writer. None: it stays as it is.
         Read, make a value, and write it if what was read is still stored; otherwise try again. With `touch` it is the
-        same value, with its tags."""
+        same value, with its tags. With `in_place` a new value has the tags of the current one, and ends when that
+        would have ended."""
         names = () if touch else self.tags.names(policy.tags)
         for _ in range(TRIES):
             noted = {} if touch else await self._noted_now(names)
@@ -207,10 +209,14 @@ class Stored:
             entry = self.entry_for(key, value, policy)
             if touch and seen is not None:
                 entry.etag, entry.modified = seen.etag, seen.modified
-                names, noted = tuple(names_in(seen.tags)), current
-            if noted:
-                await self.tags.run(self.tags.last(noted, entry.keep))
-            entry.tags = packed(names, noted)
+            tags, known = names, noted
+            if seen is not None and (touch or (in_place and seen.fresh > 0)):
+                tags, known = tuple(names_in(seen.tags)), current
+                if in_place:
+                    entry.ttl, entry.fresh, entry.keep = seen.ttl, seen.fresh, seen.keep
+            if known:
+                await self.tags.run(self.tags.last(known, entry.keep))
+            entry.tags = packed(tags, known)
             if await self._replaced(key, id, entry):
                 return entry
         raise EngineError(f"other writers change {key!r} faster than it can be read and written")

@@ -255,6 +255,32 @@ class Cache:
         result = await root.fetch(self._key(key), function, policy, once=block)
         return called(partial(value_of, result, policy))  # may raise the function's own StopIteration
 
+    @showing(PolicyOptions)
+    def refresh(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T:
+        """Compute and store the value now, even if one is stored or another caller is computing.
+
+        >>> cache.set("answer", 41)
+        >>> cache.refresh("answer", lambda: 42), cache.get("answer")
+        (42, 42)
+        """
+        return cast(T, run_blocking(self._refresh(self._root, key, function, options)))
+
+    @overload
+    async def arefresh(self, key: str, function: Callable[[], Awaitable[T]], **options: Unpack[PolicyOptions]) -> T: ...
+    @overload
+    async def arefresh(self, key: str, function: Callable[[], T], **options: Unpack[PolicyOptions]) -> T: ...
+
+    @showing(PolicyOptions)
+    async def arefresh(self, key: str, function: Callable[[], Any], **options: Unpack[PolicyOptions]) -> Any:
+        return await self._refresh(self._aroot, key, function, options)
+
+    async def _refresh(self, root: ScopeSide, key: str, function: Callable[[], Any], options: Mapping[str, Any]) -> Any:
+        block = current_block(lambda: self)
+        once = None if block is None or block.bypass else block  # a refresh counts for the whole refreshing block
+        policy = self.policy.with_options(**options)
+        result = await root.fetch(self._key(key), function, policy, force=True, once=once)
+        return called(partial(value_of, result, policy))
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value if it is fresh, else `default`. Never compute.
 
@@ -304,30 +330,51 @@ class Cache:
 
     @showing(PolicyOptions)
     def update(
-        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+        self,
+        key: str,
+        function: Callable[[Any], T],
+        default: Any = None,
+        *,
+        in_place: bool = False,
+        **options: Unpack[PolicyOptions],
     ) -> T:
         """Store what `function` returns for the fresh value, or for `default` if there is none, and return it.
 
-        No concurrent change is lost: `function` is called again if the value has changed meanwhile.
+        No concurrent change is lost: `function` is called again if the value has changed meanwhile. The new value gets
+        the full `ttl=` and the `tags=` of this call. With `in_place=True` it keeps the end and the tags of the value
+        that it replaces.
 
         >>> [cache.update("visits", lambda n: n + 1, default=0) for _ in range(3)]
         [1, 2, 3]
         """
-        return cast(T, run_blocking(self._update(self._root, key, function, default, options)))
+        return cast(T, run_blocking(self._update(self._root, key, function, default, in_place, options)))
 
     @showing(PolicyOptions)
     async def aupdate(
-        self, key: str, function: Callable[[Any], T], default: Any = None, **options: Unpack[PolicyOptions]
+        self,
+        key: str,
+        function: Callable[[Any], T],
+        default: Any = None,
+        *,
+        in_place: bool = False,
+        **options: Unpack[PolicyOptions],
     ) -> T:
-        return cast(T, await self._update(self._aroot, key, function, default, options))
+        return cast(T, await self._update(self._aroot, key, function, default, in_place, options))
 
     async def _update(
-        self, root: ScopeSide, key: str, function: Callable[[Any], Any], default: Any, options: Mapping[str, Any]
+        self,
+        root: ScopeSide,
+        key: str,
+        function: Callable[[Any], Any],
+        default: Any,
+        in_place: bool,
+        options: Mapping[str, Any],
     ) -> Any:
         def make(seen: Entry[Any] | None) -> Any:
             return function(default if seen is None or seen.fresh <= 0 or seen.raised else seen.value)
 
-        entry = await root.compare_and_set(self._key(key), make, self.policy.with_options(**options))
+        policy = self.policy.with_options(**options)
+        entry = await root.compare_and_set(self._key(key), make, policy, in_place=in_place)
         return None if entry is None else entry.value
 
     @showing(PolicyOptions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from stampede.engines import safe_url
 from stampede.errors import OptionError, StampedeError
 from stampede.settings import CacheSettings, Settings
 
-__all__ = ["check"]
+__all__ = ["check", "check_caches"]
 
 PINGS = 7
 
@@ -43,16 +43,20 @@ def check(options: Namespace) -> int:
         say(json.dumps(report, indent=2))
         return 1 if wrong or not all(health.well for health in seen.values()) else 0
     say(f"settings: {settings.source}")
-    failed = 1 if wrong else 0
-    for each, cache in caches.items():
-        health = _examine(cache)
-        notes += [f"{each}: {note}" for note in health.notes]
-        failed += not health.well
+    well = check_caches(caches, notes)
+    return 0 if well and not wrong else 1
+
+
+def check_caches(caches: Mapping[str, CacheSettings], notes: Iterable[str] = ()) -> bool:
+    """Print a line for each cache, and then notes on what it can't promise. Return whether all engines can be used."""
+    examined = {name: _examine(cache) for name, cache in caches.items()}
+    for name, health in examined.items():
+        cache = caches[name]
         ping, local = _latency(health.ping), f"{cache.local.entries} entries" if cache.local else "none"
-        say(f"{each}: engine {_engine(cache)}, median ping {ping}, local tier {local}, codec {cache.codec}")
-    for note in notes:
+        say(f"{name}: engine {_engine(cache)}, median ping {ping}, local tier {local}, codec {cache.codec}")
+    for note in [*notes, *[f"{name}: {note}" for name, health in examined.items() for note in health.notes]]:
         say(note)
-    return 1 if failed else 0
+    return all(health.well for health in examined.values())
 
 
 def _wrong(settings: Settings) -> str | None:

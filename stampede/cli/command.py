@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
             (_add_key_or_tags,),
             "remove a key's value, or all that carries a tag, also what is being computed",
         ),
-        ("stats", "stats:stats", (_add_json,), "what an engine holds: entries, bytes, leases"),
+        ("stats", "stats:stats", (_add_json, _add_every), "what an engine holds: entries, bytes, leases"),
     ):
         command = commands.add_parser(name, help=help, description=help)
         command.add_argument(
@@ -71,8 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_locks(commands.add_parser("locks", help="the locks that are held, their holders, and the record of locks"))
     _add_limits(commands.add_parser("limits", help="how much of each limit is used"))
     _add_postgres(commands.add_parser("postgres", help="the tables of the Postgres engine"))
+    _add_diskcache(commands.add_parser("diskcache", help="move the directories of diskcache"))
     _add_serve(commands.add_parser("serve", help="run a broker: a server of locks for zmq://"))
     return parser
+
+
+def _add_every(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--every", type=_duration, metavar="2s", help="again and again, with the changes per second, until Ctrl-C"
+    )
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +128,22 @@ def _add_postgres(parser: argparse.ArgumentParser) -> None:
     )
     init.add_argument("--grant", metavar="ROLE", help="give this role the rights that a program needs")
     init.set_defaults(run="postgres:init")
+
+
+def _add_diskcache(parser: argparse.ArgumentParser) -> None:
+    parser.description = "The directories of diskcache, for stampede.contrib.diskcache."
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add = commands.add_parser("import", help="copy the entries of a directory, without running its pickles")
+    add.description = (
+        "Copy the entries of a diskcache Cache or FanoutCache, with their tags and the time they have left. Nothing "
+        "changes in DIRECTORY, and no pickle of it can run code. Entries with other types than builtins are skipped, "
+        "and listed with the reason. Keys that are in the new directory stay as they are."
+    )
+    add.add_argument("directory", type=Path, metavar="DIRECTORY", help="the directory that diskcache has written")
+    add.add_argument("url", metavar="URL", help="disk:///var/cache/app, for example; it may be the same directory")
+    add.add_argument("--namespace", default="diskcache", help="the namespace= of the new cache; by default diskcache")
+    add.add_argument("--json-disk", action="store_true", help="the directory was written by JSONDisk")
+    add.set_defaults(run="diskcache:import_directory")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

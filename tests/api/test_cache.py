@@ -138,7 +138,7 @@ def test_async_verbs(cache: Cache) -> None:
 def test_every_verb_that_asks_an_engine_has_a_twin() -> None:
     """Each verb that asks an engine has an async twin. Otherwise, async code would block its loop."""
     io = {"get_or_compute", "get_or_compute_many", "get", "get_many", "set", "set_many"}
-    io |= {"expire", "invalidate", "invalidate_many", "peek", "clear", "add", "update", "touch", "close"}
+    io |= {"expire", "invalidate", "invalidate_many", "peek", "clear", "add", "update", "touch", "refresh", "close"}
     io |= {"status", "keys", "expire_many", "expire_all", "ping", "invalidate_tags", "expire_tags"}
     assert {verb for verb in io if not hasattr(Cache, f"a{verb}")} == set()
     plain = {name for name, _ in inspect.getmembers(Cache, inspect.isfunction) if not name.startswith("_")}

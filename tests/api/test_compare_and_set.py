@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,27 @@ def test_update(cache: Cache, prefix: str) -> None:
     with pytest.raises(ZeroDivisionError):
         asked(cache, prefix, "update", "n", lambda n: n / 0)
     assert cache.get("n") == 11
+
+
+def test_an_update_in_place(cache: Cache, prefix: str) -> None:
+    """With `in_place`, a new value ends when the one that it replaces would have ended, as a counter for a period does,
+    and has its tags. A first value, and one in place of a stale one, get the ttl and the tags of the call."""
+    count = partial(asked, cache, prefix, "update", "n", lambda n: n + 1, 0, in_place=True)
+    assert count(ttl=60, stale=30) == 1
+    assert count(ttl=900) == 2
+    entry = cache.peek("n")
+    assert entry is not None and entry.ttl == 60 and 50 < entry.fresh <= 60 and 80 < entry.keep <= 91
+    cache.expire("n")
+    assert count(ttl=900) == 1
+    assert cache.peek("n").ttl == 900  # type: ignore[union-attr]
+    cache.set("n", 5, tags=["one"])
+    assert count(tags=["two"]) == 6
+    cache.invalidate_tags("two")
+    assert count() == 7
+    cache.invalidate_tags("one")
+    assert count(tags=["two"]) == 1
+    cache.invalidate_tags("two")
+    assert cache.get("n") is None
 
 
 def test_no_update_is_lost(cache: Cache) -> None:

@@ -243,6 +243,39 @@ def test_no_ttl_of_its_own(cache: Cache) -> None:
     assert entry is not None and entry.ttl == 9
 
 
+def test_the_stale_time_of_one_value(cache: Cache) -> None:
+    """`stale_for` replaces the option `stale`, also of a value that is not modified, and also if this caller refuses
+    stale values."""
+
+    def ask() -> Any:
+        context = current()
+        context.stale_for = "1h" if context.stale is None else 7
+        assert context.stale_for == (3600 if context.stale is None else 7)
+        return 1 if context.stale is None else context.not_modified()
+
+    cache.get_or_compute("k", ask, ttl=9, stale=0)
+    entry = cache.peek("k")
+    assert entry is not None and 3600 < entry.keep <= 3609
+    anew(cache, "k", ask)
+    entry = cache.peek("k")
+    assert entry is not None and entry.ttl < entry.keep <= entry.ttl + 7
+
+
+def test_no_stale_time_of_its_own(cache: Cache) -> None:
+    """None means the `stale` of the options, also after another one was set."""
+
+    def ask() -> int:
+        current().stale_for = 5
+        current().stale_for = None
+        return 1
+
+    cache.get_or_compute("k", ask, ttl=9, stale=90)
+    entry = cache.peek("k")
+    assert entry is not None and 90 < entry.keep <= 99
+    with pytest.raises(OptionError, match=r"stale_for .* is -1"):
+        Context("k").stale_for = -1
+
+
 def test_touch_keeps_the_etag(cache: Cache) -> None:
     cache.get_or_compute("k", Origin().ask)
     assert cache.touch("k", ttl=90)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 pytest.importorskip("django")
 
-import django
-from django.conf import settings
-from django.utils.functional import cached_property
-
-if not settings.configured:
-    sys.modules["shop"] = ModuleType("shop")
-    sys.modules["shop"].__file__ = __file__
-    settings.configure(
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        DEFAULT_AUTO_FIELD="django.db.models.AutoField",
-        INSTALLED_APPS=["shop"],
-        USE_TZ=True,
-    )
-    django.setup()
-
+import django_project  # noqa: F401  (the settings come first)
 from django.core.files.base import ContentFile
 from django.db import connection, models
 from django.test.utils import CaptureQueriesContext
-from django.utils.functional import SimpleLazyObject
+from django.utils.functional import SimpleLazyObject, cached_property
 from django.utils.translation import gettext_lazy
 
 from stampede import CodecError, KeyingError, cached

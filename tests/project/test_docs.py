@@ -34,7 +34,7 @@ ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
 """Its alerts have names that look like names of errors."""
 
 EXTRAS = {"redis", "pymemcache", "dogpile", "cachetools", "prometheus_client", "starlette", "pandas", "numpy"}
-EXTRAS |= {"django", "fastapi", "httpx", "sqlalchemy", "celery", "rq", "dramatiq"}
+EXTRAS |= {"django", "fastapi", "flask", "flask_session", "httpx", "sqlalchemy", "celery", "rq", "dramatiq"}
 """The modules, besides the standard library and stampede, that a page may import. Tests skip a page without them."""
 
 
@@ -124,6 +124,27 @@ from django.core.management import call_command
 call_command("migrate", run_syncdb=True, verbosity=0)
 assert titles() == [] == titles()
 call_command("test", verbosity=0)  # which ends the process where one fails
+""",
+    "how-to/django-cache.md": """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "bookshop.settings"
+import django
+django.setup()
+from django.core.management import call_command
+from django.test import Client
+call_command("check", fail_level="WARNING")
+call_command("migrate", run_syncdb=True, verbosity=0)
+from bookshop.models import Author, Book
+ann = Author.objects.create(name="ann")
+url, client = f"/authors/{ann.pk}/", Client()
+assert client.get(url).content == b""
+Book.objects.bulk_create([Book(title="one", author=ann), Book(title="two", author=ann)])
+assert client.get(url).content == b"one, two"
+assert "Age" in client.get(url)
+Book.objects.filter(title="two").update(title="three")
+assert client.get(url).content == b"one, three"
+assert [client.get("/visit/").content for _ in range(2)] == [b"1", b"2"]
+call_command("stampede", "check")
 """,
     "how-to/orm.md": """
 assert user.stats().computations == 2
@@ -227,8 +248,8 @@ def _type(words: list[str], home: Path) -> None:
                 _is_known(each)
         case ["make", target, *_]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        case ["stampede", "locks" | "postgres" as command, *_]:
-            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py runs it
+        case ["stampede", "locks" | "postgres" | "diskcache" as command, *_]:
+            assert run(home, "-m", "stampede", command, "--help")  # test_postgres_cli.py and others run it
         case ["stampede", *arguments]:
             assert run(home, "-m", "stampede", *arguments)
         case ["git", "clone", address] if SOURCE.startswith(address):

@@ -155,7 +155,9 @@ def test_twins() -> None:
     "module",
     [
         "stampede", "stampede.testing", "stampede.contrib.sqlalchemy", "stampede.contrib.postgres",
-        "stampede.contrib.django", "stampede.contrib.celery", "stampede.contrib.rq", "stampede.contrib.dramatiq",
+        "stampede.contrib.django", "stampede.contrib.diskcache",
+        "stampede.contrib.cachelib", "stampede.contrib.flask_caching",
+        "stampede.contrib.key_value", "stampede.contrib.celery", "stampede.contrib.rq", "stampede.contrib.dramatiq",
     ],
 )  # fmt: skip
 def test_the_reference_has_all(module: str) -> None:

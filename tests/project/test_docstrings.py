@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -85,6 +86,15 @@ def test_so_have_those_of_dogpile() -> None:
     """Every public name of `stampede.contrib.dogpile` has an example that runs."""
     for name, what in dogpile():
         examples_run(name, what)
+
+
+@pytest.mark.parametrize("name", ["cachelib", "flask_caching", "key_value"])
+def test_so_have_those_of_caches_of_frameworks(name: str) -> None:
+    """Every public name of these adapters has an example that runs."""
+    pytest.importorskip("key_value.aio" if name == "key_value" else name)
+    module = importlib.import_module(f"stampede.contrib.{name}")
+    for each in module.__all__:
+        examples_run(f"contrib.{name}.{each}", getattr(module, each))
 
 
 def test_so_have_those_of_sqlalchemy() -> None:

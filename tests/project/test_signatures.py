@@ -61,7 +61,8 @@ def test_options_are_shown(face: Callable[..., Any], options: set[str]) -> None:
     shown = inspect.signature(face).parameters
     assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD]
     assert options <= set(shown)
-    assert set(shown) - options <= {"url", "function", "settings", "key", "keys", "value", "values", "name", "default"}
+    arguments = {"url", "function", "settings", "key", "keys", "value", "values", "name", "default", "in_place"}
+    assert set(shown) - options <= arguments
     assert all(shown[name].annotation for name in options & set(shown))
 
 

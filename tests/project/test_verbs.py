@@ -48,6 +48,29 @@ def run(answer: Any) -> Any:
     return asyncio.run(answer) if inspect.isawaitable(answer) else answer
 
 
+# -- refresh ------------------------------------------------------------------------------------------------------
+
+
+def test_refresh_of_a_key(cache: Cache) -> None:
+    """`refresh` of a cache computes and stores the value, whatever is stored. A failure leaves what is stored."""
+    cache.set("k", 1)
+    assert cache.refresh("k", lambda: 2, ttl=60) == 2
+    entry = cache.peek("k")
+    assert entry is not None and (entry.value, entry.ttl) == (2, 60)
+
+    async def three() -> int:
+        return 3
+
+    async def again() -> tuple[int, int]:
+        return await cache.arefresh("k", three), await cache.aget("k")
+
+    assert asyncio.run(again()) == (3, 3)
+    with pytest.raises(ZeroDivisionError):
+        cache.refresh("k", lambda: 1 // 0)
+    assert cache.get("k") == 3
+    assert cache.refresh("new", lambda: None) is None and cache.get("new", "nothing") is None
+
+
 # -- set ----------------------------------------------------------------------------------------------------------
 
 

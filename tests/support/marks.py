@@ -42,6 +42,7 @@ SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd
 """Marks of tests that start a server."""
 
 SLOW = {
+    "test_published_suites.py",
     "test_benchmarks.py",
     "test_cell_engines.py",
     "test_chaos.py",
@@ -51,6 +52,9 @@ SLOW = {
     "test_disk_faults.py",
     "test_disk_processes.py",
     "test_examples.py",
+    "test_examples_django.py",
+    "test_examples_flask.py",
+    "test_examples_fastapi.py",
     "test_examples_postgres.py",
     "test_examples_web.py",
     "test_exclusion.py",
@@ -152,6 +156,7 @@ SLOW = {
 """Files, classes and functions that use processes or faults, or take seconds: `make quick` skips them."""
 
 FIRST = {
+    "test_published_suites.py",
     "test_docs.py::test_the_python_runs[engines.md]",
     "test_typing.py::test_checkers_agree[mypy]",
     "test_typing.py::test_checkers_agree[pyright]",

@@ -71,15 +71,24 @@ def suite_of(name: str) -> Suite:
     return found
 
 
+def is_unpacked(name: str) -> bool:
+    return _folder(suite_of(name).distribution).exists()
+
+
+def _folder(distribution: str) -> Path:
+    return UNPACKED / distribution.replace("==", "-")
+
+
 def unpacked(distribution: str) -> Path:
     """Return the folder of a source distribution, after downloading it if it is not there yet."""
-    into = UNPACKED / distribution.replace("==", "-")
+    into = _folder(distribution)
     if into.exists():
         return into
     UNPACKED.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=UNPACKED) as place:
         load = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-        subprocess.run([*load, "--no-deps", "--no-binary", ":all:", "--dest", place, distribution], check=True)
+        name = distribution.partition("==")[0]  # not ":all:", which would build the build's own tools from source, too
+        subprocess.run([*load, "--no-deps", "--no-binary", name, "--dest", place, distribution], check=True)
         (archive,) = Path(place).glob("*.tar.gz")
         with tarfile.open(archive) as file:
             file.extractall(place, filter="data")

@@ -1,4 +1,4 @@
-"""Django's settings, for the Postgres engine."""
+"""The URL of a database in Django's `DATABASES`."""
 
 from __future__ import annotations
 

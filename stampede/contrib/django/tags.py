@@ -1,0 +1,127 @@
+"""Models that invalidate tags: after `save`, `delete`, changes of many-to-many relations, and bulk changes."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from django.apps import apps
+from django.core.cache import caches
+from django.db import models, transaction
+from django.db.models.signals import m2m_changed, post_delete, post_save, pre_save
+
+from stampede.api.registry import all_caches
+from stampede.contrib.django.backend import StampedeCache
+from stampede.errors import OptionError
+
+__all__ = ["TaggedManager", "TaggedQuerySet", "invalidate_tags", "tagged"]
+
+_templates: dict[type[models.Model], list[str]] = {}
+
+
+def tagged(model: type[models.Model], *templates: str) -> None:
+    """Invalidate tags whenever rows of a model change: at the commit, in all caches. Call it in `AppConfig.ready`.
+
+    A template is a format string over the columns of a row, such as "user:{pk}" or "shop:{shop_id}", or a plain name.
+    If a column changes, the tags of its old and of its new value are invalidated; the old one costs a query, unless the
+    templates name only `pk`. `update` and `bulk_create` send no signals: give the model a `TaggedManager`, which
+    invalidates after these, too.
+
+        tagged(User, "user:{pk}", "users")
+    """
+    columns = {field.attname for field in model._meta.concrete_fields}
+    for template in templates:
+        for name in _names(template):
+            if name != "pk" and name not in columns:
+                raise OptionError(f"the tag {template!r} names {name!r}, which is no column of {model.__name__}")
+    _templates.setdefault(model, []).extend(templates)
+    for kind in apps.get_models():
+        if issubclass(kind, model):  # proxies and children send their own signals
+            pre_save.connect(_before_save, sender=kind, dispatch_uid="stampede")
+            post_save.connect(_after_change, sender=kind, dispatch_uid="stampede")
+            post_delete.connect(_after_change, sender=kind, dispatch_uid="stampede")
+            for relation in kind._meta.get_fields():
+                if relation.many_to_many:
+                    through = getattr(relation, "through", None) or relation.remote_field.through
+                    m2m_changed.connect(_after_relation, sender=through, dispatch_uid="stampede")
+
+
+def invalidate_tags(*tags: str, using: str | None = None) -> None:
+    """Invalidate tags at the commit of the transaction, or now if there is none: in every `StampedeCache` of `CACHES`,
+    and in all caches of stampede's own settings. If a server can't be reached, this is repeated until it can be."""
+    if tags:
+        via = partial(transaction.on_commit, using=using)
+        backends = [each.stampede for each in caches.all() if isinstance(each, StampedeCache)]
+        for cache in [*dict.fromkeys(backends), *all_caches()]:
+            cache.invalidate_tags(*tags, via=via, on_error="later")
+
+
+def _names(template: str) -> list[str]:
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
+
+
+def _templates_of(model: type[models.Model]) -> list[str]:
+    return [template for kind in model.__mro__ for template in _templates.get(kind, ())]
+
+
+def _columns(model: type[models.Model]) -> set[str]:
+    """Return the columns that the templates name, other than the primary key."""
+    return {name for template in _templates_of(model) for name in _names(template)} - {"pk"}
+
+
+def _tags(model: type[models.Model], value: Callable[[str], Any]) -> set[str]:
+    """Return the tags of a row, of which `value` returns a column."""
+    return {template.format_map({name: value(name) for name in _names(template)}) for template in _templates_of(model)}
+
+
+def _tags_of_rows(rows: models.QuerySet[Any]) -> set[str]:
+    """Return the tags of these rows, as they are stored now."""
+    names = ["pk", *_columns(rows.model)]
+    found = rows.order_by().values_list(*names)
+    return {tag for row in found for tag in _tags(rows.model, dict(zip(names, row, strict=True)).__getitem__)}
+
+
+def _before_save(sender: Any, instance: models.Model, using: str, **_: Any) -> None:
+    old: set[str] = set()
+    if _columns(sender) and not instance._state.adding:
+        old = _tags_of_rows(sender._base_manager.using(using).filter(pk=instance.pk))
+    instance._stampede_tags = old
+
+
+def _after_change(sender: Any, instance: models.Model, using: str, **_: Any) -> None:
+    old = vars(instance).pop("_stampede_tags", ())
+    invalidate_tags(*{*old, *_tags(sender, partial(getattr, instance))}, using=using)
+
+
+def _after_relation(instance: models.Model, action: str, model: Any, pk_set: Any, using: str, **_: Any) -> None:
+    if action.startswith("post_"):
+        others = _tags_of_rows(model._base_manager.using(using).filter(pk__in=pk_set)) if pk_set else ()
+        invalidate_tags(*{*others, *_tags(type(instance), partial(getattr, instance))}, using=using)
+
+
+class TaggedQuerySet(models.QuerySet):  # type: ignore[misc]
+    """A queryset whose bulk changes invalidate the tags of `tagged`, too: `update`, `bulk_update`, `bulk_create`."""
+
+    def update(self, **values: Any) -> int:
+        columns = _columns(self.model)
+        tags, keys = _tags_of_rows(self), list(self.order_by().values_list("pk", flat=True)) if columns else []
+        count: int = super().update(**values)
+        if columns & {self.model._meta.get_field(name).attname for name in values if name != "pk"}:
+            tags |= _tags_of_rows(self.model._base_manager.using(self.db).filter(pk__in=keys))
+        invalidate_tags(*tags, using=self.db)
+        return count
+
+    update.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **options: Any) -> list[Any]:
+        made: list[Any] = super().bulk_create(objs, *args, **options)
+        invalidate_tags(*{tag for row in made for tag in _tags(self.model, partial(getattr, row))}, using=self.db)
+        return made
+
+    bulk_create.alters_data = True  # type: ignore[attr-defined]
+
+
+TaggedManager = models.Manager.from_queryset(TaggedQuerySet, "TaggedManager")
+"""The manager of `TaggedQuerySet`: `objects = TaggedManager()`."""

@@ -1,0 +1,479 @@
+"""Flask-Caching's decorators over our backend: one computation for concurrent callers, and what is shared with nobody.
+Flask-Caching's own tests run over it in tests/suites/flask-caching."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flask_caching")
+
+import flask
+from flask_caching import CachedResponse
+from herd import Herd, Origin, until
+from servers import RedisServer, shared_redis
+
+from stampede.contrib.flask_caching import Cache, StampedeCache
+
+BACKEND = "stampede.contrib.flask_caching.StampedeCache"
+
+
+class World:
+    """An application, or several with one cache between them, as the workers of a server have it."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.settings = {"CACHE_TYPE": BACKEND, "CACHE_STAMPEDE_URL": url, "CACHE_KEY_PREFIX": namespace}
+
+    def app(self, **config: Any) -> tuple[Any, Cache]:
+        app = flask.Flask("shop")
+        app.config.update(SECRET_KEY="secret", **self.settings, **config)
+        return app, Cache(app)
+
+
+@pytest.fixture(params=["memory", "disk", "redis"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    urls = {"memory": "memory://", "disk": f"disk://{tmp_path}/engine"}
+    return World(urls.get(request.param) or shared_redis().url, tmp_path.name)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> World:
+    """Applications that share an engine."""
+    return World(f"disk://{tmp_path}/engine", tmp_path.name)
+
+
+def asked(app: Any, path: str) -> Callable[[], Any]:
+    return lambda: app.test_client().get(path)
+
+
+def test_fifty_requests_for_a_view_share_one_computation(world: World) -> None:
+    """Without us, each of them would compute. Each gets a response of its own, which `after_request` may change."""
+    app, cache = world.app()
+    origin, visitors = Origin(), itertools.count()
+
+    @app.get("/report")
+    @cache.cached(timeout=60)
+    def report() -> Any:
+        response = flask.make_response(f"report {origin()}")
+        response.headers["X-Made"] = "here"
+        return response
+
+    @app.after_request
+    def greet(response: Any) -> Any:
+        response.headers.add("X-Visitor", str(next(visitors)))
+        return response
+
+    herd = Herd(*[asked(app, "/report")] * 50)
+    origin.has_begun()
+    origin.let_on()
+    answers = herd.join()
+    assert origin.calls == 1
+    assert {(each.text, each.headers["X-Made"]) for each in answers} == {("report 1", "here")}
+    visited = [each.headers.getlist("X-Visitor") for each in answers]
+    assert sorted(visited, key=lambda each: int(each[0])) == [[str(n)] for n in range(50)]
+
+
+def test_so_do_requests_in_several_processes(shared: World) -> None:
+    """Two applications with one engine behave as two worker processes do."""
+    origin = Origin()
+
+    def made() -> Any:
+        app, cache = shared.app()
+
+        @app.get("/report")
+        @cache.cached(timeout=60)
+        def report() -> str:
+            return f"report {origin()}"
+
+        return app
+
+    herd = Herd(*[asked(made(), "/report") for _ in range(2)] * 5)
+    origin.has_begun()
+    origin.let_on()
+    assert {each.text for each in herd.join()} == {"report 1"}
+    assert origin.calls == 1
+
+
+def test_memoized_functions_share_one_computation(world: World) -> None:
+    """Also at the very first call, when each caller would otherwise make a version of its own for the function, and so
+    a key of its own. Each caller has a copy of the value."""
+    app, cache = world.app()
+    origin = Origin()
+
+    @cache.memoize(timeout=60)
+    def prices(shop: int) -> list[int]:
+        return [shop, origin()]
+
+    def call() -> list[int]:
+        with app.app_context():
+            return prices(7)
+
+    herd = Herd(*[call] * 20)
+    origin.has_begun()
+    origin.let_on()
+    found = herd.join()
+    found[0].append(5)
+    assert found[1:] == [[7, 1]] * 19
+    with app.app_context():
+        assert prices(7) == [7, 1]
+        cache.delete_memoized(prices)
+        assert prices(7) == [7, 2]
+        assert prices.uncached(7) == [7, 3] and prices(7) == [7, 2]
+
+
+def test_delete_memoized_wins_over_a_computation_under_way(world: World) -> None:
+    """A value whose computation began before the deletion is not served after it. In Flask-Caching, the end of the
+    computation may bring the deleted version back."""
+    app, cache = world.app()
+    origin = Origin()
+
+    @cache.memoize(timeout=60)
+    def price() -> int:
+        return origin()
+
+    def call() -> int:
+        with app.app_context():
+            return price()
+
+    herd = Herd(call)
+    origin.has_begun()
+    with app.app_context():
+        cache.delete_memoized(price)
+    origin.let_on()
+    assert herd.join() == [1]
+    assert call() == 2
+
+
+def test_delete_memoized_wins_at_the_last_moment(world: World) -> None:
+    """When Flask-Caching has stored a value, it reads the versions of the function and writes them back. A deletion
+    between the two must stay."""
+    app, _ = world.app()
+    origin = Origin(open=True)
+
+    class Slow(Cache):
+        def get_many(self, *keys: str) -> list[Any]:
+            found = super().get_many(*keys)
+            if origin.calls == 1 and threading.current_thread() is threading.main_thread():
+                Herd(delete).join()
+            return found
+
+    def delete() -> None:
+        with app.app_context():
+            cache.delete_memoized(price)
+
+    cache = Slow(app)
+    price = cache.memoize(timeout=60)(lambda: origin())
+    with app.app_context():
+        assert [price(), price()] == [1, 2]
+
+
+def test_delete_wins_over_a_view_under_way(world: World) -> None:
+    """`cache.delete` and `delete_cached` also end what is being computed."""
+    app, cache = world.app()
+    origin = Origin()
+
+    @app.get("/report")
+    @cache.cached(timeout=60)
+    def report() -> str:
+        cache.get("other")  # whatever else the view looks up
+        return str(origin())
+
+    herd = Herd(asked(app, "/report"))
+    origin.has_begun()
+    with app.app_context():
+        cache.delete_cached(report, path="/report")
+    origin.let_on()
+    assert [each.text for each in herd.join()] == ["1"]
+    assert asked(app, "/report")().text == "2"
+
+
+def test_a_refused_response_is_shared_with_nobody(world: World) -> None:
+    """What `response_filter` refuses may be personal, so no concurrent request gets it: each computes for itself."""
+    app, cache = world.app()
+    arrived, names = Counter[str](), itertools.count()
+
+    @app.before_request
+    def count() -> None:
+        arrived["requests"] += 1
+
+    @app.get("/me")
+    @cache.cached(timeout=60, response_filter=lambda response: "private" not in response)
+    def me() -> str:
+        until(lambda: arrived["requests"] == 5)
+        return f"private {next(names)}"
+
+    texts = [each.text for each in Herd(*[asked(app, "/me")] * 5).join()]
+    assert sorted(texts) == [f"private {n}" for n in range(5)]
+
+
+def test_http_errors_are_one_computation_too(world: World) -> None:
+    """`abort(404)` is an answer: it is stored, and every request gets a 404 with its own response."""
+    app, cache = world.app()
+    origin = Origin()
+
+    @app.get("/product")
+    @cache.cached(timeout=60)
+    def product() -> str:
+        flask.abort(404, f"gone {origin()}")
+
+    herd = Herd(*[asked(app, "/product")] * 5)
+    origin.has_begun()
+    origin.let_on()
+    assert {(each.status_code, "gone 1" in each.text) for each in herd.join()} == {(404, True)}
+    assert asked(app, "/product")().status_code == 404 and origin.calls == 1
+
+
+def test_a_failure_is_each_waiters_own_error(world: World) -> None:
+    """An exception that is no answer is not stored. The callers of the process get it, and error handlers see it."""
+    app, cache = world.app()
+    origin = Origin()
+    app.register_error_handler(ZeroDivisionError, lambda error: (str(error), 418))
+
+    @app.get("/report")
+    @cache.cached(timeout=60)
+    def report() -> str:
+        raise ZeroDivisionError(f"try {origin()}")
+
+    herd = Herd(*[asked(app, "/report")] * 3)
+    origin.has_begun()
+    origin.let_on()
+    assert {each.status_code for each in herd.join()} == {418}
+    assert asked(app, "/report")().status_code == 418
+
+
+def test_stale_values_are_replaced_once(world: World) -> None:
+    """Callers whose value `is_stale` refuses share a computation, and no caller gets what it refuses."""
+    app, cache = world.app()
+    origin, refused = Origin(open=True), Counter[str]()
+
+    def is_stale(value: int) -> bool:
+        refused["callers"] += value < 2
+        return value < 2
+
+    @cache.memoize(timeout=60, is_stale=is_stale)
+    def number() -> int:
+        return origin()
+
+    def call() -> int:
+        with app.app_context():
+            return number()
+
+    assert call() == 1
+    origin.hold()
+    herd = Herd(*[call] * 10)
+    until(lambda: refused["callers"] == 10)
+    origin.let_on()
+    assert min(herd.join()) == 2
+    assert origin.calls <= 5  # the first, the second, and those of callers that came later than they were counted
+
+
+def test_conditions_may_use_the_cache(world: World) -> None:
+    """What `unless`, `forced_update` and `is_stale` look up does not become the key of the call."""
+    app, cache = world.app()
+    origin, seen = Origin(open=True), {"unless": False, "forced_update": False, "is_stale": False}
+
+    def condition(name: str) -> Callable[..., bool]:
+        def ask(*args: Any) -> bool:
+            cache.get("other")
+            return seen[name]
+
+        return ask
+
+    @cache.memoize(timeout=60, **{name: condition(name) for name in seen})
+    def number() -> int:
+        return origin()
+
+    with app.app_context():
+        cache.set("other", "untouched")
+        assert [number(), number()] == [1, 1]
+        for name, found in (("is_stale", [2, 2]), ("forced_update", [3, 3]), ("unless", [4, 3])):
+            seen[name] = True
+            first = number()
+            seen[name] = False
+            assert [first, number()] == found, name
+        assert cache.get("other") == "untouched"
+
+
+def test_a_function_inside_a_view_has_its_own_call(world: World) -> None:
+    """Decorated functions call each other, and each value is stored under its own key. If both have one key, the outer
+    value is stored, as Flask-Caching does it."""
+    app, cache = world.app()
+    origin = Origin(open=True)
+
+    @cache.memoize(timeout=60)
+    def inner(n: int) -> int:
+        cache.set("seen", n)
+        return n * 10 + origin()
+
+    @cache.cached(timeout=60)
+    def same_key() -> str:
+        return f"inner {origin()}"
+
+    @app.get("/outer")
+    @cache.cached(timeout=60)
+    def outer() -> str:
+        return f"{inner(1)} {inner(2)} {same_key()}"
+
+    assert [asked(app, "/outer")().text for _ in range(2)] == ["11 22 inner 3"] * 2
+    with app.app_context():
+        assert inner(1) == 11 and cache.get("seen") == 2
+
+
+def test_a_response_that_sets_its_own_timeout(world: World) -> None:
+    """`CachedResponse` and the attribute `cache_timeout` decide how long a value lives."""
+    app, cache = world.app()
+
+    @app.get("/own")
+    @cache.cached(timeout=60)
+    def own() -> Any:
+        return CachedResponse(flask.make_response("own"), 500)
+
+    @app.get("/later")
+    @cache.cached(timeout=60)
+    def later() -> str:
+        return "later"
+
+    later.cache_timeout = 300
+    asked(app, "/own")(), asked(app, "/later")()
+    with app.app_context():
+        lives = [cache.cache.cache.peek(f"view//{name}").fresh for name in ("own", "later")]
+    assert [round(each, -1) for each in lives] == [500, 300]
+
+
+def test_what_cannot_be_stored_is_served(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """A value that pickle refuses is computed by each caller, and the log says so."""
+    app, cache = world.app()
+    origin = Origin(open=True)
+
+    @cache.memoize()
+    def lock() -> Any:
+        origin()
+        return threading.Lock()
+
+    with app.app_context():
+        assert lock() is not lock()
+    assert origin.calls == 2 and "can't be stored" in caplog.text
+
+
+def test_a_value_that_a_new_release_cannot_read_is_replaced(world: World) -> None:
+    """Otherwise each call would compute until the value expires."""
+    app, cache = world.app()
+    origin = Origin(open=True)
+
+    @cache.memoize(timeout=60)
+    def number() -> int:
+        return origin()
+
+    with app.app_context():
+        assert number() == 1
+        cache.cache.cache.set(number.make_cache_key(number.uncached), b"no pickle at all", ttl=60)
+        assert [number(), number()] == [2, 2]
+
+
+def test_none_is_stored_only_if_asked_for(world: World) -> None:
+    """`cache_none` decides, as in Flask-Caching."""
+    app, cache = world.app()
+    origin = Origin(open=True)
+
+    def nothing() -> None:
+        origin()
+
+    with app.app_context():
+        for kept, calls in ((False, 2), (True, 3)):
+            function = cache.memoize(cache_none=kept, make_name=lambda name, kept=kept: f"{name} {kept}")(nothing)
+            assert [function(), function()] == [None, None]
+            assert origin.calls == calls
+
+
+def test_async_views(world: World) -> None:
+    """An async view is computed once, too."""
+    pytest.importorskip("asgiref")
+    app, cache = world.app()
+    origin = Origin()
+
+    @app.get("/report")
+    @cache.cached(timeout=60)
+    async def report() -> str:
+        return f"report {await origin.suspending()}"
+
+    herd = Herd(*[asked(app, "/report")] * 5)
+    origin.has_begun()
+    origin.let_on()
+    assert {each.text for each in herd.join()} == {"report 1"}
+
+
+def test_without_the_engine_each_process_computes_once(caplog: pytest.LogCaptureFixture) -> None:
+    """If Redis is down, requests are answered, and still share a computation in each process."""
+    server = RedisServer()
+    app, cache = World(server.url, "outage").app(DEBUG=True)
+    origin = Origin()
+
+    @cache.memoize(timeout=60)
+    def total(region: str) -> int:
+        return origin()
+
+    @app.get("/report")
+    @cache.cached(timeout=60)
+    def report() -> str:
+        return f"report {total('north')}"
+
+    try:
+        server.stop()
+        herd = Herd(*[asked(app, "/report")] * 20)
+        origin.has_begun()
+        origin.let_on()
+        assert {(each.status_code, each.text) for each in herd.join()} == {(200, "report 1")}
+        assert not [each for each in caplog.records if each.name == "flask_caching"]
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("kind, calls", [("NullCache", 2), ("SimpleCache", 1)])
+def test_other_backends_are_flask_cachings_own(kind: str, calls: int) -> None:
+    """With `NullCache` or `SimpleCache`, as in many applications' tests, it is Flask-Caching without us."""
+    app = flask.Flask("shop")
+    cache, origin = Cache(app, config={"CACHE_TYPE": kind, "CACHE_NO_NULL_WARNING": True}), Origin(open=True)
+    number = cache.memoize()(lambda: origin())
+    with app.app_context():
+        assert [number(), number()] == [1, calls]
+
+
+def test_the_class_of_cachelib_as_cache_type(shared: World) -> None:
+    """`CACHE_TYPE` may name `stampede.contrib.cachelib.StampedeCache`, too, with CACHE_ARGS and CACHE_OPTIONS."""
+    app = flask.Flask("shop")
+    app.config.update(
+        CACHE_TYPE="stampede.contrib.cachelib.StampedeCache",
+        CACHE_ARGS=[shared.settings["CACHE_STAMPEDE_URL"]],
+        CACHE_OPTIONS={"namespace": "shop", "signing_key": "k" * 32},
+    )
+    cache, origin = Cache(app), Origin()
+
+    @app.get("/report")
+    @cache.cached()
+    def report() -> str:
+        return f"report {origin()}"
+
+    herd = Herd(*[asked(app, "/report")] * 3)
+    origin.has_begun()
+    origin.let_on()
+    assert {each.text for each in herd.join()} == {"report 1"}
+
+
+def test_the_secret_key_signs(shared: World) -> None:
+    """Applications with one SECRET_KEY read each other's values; an old key may be a fallback; others read nothing."""
+    backends = []
+    for secret, fallbacks in (("old", []), ("new", ["old"]), ("other", [])):
+        app = flask.Flask("shop")
+        app.config.update(SECRET_KEY=secret, SECRET_KEY_FALLBACKS=fallbacks, **shared.settings)
+        Cache(app)
+        backends.extend(app.extensions["cache"].values())
+    backends[0].set("k", flask.Response("stored"))
+    assert isinstance(backends[0], StampedeCache)
+    assert backends[1].get("k").get_data() == b"stored"
+    assert backends[2].get("k") is None

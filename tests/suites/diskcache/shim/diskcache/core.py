@@ -1,0 +1,5 @@
+"""A name that a test imports."""
+
+from stampede.contrib.diskcache import ENOVAL
+
+__all__ = ["ENOVAL"]
