@@ -12,6 +12,7 @@ from stampede.api.registry import (
     configure,
     get_cache,
     limited,
+    once,
     try_lock,
 )
 from stampede.api.tags import aexpire_tags, ainvalidate_tags, expire_tags, invalidate_tags
@@ -78,6 +79,7 @@ __all__ = [
     "get_cache",
     "invalidate_tags",
     "limited",
+    "once",
     "refreshing",
     "try_lock",
 ]

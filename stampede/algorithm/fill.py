@@ -4,6 +4,7 @@ brings everything else."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from math import inf
 from os import urandom
@@ -12,7 +13,7 @@ from typing import Any
 from stampede import events
 from stampede.algorithm.admission import compute_at_origin, drop_place, leave_origin
 from stampede.algorithm.call import Call
-from stampede.algorithm.finish import finish, release, served
+from stampede.algorithm.finish import finish, is_own, release, served
 from stampede.algorithm.flight import SAFETY, Computing, Flight, nested
 from stampede.algorithm.patience import compute_alone, compute_in_background, own_wait_left, patience_left, wait_left
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
@@ -25,6 +26,8 @@ from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, ended, running_loop
 
 __all__ = ["fill", "look"]
+
+_log = logging.getLogger("stampede")
 
 
 async def fill(call: Call) -> Result:
@@ -327,16 +330,22 @@ async def compute(call: Call, flight: Flight, existing: Entry[Any] | None) -> Re
         if call.policy.origin is not None:
             call.nested = nested()
         call.existing = existing
-        with resources.hold(call, longest if call.policy.origin is None else inf) as hold, Computing(flight):
-            # Do not bind the error to a name: it refers to this frame, as Python 3.12 links each frame to its caller's.
-            if call.policy.origin is not None:
-                result = await finish(
-                    call, existing, hold, *await compute_at_origin(call, existing, hold, flight, longest)
-                )
-            else:
-                flight.computes(call.label, call.policy.lease, longest)
-                work = ended(resources.colour.call(call.origin))
-                result = await finish(call, existing, hold, *await work, resources.clock() - began)
+        with resources.hold(call, longest if call.policy.origin is None else inf) as hold:
+            if call.policy.refresh_by is not None and existing is not None and not call.force:
+                result = await ask_worker(call, existing)
+                if result is not None:
+                    return result
+            with Computing(flight):
+                # Do not bind the error to a name: it refers to this frame, as Python 3.12 links each frame to its
+                # caller's.
+                if call.policy.origin is not None:
+                    result = await finish(
+                        call, existing, hold, *await compute_at_origin(call, existing, hold, flight, longest)
+                    )
+                else:
+                    flight.computes(call.label, call.policy.lease, longest)
+                    work = ended(resources.colour.call(call.origin))
+                    result = await finish(call, existing, hold, *await work, resources.clock() - began)
     except BaseException:
         # Nothing can be awaited any more: the event loop was closed, or no thread could be started.
         drop_place(call)
@@ -349,3 +358,23 @@ async def compute(call: Call, flight: Flight, existing: Entry[Any] | None) -> Re
         return result
     finally:
         del result  # an error inside it refers to this frame
+
+
+async def ask_worker(call: Call, existing: Entry[Any]) -> Result | None:
+    """Ask a worker to refresh the value (`refresh_by`), give the lease up, and serve the stored value. Return None if
+    the worker can't be asked. The key rests for a lease, so that no other caller asks before the worker has begun; but
+    not for longer than there is a value to serve."""
+    assert call.policy.refresh_by is not None
+    _, error = await ended(call.resources.colour.call(call.policy.refresh_by))
+    try:
+        if error is not None and not is_own(error):
+            _log.warning("%r can't be refreshed by a worker, and is computed here: %r", call.label, error)
+            return None
+        if error is not None:
+            await release(call)
+            return Result(error=error)
+    finally:
+        del error  # it refers to this frame
+    rest = min(call.policy.lease, existing.keep)
+    await release(call, None, rest)
+    return served(call, existing, "computing", until=rest, as_of=call.asked)

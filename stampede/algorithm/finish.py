@@ -21,7 +21,7 @@ from stampede.model.tags import judge, names_in, packed
 from stampede.runtime.chance import random
 from stampede.settings.options import MOST_TAGS, checked_tags
 
-__all__ = ["covers", "finish", "quietly", "release", "served"]
+__all__ = ["covers", "finish", "is_own", "quietly", "release", "served"]
 
 CROWDED = 0.2
 """Seconds for which a stored value is served again without asking, after its origin was full."""

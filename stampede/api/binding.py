@@ -39,6 +39,7 @@ __all__ = ["Binding", "Home"]
 _log = logging.getLogger("stampede")
 
 KEY_OPTIONS = ("key", "version", "namespace", "ignore")
+FUNCTION_OPTIONS = ("refresh_by",)
 CODEC_OPTIONS = ("codec", "trust", "signing_key", "compress", "max_bytes")
 
 CAPTURED = """%s has captured %s, %s. Make it a parameter; or give a version= (other than 'code'), which declares all \
@@ -86,6 +87,7 @@ class Binding:
         self.parameters = Parameters(function, options.get("ignore", ()))
         self._ttl, self._ttl_parameters = ttl_of_call(options.get("ttl"), self.parameters)
         self._tags, self._tags_parameters = tags_of_call(options.get("tags", ()), self.parameters)
+        self._refresh_by: Callable[..., object] | None = options.get("refresh_by")
         namespace = options.get("namespace")
         # A function as key= or namespace= may use more than the arguments, such as a tenant in a context, or the date.
         pure = not callable(key) and not callable(namespace)
@@ -179,7 +181,7 @@ class Binding:
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Raise OptionError for wrong options, as far as they can be checked without the function."""
-        known = [*KEY_OPTIONS, *CODEC_OPTIONS, *OPTIONS]
+        known = [*KEY_OPTIONS, *FUNCTION_OPTIONS, *CODEC_OPTIONS, *OPTIONS]
         for name in options:
             if name not in known:
                 raise OptionError(f"@cached has no option {name!r}: {nearest(name, known)}")
@@ -193,6 +195,11 @@ class Binding:
             value = options.get(name, "")
             if not isinstance(value, (str, int)) and not (function and callable(value)):
                 raise OptionError(f"{name} is {value!r}: give a string or a number{function}")
+        refresh_by = options.get("refresh_by")
+        if refresh_by is not None and not callable(refresh_by):
+            raise OptionError(
+                f"refresh_by is {refresh_by!r}: give a function of the arguments, such as a task's `delay`"
+            )
         key = options.get("key")
         if key is not None and not isinstance(key, str) and not callable(key):
             raise OptionError(f"key is {key!r}: give a function of the arguments, or a format string")

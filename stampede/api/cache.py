@@ -25,11 +25,11 @@ from stampede.api.status import Status, status
 from stampede.api.typing import (
     BulkheadOptions,
     CacheOptions,
+    FunctionOptions,
     Hook,
     LimitOptions,
     LockOptions,
     OnError,
-    Options,
     Origins,
     PolicyOptions,
 )
@@ -851,7 +851,7 @@ class _CachedIn:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
-    @showing(Options)
+    @showing(FunctionOptions)
     def __call__(self, function: Any = None, /, **options: Any) -> Any:
         return decorate(function, lambda: self._cache, options, self._cache.duplicate_names)
 

@@ -8,6 +8,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from stampede.algorithm.context import Context, Inside
@@ -169,6 +170,9 @@ class Cached(Binding):
         tier = scope.core.local_tier.residents
         home = None if tier is None else functools.partial(self._adopt, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
+        if self._refresh_by is not None and not force:
+            enqueue = functools.partial(self._refresh_by, *args, **kwargs)
+            policy = replace(policy or scope.policy, refresh_by=enqueue)
         tags = None if self._tags is None else self._tags(*args, **kwargs)  # beside the policy, whose copy costs more
         origin = functools.partial(self.origin, *args, **kwargs)
         return scope.fetch(key, origin, policy, force=force, home=home, once=once, tags=tags)

@@ -53,6 +53,8 @@ class CachedMany:
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Raise OptionError for wrong options, as far as they can be checked without the function."""
+        if options.get("refresh_by") is not None:
+            raise OptionError("@cached.many has no refresh_by: a refresh of many ids is one call of the function")
         Cached.check({name: value for name, value in options.items() if name not in OWN})
         seconds("absent", options.get("absent", 0))
         chunk = options.get("chunk")

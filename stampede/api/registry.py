@@ -21,10 +21,11 @@ from stampede.api.overrides import unbind_all
 from stampede.api.typing import (
     BulkheadOptions,
     CacheOptions,
+    FunctionOptions,
     LimitOptions,
     LockOptions,
     MoreOptions,
-    Options,
+    OnceOptions,
     Origins,
     PolicyOptions,
     Tables,
@@ -39,6 +40,7 @@ from stampede.events import Observer
 from stampede.limits import limiter as limits
 from stampede.locks import bulkhead as bulkheads
 from stampede.locks import lock as locks
+from stampede.locks import once as onces
 from stampede.metrics import OpenTelemetryObserver, PrometheusObserver
 from stampede.model.ports import Engine
 from stampede.runtime import forks
@@ -48,7 +50,7 @@ from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
     "Bulkhead", "Limiter", "Lock", "all_caches", "cache_without_dogpiling", "cached", "configure", "get_cache",
-    "isolated", "limited", "try_lock",
+    "isolated", "limited", "once", "try_lock",
 ]  # fmt: skip
 
 _log = logging.getLogger("stampede")
@@ -340,7 +342,7 @@ def _with_many(function: Any) -> CachedIn[Where]:
 
 
 @_with_many
-@showing(Options)
+@showing(FunctionOptions)
 def cached(function: Any = None, /, *, cache: Where = "default", **options: Any) -> Any:
     """Cache the values of a function by its arguments. Concurrent callers with equal arguments share one computation.
 
@@ -413,6 +415,16 @@ class try_lock(Lock, locks.TryLock):
         if options.pop("wait", 0) != 0:  # type: ignore[typeddict-item]
             raise OptionError("try_lock never waits: leave wait= out, or use Lock")
         super().__init__(name, on=on, **options)
+
+
+class once(onces.Once):
+    __doc__ = onces.Once.__doc__
+
+    @showing(OnceOptions)
+    def __init__(
+        self, name: str, *, every: Seconds, on: str | Cache | Engine = DEFAULT_NAME, **options: Unpack[OnceOptions]
+    ) -> None:
+        super().__init__(name, _engine_or_finder(on), every=every, **options)
 
 
 # -- limits -------------------------------------------------------------------------------------------------------

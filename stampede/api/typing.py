@@ -19,9 +19,9 @@ from stampede.settings.options import Seconds, TimeToLive
 
 __all__ = [
     "BulkheadOptions", "CacheOptions", "CacheTable", "CachedAsync", "CachedFunction", "Decorate", "DecorateIn",
-    "DecorateLoosely", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
-    "LooselyCachedAsync", "MoreOptions", "NoInstance", "Options", "Origins", "PolicyOptions", "StrictOptions", "Tables",
-    "TryLockOptions", "WithObservers",
+    "DecorateLoosely", "FunctionOptions", "LimitOptions", "LocalTable", "LockOptions", "LooselyCached",
+    "LooselyCachedAsync", "MoreOptions", "NoInstance", "OnceOptions", "Options", "Origins", "PolicyOptions",
+    "StrictFunctionOptions", "StrictOptions", "Tables", "TryLockOptions", "WithObservers",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -114,6 +114,18 @@ class Options(_Keying, total=False):
     ignore: str | Collection[str]
 
 
+class _Refreshing(TypedDict, total=False):
+    refresh_by: Callable[..., object] | None
+
+
+class StrictFunctionOptions(StrictOptions, _Refreshing, total=False):
+    """`StrictOptions`, of a function that is called for one key."""
+
+
+class FunctionOptions(Options, _Refreshing, total=False):
+    """All options of `@cached`, without those of `@cached.many`."""
+
+
 class LocalTable(TypedDict, total=False):
     """The table of a local tier."""
 
@@ -157,6 +169,14 @@ class LockOptions(TryLockOptions, total=False):
     """The options of `Lock`, without its name and engine."""
 
     wait: Seconds
+
+
+class OnceOptions(TypedDict, total=False):
+    """The options of `once`, without its name, engine and period."""
+
+    retry_after: float | str | timedelta
+    lease: float | str | timedelta
+    max_hold: Seconds
 
 
 class LimitOptions(TypedDict, total=False):
@@ -407,9 +427,9 @@ class DecorateIn(Protocol[C_contra]):
     @overload
     def __call__(self, function: Callable[P, T], /) -> CachedFunction[P, T]: ...
     @overload
-    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictOptions]) -> Decorate: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[StrictFunctionOptions]) -> Decorate: ...
     @overload
-    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[Options]) -> DecorateLoosely: ...
+    def __call__(self, /, *, cache: C_contra = ..., **options: Unpack[FunctionOptions]) -> DecorateLoosely: ...
 
 
 Decorate: TypeAlias = DecorateIn[NoInstance]

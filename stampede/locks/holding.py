@@ -186,7 +186,7 @@ class Holding:
         ...     lock.held
         True
         """
-        return run_blocking(self._detached(self.access.blocking, seconds))
+        return run_blocking(self.detached(self.access.blocking, seconds))
 
     async def arelease(self) -> None:
         await self.released(self.access.suspending)
@@ -195,7 +195,7 @@ class Holding:
         await self._extended(self.access.suspending, seconds)
 
     async def adetach(self, seconds: Seconds = None) -> bytes:
-        return await self._detached(self.access.suspending, seconds)
+        return await self.detached(self.access.suspending, seconds)
 
     # -- implementation -------------------------------------------------------------------------------------------
 
@@ -228,6 +228,12 @@ class Holding:
         if not self.over and not self._chosen:
             locks = self.access.blocking.locks
             keeper.give_back(locks, self.key, self.token, locks.release)
+        if self.hold is not None:
+            self.hold.end()
+        self.over = True
+
+    def let_end(self) -> None:
+        """Renew the lock no more, and do not release it: it ends with its lease, or with the time of a `detach`."""
         if self.hold is not None:
             self.hold.end()
         self.over = True
@@ -298,7 +304,7 @@ class Holding:
             raise self._loss()
         hold.ends = hold.least = asked + lasts
 
-    async def _detached(self, side: LocksSide, requested: Seconds) -> bytes:
+    async def detached(self, side: LocksSide, requested: Seconds) -> bytes:
         lasts = None if requested is None else seconds("seconds", requested)
         if lasts is not None and not 0 < lasts < inf:
             raise OptionError(f"seconds is {requested!r}: give a finite number, more than 0")

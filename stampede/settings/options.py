@@ -185,6 +185,7 @@ class Policy:
     strict: bool = _option(False, _flag)
     origin: str | None = _option(None, _name)
     tags: tuple[str, ...] = _option((), checked_tags)
+    refresh_by: Callable[[], object] | None = None  # of one call: asks a worker to refresh the value
     refuses_stale: bool = False  # the user set stale=0: even an entry that is stored longer is not served stale
     # Derived from the options above.
     limit: float | None = field(init=False)  # seconds that a caller waits for others: the shorter of wait and deadline

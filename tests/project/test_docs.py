@@ -34,7 +34,7 @@ ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
 """Its alerts have names that look like names of errors."""
 
 EXTRAS = {"redis", "pymemcache", "dogpile", "cachetools", "prometheus_client", "starlette", "pandas", "numpy"}
-EXTRAS |= {"django", "fastapi", "flask", "flask_session", "httpx", "sqlalchemy"}
+EXTRAS |= {"django", "fastapi", "flask", "flask_session", "httpx", "sqlalchemy", "celery", "rq", "dramatiq"}
 """The modules, besides the standard library and stampede, that a page may import. Tests skip a page without them."""
 
 

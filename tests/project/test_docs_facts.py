@@ -14,7 +14,7 @@ from pages import DOCS, PAGES, named
 import stampede.engines
 import stampede.errors
 from stampede import Cache, SettingsError, cached
-from stampede.api.typing import Options, PolicyOptions
+from stampede.api.typing import FunctionOptions, PolicyOptions
 from stampede.settings.checks import CACHE
 from stampede.settings.options import DEFAULT
 from stampede.settings.read import from_mapping
@@ -30,7 +30,7 @@ def options_table() -> dict[str, str]:
 
 def test_all_options_are_in_the_table() -> None:
     """The tables have every option, and nothing else."""
-    assert set(options_table()) == {*Options.__annotations__, *PolicyOptions.__annotations__, "cache"}
+    assert set(options_table()) == {*FunctionOptions.__annotations__, *PolicyOptions.__annotations__, "cache"}
 
 
 @pytest.mark.parametrize("name", list(PolicyOptions.__annotations__))
@@ -157,7 +157,7 @@ def test_twins() -> None:
         "stampede", "stampede.testing", "stampede.contrib.sqlalchemy", "stampede.contrib.postgres",
         "stampede.contrib.django", "stampede.contrib.diskcache",
         "stampede.contrib.cachelib", "stampede.contrib.flask_caching",
-        "stampede.contrib.key_value",
+        "stampede.contrib.key_value", "stampede.contrib.celery", "stampede.contrib.rq", "stampede.contrib.dramatiq",
     ],
 )  # fmt: skip
 def test_the_reference_has_all(module: str) -> None:

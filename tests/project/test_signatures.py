@@ -11,8 +11,8 @@ import pytest
 
 import stampede
 from stampede import Cache, cached, configure
-from stampede.api.binding import CODEC_OPTIONS, KEY_OPTIONS
-from stampede.api.typing import CacheOptions, LockOptions, MoreOptions, Options, PolicyOptions
+from stampede.api.binding import CODEC_OPTIONS, FUNCTION_OPTIONS, KEY_OPTIONS
+from stampede.api.typing import CacheOptions, FunctionOptions, LockOptions, MoreOptions, Options, PolicyOptions
 from stampede.api.typing_many import ManyOptions
 from stampede.settings.checks import CACHE
 from stampede.settings.options import OPTIONS
@@ -29,6 +29,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
     assert set(PolicyOptions.__annotations__) == POLICY
     assert set(MoreOptions.__annotations__) == POLICY - {"ttl"}
     assert set(Options.__annotations__) == {*POLICY, *KEY_OPTIONS, *CODEC_OPTIONS}
+    assert set(FunctionOptions.__annotations__) == {*Options.__annotations__, *FUNCTION_OPTIONS}
     assert set(CacheOptions.__annotations__) == {*CACHE} - {"url", "locks"}
     assert set(LockOptions.__annotations__) == LOCK
 
@@ -36,9 +37,9 @@ def test_what_checkers_see_is_what_there_is() -> None:
 @pytest.mark.parametrize(
     "face, options",
     [
-        (cached, set(Options.__annotations__) | {"cache"}),
+        (cached, set(FunctionOptions.__annotations__) | {"cache"}),
         (cached.many, set(ManyOptions.__annotations__) | {"cache"}),
-        (Cache().cached, set(Options.__annotations__)),
+        (Cache().cached, set(FunctionOptions.__annotations__)),
         (Cache().cached.many, set(ManyOptions.__annotations__)),
         (Cache, {*CACHE, "engine", "observers", "origins"}),
         (configure, {*CACHE, "caches", "observers", "origins"}),
@@ -49,6 +50,7 @@ def test_what_checkers_see_is_what_there_is() -> None:
         (Cache().lock, LOCK),
         (stampede.Lock, LOCK | {"on"}),
         (stampede.try_lock, LOCK - {"wait"} | {"on"}),
+        (stampede.once, {"every", "on", "retry_after", "lease", "max_hold"}),
         (Cache().bulkhead, BULKHEAD),
         (stampede.Bulkhead, BULKHEAD | {"on"}),
     ],

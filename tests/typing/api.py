@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
-from stampede import Cache, Entry, Holding, Lock, ValueCodec, cache_without_dogpiling, cached, try_lock
+from stampede import Cache, Entry, Holding, Lock, ValueCodec, cache_without_dogpiling, cached, once, try_lock
 from stampede.api.status import Status
 from stampede.api.typing import Decorate
 from stampede.metrics import Stats
@@ -289,3 +289,31 @@ async def locks() -> None:
     with try_lock("nightly") as attempt:
         assert_type(attempt, Holding)
         assert_type(bool(attempt), bool)
+
+
+# -- once ---------------------------------------------------------------------------------------------------------
+
+
+@once("nightly", every="1d")
+def nightly(day: str) -> int:
+    return len(day)
+
+
+@once("nightly", every="1d", on="reports", retry_after=60)
+async def async_nightly(day: str) -> int:
+    return len(day)
+
+
+@cached(stale="1h", refresh_by=nightly)
+def refreshed(day: str) -> int:
+    return len(day)
+
+
+async def once_per_period() -> None:
+    assert_type(nightly("monday"), int | None)
+    assert_type(await async_nightly(day="monday"), int | None)
+    assert_type(refreshed("monday"), int)
+    with once("nightly", every="1d") as mine:
+        assert_type(mine, Holding)
+    async with once("nightly", every="1d") as mine:
+        assert_type(mine, Holding)
