@@ -1,0 +1,130 @@
+"""What the transaction of a session has changed, and which tags end with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Delete, Table, inspect
+from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.dml import UpdateBase
+
+from stampede.contrib.sqlalchemy import tags
+
+__all__ = ["Changes"]
+
+MOST_ROWS = 100
+"""The most rows of a table whose tags are ended one by one. If more are changed, the results of all its rows end."""
+
+_EACH_SELECT_IS_NEW = ("READ COMMITTED", "READ UNCOMMITTED", "AUTOCOMMIT")
+
+
+class Changes:
+    """What the current transaction of a session has changed, until it ends."""
+
+    def __init__(self) -> None:
+        self.committing = False
+        self.suspending = False  # the database's driver is asyncio's
+        self._snapshot: str | None = None  # the dialect, if the transaction sees the database as it was at a moment
+        self._tables: set[Table] = set()
+        self._in_bulk: set[Table] = set()
+        self._rows: dict[Mapper[Any], set[str]] = {}
+
+    def begun(self, connection: Connection) -> None:
+        """Take note that the session has begun a transaction on a connection."""
+        self.suspending = connection.dialect.is_async
+        level = connection.get_execution_options().get("isolation_level") or connection.default_isolation_level
+        if level not in _EACH_SELECT_IS_NEW:
+            self._snapshot = connection.dialect.name
+
+    @property
+    def sees_the_past(self) -> bool:
+        """Whether a SELECT of this transaction may not see what other transactions have committed meanwhile."""
+        if self._snapshot == "sqlite":  # Python's driver begins a transaction when something is written
+            return bool(self._tables)
+        return self._snapshot is not None
+
+    def flushed(self, session: Session) -> None:
+        """Take note of the objects that a flush has written."""
+        for each, deleted in _in_flush(session):
+            state: Any = inspect(each)
+            mapper: Mapper[Any] = state.mapper
+            self._tables |= _tables_of(each, deleted=deleted)
+            rows = self._rows.setdefault(mapper.base_mapper, set())
+            if len(rows) <= MOST_ROWS:
+                now = mapper.primary_key_from_instance(each)
+                rows |= {tags.row(mapper, identity) for identity in (now, state.identity) if identity is not None}
+            if deleted:
+                self._deleted(tags.tables_of(mapper))
+
+    def written(self, statement: Any, mapper: Mapper[Any] | None) -> None:
+        """Take note of a statement that inserts, updates or deletes."""
+        for each in visitors.iterate(statement):
+            if isinstance(each, UpdateBase):
+                found = {*tags.tables_in(each.table)} | (tags.tables_of(mapper) if mapper is not None else set())
+                self._tables |= found
+                self._in_bulk |= found
+                if isinstance(each, Delete):
+                    self._deleted(found)
+
+    def _deleted(self, tables: Iterable[Table]) -> None:
+        for each in tables:
+            by_database = _changed_with(each)
+            self._tables |= by_database
+            self._in_bulk |= by_database
+
+    def names(self, session: Session) -> set[str]:
+        """Return the names of the tables that are changed in this transaction, or will be by the next flush."""
+        changed = set(self._tables)
+        for each, deleted in _in_flush(session):
+            changed |= _tables_of(each, deleted=deleted)
+        return {each.fullname for each in changed}
+
+    def tags(self) -> set[str]:
+        """Return the tags that end when the transaction is committed."""
+        in_bulk, ended = set(self._in_bulk), set()
+        for mapper, rows in self._rows.items():
+            if len(rows) > MOST_ROWS:
+                in_bulk |= {each for one in mapper.self_and_descendants for each in tags.tables_of(one)}
+            else:
+                ended |= rows
+        ended |= {tags.table(each.fullname) for each in self._tables}
+        return ended | {tags.some_rows(each.fullname) for each in in_bulk}
+
+
+def _in_flush(session: Session) -> Iterator[tuple[Any, bool]]:
+    """Iterate over the objects that a flush writes, and whether it deletes them."""
+    for each in session.new:
+        yield each, False
+    for each in session.dirty:
+        if session.is_modified(each):
+            yield each, False
+    for each in session.deleted:
+        yield each, True
+
+
+def _tables_of(instance: Any, *, deleted: bool) -> set[Table]:
+    """Return the tables that flushing an object changes: its own, and those that link it with others."""
+    state: Any = inspect(instance)
+    found = {*tags.tables_of(state.mapper)}
+    for relationship in state.mapper.relationships:
+        links = relationship.secondary is not None and not relationship.viewonly
+        if links and (deleted or state.attrs[relationship.key].history.has_changes()):
+            found |= {*tags.tables_in(relationship.secondary)}
+    return found
+
+
+@lru_cache(1024)
+def _changed_with(table: Table) -> frozenset[Table]:
+    """Return the tables of which the database itself changes rows if rows of this table are deleted."""
+    found, todo = set(), [table]
+    while todo:
+        one = todo.pop()
+        for each in table.metadata.tables.values():
+            keys = [key for key in each.foreign_keys if key.ondelete and key.column.table is one]
+            if keys and each not in found:
+                found.add(each)
+                todo.append(each)
+    return frozenset(found)
