@@ -6,6 +6,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import Dialect
+from sqlalchemy.orm import ORMExecuteState
+
+from stampede.contrib.sqlalchemy.tags import tables_of
 
 __all__ = ["Reads", "reads_of"]
 
@@ -17,12 +20,13 @@ class Reads(NamedTuple):
     locks: bool  # FOR UPDATE
 
 
-def reads_of(statement: Any, dialect: Dialect) -> Reads:
-    """Compile the statement, and return what it reads. What relationships load in statements of their own is not known
-    here, and neither is what `text()` names."""
+def reads_of(state: ORMExecuteState, dialect: Dialect) -> Reads:
+    """Compile a statement, and return what it reads: also the tables of its mapped classes, if its SQL is a `text()`.
+    What relationships load in statements of their own is not known here."""
     compiler: Any = dialect.statement_compiler
-    made = _noting(compiler)(dialect, statement)
-    return Reads(frozenset(made.tables), made.locks)
+    made = _noting(compiler)(dialect, state.statement)
+    mapped = {str(table.fullname) for mapper in state.all_mappers for table in tables_of(mapper)}
+    return Reads(frozenset(made.tables | mapped), made.locks)
 
 
 @lru_cache(64)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine, Table
 from sqlalchemy.orm import Mapper, MapperProperty
+from sqlalchemy.types import TypeEngine
 
 from stampede.errors import KeyingError
 from stampede.keys import canonical
@@ -60,6 +61,8 @@ _in_memory: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
 
 def _text(part: Any) -> str:
     """Return a part of SQLAlchemy's key as a text that is the same in every process."""
+    if isinstance(part, tuple) and part and isinstance(part[0], type) and issubclass(part[0], TypeEngine):
+        return f"({','.join([_text(part[0]), *sorted(map(_text, part[1:]))])})"  # its options come from a set
     if isinstance(part, (tuple, list)):
         return f"({','.join(map(_text, part))})"
     if isinstance(part, Mapping):

@@ -25,13 +25,13 @@ Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[Any, ...]], tuple[str, ...]]
 """A result as it is stored: the names of its columns, its rows, and the tables that were read."""
 
 
-def read(state: ORMExecuteState, tables_in: Callable[[Any], frozenset[str]]) -> Rows:
+def read(state: ORMExecuteState, tables_in: Callable[[ORMExecuteState], frozenset[str]]) -> Rows:
     """Run the statement, and return its rows. It runs on the session's connection, but with objects of its own: those
     of the session may have been loaded earlier, so that they are older than the rows."""
     tables: set[str] = set()
     connection = state.session.connection(bind_arguments=dict(state.bind_arguments))
     with Session(connection, autoflush=False, join_transaction_mode="rollback_only", info={APART: True}) as apart:
-        event.listen(apart, "do_orm_execute", lambda each: tables.update(tables_in(each.statement)))
+        event.listen(apart, "do_orm_execute", lambda each: tables.update(tables_in(each)))
         result = apart.execute(state.statement, state.parameters, execution_options=state.local_execution_options)
         keys = tuple(map(str, result.keys()))
         rows = detach([tuple(row) for row in result.freeze()()])

@@ -13,7 +13,8 @@ from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.selectable import SelectLabelStyle
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from stampede import Cache, current
+from stampede.api.cache import Cache
+from stampede.api.current import current
 from stampede.api.typing import Hook
 from stampede.contrib.sqlalchemy import tags
 from stampede.contrib.sqlalchemy.changes import Changes
@@ -98,12 +99,12 @@ class StatementCache:
         await self.cache.ainvalidate_tags(*_tags_to_end(changed), via=via)
 
     def key(self, session: Session, statement: Any, parameters: Any = None, *, by_primary_key: bool = False) -> str:
-        """Return the key of a statement's result in the cache.
+        """Return the key of a statement's result in the cache. Give the statement with its option `FromCache`.
 
-        >>> key = statements.key(session, select(User))
-        >>> session.scalars(select(User).options(FromCache())).first().name
+        >>> users = select(User).options(FromCache())
+        >>> session.scalars(users).first().name
         'bob'
-        >>> statements.cache.invalidate(key)
+        >>> statements.cache.invalidate(statements.key(session, users))
         True
         """
         bind = session.get_bind(clause=statement)
@@ -129,7 +130,7 @@ class StatementCache:
             return None
         shape, values = shape_of(state.statement, state.parameters)
         known = self._reads.get(shape)
-        reads = known or reads_of(state.statement, bind.dialect)
+        reads = known or reads_of(state, bind.dialect)
         changes = self._changes(session)
         changed = changes.names(session)
         if reads.locks or (changed and (known is None or not changed.isdisjoint(reads.tables))):
