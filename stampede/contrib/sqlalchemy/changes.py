@@ -48,15 +48,18 @@ class Changes:
 
     def flushed(self, session: Session) -> None:
         """Take note of the objects that a flush has written."""
-        for each, deleted in _in_flush(session):
+        for each in _in_flush(session):
             state: Any = inspect(each)
             mapper: Mapper[Any] = state.mapper
-            self._tables |= _tables_of(each, deleted=deleted)
+            tables = _tables_of(each, session)
+            self._tables |= tables
+            if tables.isdisjoint(tags.tables_of(mapper)):
+                continue
             rows = self._rows.setdefault(mapper.base_mapper, set())
             if len(rows) <= MOST_ROWS:
                 now = mapper.primary_key_from_instance(each)
                 rows |= {tags.row(mapper, identity) for identity in (now, state.identity) if identity is not None}
-            if deleted:
+            if each in session.deleted:
                 self._deleted(tags.tables_of(mapper))
 
     def written(self, statement: Any, mapper: Mapper[Any] | None) -> None:
@@ -78,8 +81,8 @@ class Changes:
     def names(self, session: Session) -> set[str]:
         """Return the names of the tables that are changed in this transaction, or will be by the next flush."""
         changed = set(self._tables)
-        for each, deleted in _in_flush(session):
-            changed |= _tables_of(each, deleted=deleted)
+        for each in _in_flush(session):
+            changed |= _tables_of(each, session)
         return {each.fullname for each in changed}
 
     def tags(self) -> set[str]:
@@ -94,24 +97,22 @@ class Changes:
         return ended | {tags.some_rows(each.fullname) for each in in_bulk}
 
 
-def _in_flush(session: Session) -> Iterator[tuple[Any, bool]]:
-    """Iterate over the objects that a flush writes, and whether it deletes them."""
-    for each in session.new:
-        yield each, False
-    for each in session.dirty:
-        if session.is_modified(each):
-            yield each, False
-    for each in session.deleted:
-        yield each, True
+def _in_flush(session: Session) -> Iterator[Any]:
+    """Iterate over the objects that a flush writes."""
+    yield from session.new
+    yield from session.dirty
+    yield from session.deleted
 
 
-def _tables_of(instance: Any, *, deleted: bool) -> set[Table]:
+def _tables_of(instance: Any, session: Session) -> set[Table]:
     """Return the tables that flushing an object changes: its own, and those that link it with others."""
     state: Any = inspect(instance)
-    found = {*tags.tables_of(state.mapper)}
+    whole = instance in session.new or instance in session.deleted
+    own = whole or session.is_modified(instance, include_collections=False)
+    found = {*tags.tables_of(state.mapper)} if own else set()
     for relationship in state.mapper.relationships:
         links = relationship.secondary is not None and not relationship.viewonly
-        if links and (deleted or state.attrs[relationship.key].history.has_changes()):
+        if links and (whole or state.attrs[relationship.key].history.has_changes()):
             found |= {*tags.tables_in(relationship.secondary)}
     return found
 

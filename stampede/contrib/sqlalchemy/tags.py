@@ -47,8 +47,8 @@ MOST = 100
 
 
 def tables_in(element: Any) -> Iterator[Table]:
-    """Return the tables in a FROM clause."""
-    return (each for each in visitors.iterate(element) if isinstance(each, Table))
+    """Return the tables in a FROM clause. Statements of the ORM have copies of them, with annotations."""
+    return (each.metadata.tables.get(each.key, each) for each in visitors.iterate(element) if isinstance(each, Table))
 
 
 @lru_cache(1024)
