@@ -33,7 +33,7 @@ def shape_of(statement: Any, parameters: Any = None) -> tuple[str, list[Any]]:
         )
     given = parameters or {}
     values = [given.get(bind.key, bind.effective_value) for bind in found.bindparams]
-    return _text(found.key), values
+    return _whole(found.key), values
 
 
 def key_of(statement: Any, facts: object, bind: Engine, execution_options: Mapping[str, Any]) -> str:
@@ -57,6 +57,11 @@ def _database(bind: Engine) -> str:
 
 
 _in_memory: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+
+
+@lru_cache(1024)
+def _whole(key: Any) -> str:
+    return _text(key)
 
 
 def _text(part: Any) -> str:
