@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Delete, Table, inspect
-from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm import Mapper, RelationshipDirection, Session
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import UpdateBase
 
@@ -48,16 +48,13 @@ class Changes:
 
     def flushed(self, session: Session) -> None:
         """Take note of the objects that a flush has written."""
-        for each in _in_flush(session):
+        for each, whole in _in_flush(session):
             state: Any = inspect(each)
             mapper: Mapper[Any] = state.mapper
-            tables = _tables_of(each, session)
-            self._tables |= tables
-            if tables.isdisjoint(tags.tables_of(mapper)):
-                continue
+            self._tables |= _tables_of(each, session, whole=whole)
             rows = self._rows.setdefault(mapper.base_mapper, set())
-            if len(rows) <= MOST_ROWS:
-                now = mapper.primary_key_from_instance(each)
+            if whole and len(rows) <= MOST_ROWS:
+                now = None if state.expired else mapper.primary_key_from_instance(each)
                 rows |= {tags.row(mapper, identity) for identity in (now, state.identity) if identity is not None}
             if each in session.deleted:
                 self._deleted(tags.tables_of(mapper))
@@ -81,8 +78,8 @@ class Changes:
     def names(self, session: Session) -> set[str]:
         """Return the names of the tables that are changed in this transaction, or will be by the next flush."""
         changed = set(self._tables)
-        for each in _in_flush(session):
-            changed |= _tables_of(each, session)
+        for each, whole in _in_flush(session):
+            changed |= _tables_of(each, session, whole=whole)
         return {each.fullname for each in changed}
 
     def tags(self) -> set[str]:
@@ -97,23 +94,38 @@ class Changes:
         return ended | {tags.some_rows(each.fullname) for each in in_bulk}
 
 
-def _in_flush(session: Session) -> Iterator[Any]:
-    """Iterate over the objects that a flush writes."""
-    yield from session.new
-    yield from session.dirty
-    yield from session.deleted
+def _in_flush(session: Session) -> Iterator[tuple[Any, bool]]:
+    """Iterate over the objects that a flush writes, and whether it writes their own rows. An object that is removed
+    from a collection is written, too: its foreign key is cleared, or it is deleted as an orphan."""
+    for group, new in ((session.new, True), (session.dirty, False), (session.deleted, True)):
+        for each in group:
+            yield each, new or session.is_modified(each, include_collections=False)
+            state: Any = inspect(each)
+            for relationship in state.mapper.relationships:
+                if relationship.direction is RelationshipDirection.ONETOMANY and not relationship.viewonly:
+                    history = state.attrs[relationship.key].history
+                    for other in (*(history.added or ()), *(history.deleted or ())):
+                        if other is not None:
+                            yield other, True
 
 
-def _tables_of(instance: Any, session: Session) -> set[Table]:
-    """Return the tables that flushing an object changes: its own, and those that link it with others."""
+def _tables_of(instance: Any, session: Session, *, whole: bool) -> set[Table]:
+    """Return the tables that flushing an object changes: its own, those that link it with others, and those of others
+    that the session or the database changes if it is deleted."""
     state: Any = inspect(instance)
-    whole = instance in session.new or instance in session.deleted
-    own = whole or session.is_modified(instance, include_collections=False)
-    found = {*tags.tables_of(state.mapper)} if own else set()
+    own = tags.tables_of(state.mapper)
+    found = {*own} if whole else set()
+    deleted = instance in session.deleted
+    if deleted:
+        found.update(*map(_changed_with, own))
     for relationship in state.mapper.relationships:
-        links = relationship.secondary is not None and not relationship.viewonly
-        if links and (whole or state.attrs[relationship.key].history.has_changes()):
-            found |= {*tags.tables_in(relationship.secondary)}
+        if relationship.viewonly:
+            continue
+        if relationship.secondary is not None:
+            if deleted or state.attrs[relationship.key].history.has_changes():
+                found.update(tags.tables_in(relationship.secondary))
+        elif deleted and relationship.direction is RelationshipDirection.ONETOMANY:
+            found |= tags.tables_of(relationship.mapper)
     return found
 
 
