@@ -27,7 +27,8 @@ class Changes:
     def __init__(self) -> None:
         self.committing = False
         self.suspending = False  # the database's driver is asyncio's
-        self._snapshot: str | None = None  # the dialect, if the transaction sees the database as it was at a moment
+        self._snapshot = False  # the transaction sees the database as it was when it began
+        self._snapshot_by_writing = False  # ... when it first wrote something
         self._tables: set[Table] = set()
         self._in_bulk: set[Table] = set()
         self._rows: dict[Mapper[Any], set[str]] = {}
@@ -36,15 +37,19 @@ class Changes:
         """Take note that the session has begun a transaction on a connection."""
         self.suspending = connection.dialect.is_async
         level = connection.get_execution_options().get("isolation_level") or connection.default_isolation_level
-        if level not in _EACH_SELECT_IS_NEW:
-            self._snapshot = connection.dialect.name
+        if level in _EACH_SELECT_IS_NEW:
+            return
+        if connection.dialect.name == "sqlite" and not getattr(
+            connection.connection.driver_connection, "in_transaction", True
+        ):
+            self._snapshot_by_writing = True  # by default, Python's drivers send BEGIN before the first write
+        else:
+            self._snapshot = True
 
     @property
     def sees_the_past(self) -> bool:
         """Whether a SELECT of this transaction may not see what other transactions have committed meanwhile."""
-        if self._snapshot == "sqlite":  # Python's driver begins a transaction when something is written
-            return bool(self._tables)
-        return self._snapshot is not None
+        return self._snapshot or (self._snapshot_by_writing and bool(self._tables))
 
     def flushed(self, session: Session) -> None:
         """Take note of the objects that a flush has written."""
