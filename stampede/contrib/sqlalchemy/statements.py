@@ -9,6 +9,7 @@ from sqlalchemy import Engine, Table, event
 from sqlalchemy import inspect as inspected
 from sqlalchemy.engine import Result
 from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.selectable import SelectLabelStyle
 from sqlalchemy.util import await_only, greenlet_spawn
@@ -233,6 +234,7 @@ def _may_be_cached(state: ORMExecuteState) -> bool:
         and not state.is_column_load
         and not state.is_executemany
         and state.session.is_active
+        and not isinstance(state.session, ShardedSession)  # its own hook would not run
         and not any(options.get(name) for name in ("populate_existing", "yield_per", "stream_results"))
         # `session.query(...)` wants other rows than `select(...)` does.
         and getattr(state.statement, "get_label_style", lambda: None)() is not SelectLabelStyle.LABEL_STYLE_LEGACY_ORM
