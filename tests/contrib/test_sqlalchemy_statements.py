@@ -829,3 +829,29 @@ def test_a_cancelled_caller_leaves_its_session_alone(postgres: str) -> None:
 
     asyncio.run(main())
     database.dispose()
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules["greenlet"] = None
+from sqlalchemy import Column, Integer, create_engine, select
+from sqlalchemy.orm import declarative_base, sessionmaker
+from stampede import Cache
+from stampede.contrib.sqlalchemy import FromCache, StatementCache
+Base = declarative_base()
+class Thing(Base):
+    __tablename__ = "thing"
+    id = Column(Integer, primary_key=True)
+sessions, cache = sessionmaker(create_engine("sqlite://")), Cache()
+StatementCache(cache).listen(sessions)
+with sessions() as session:
+    Base.metadata.create_all(session.connection())
+    print(session.scalars(select(Thing).options(FromCache())).all(), cache.stats().computations)
+"""
+
+
+def test_without_greenlet() -> None:
+    """Since SQLAlchemy 2.1, greenlet is installed for asyncio only."""
+    command = [sys.executable, "-c", WITHOUT_GREENLET]
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    assert subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout == "[] 1\n"

@@ -144,6 +144,7 @@ SLOW = {
     "test_lock_queue.py::test_the_rule_holds",
     "test_shared_locks.py::test_a_place_ends_with_its_holder",
     "test_sqlalchemy_statements.py::test_keys_are_the_same_in_every_process",
+    "test_sqlalchemy_statements.py::test_without_greenlet",
     "test_whose_value.py::test_a_captured_application_is_walked_through_once",
     "test_whose_value.py::test_a_fingerprint_is_the_same_in_every_process",
     "test_whose_value.py::test_a_module_that_is_run_by_its_name",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from sqlalchemy import Engine, Table, event
 from sqlalchemy import inspect as inspected
 from sqlalchemy.engine import Result
-from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.selectable import SelectLabelStyle
@@ -62,7 +62,8 @@ class StatementCache:
         >>> Sessions = sessionmaker(database)
         >>> StatementCache(Cache(ttl=600)).listen(Sessions)
         """
-        if isinstance(sessions, async_sessionmaker):  # SQLAlchemy can't listen on it
+        asyncs = sys.modules.get("sqlalchemy.ext.asyncio")  # its import needs greenlet, which may not be installed
+        if asyncs is not None and isinstance(sessions, asyncs.async_sessionmaker):  # SQLAlchemy can't listen on it
             base = sessions.kw.get("sync_session_class", Session)
             listening = type(base.__name__, (base,), {})
             sessions.configure(sync_session_class=listening)
