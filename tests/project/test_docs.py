@@ -150,6 +150,9 @@ call_command("stampede", "check")
 assert user.stats().computations == 2
 assert not any(each.stats().unkept for each in (user, user_of, account, accounts, greeting, users))
 """,
+    "how-to/sqlalchemy.md": """
+assert not cache.stats().unkept and cache.stats().computations >= 5
+""",
     "engines/redis.md": """
 assert shop.get("greeting") == "hello" == fleet.get("greeting")
 assert fence > 0

@@ -104,19 +104,28 @@ def test_so_have_those_of_sqlalchemy() -> None:
     from stampede.contrib import sqlalchemy as ours
 
     Base = orm.declarative_base()
-    columns = {
-        "id": sqlalchemy.Column(sqlalchemy.Integer, primary_key=True),
-        "name": sqlalchemy.Column(sqlalchemy.Text),
-    }
-    User = type("User", (Base,), {"__tablename__": "user", "__module__": __name__, **columns})
+    column, number = orm.mapped_column, sqlalchemy.Integer
+    columns = {"id": column(number, primary_key=True), "name": column(sqlalchemy.Text)}
+    Team = type("Team", (Base,), {"__tablename__": "team", "__module__": __name__, **columns})
+    columns = {"id": column(number, primary_key=True), "name": column(sqlalchemy.Text)}
+    columns["team_id"] = column(sqlalchemy.ForeignKey("team.id"))
+    team = orm.relationship(Team)
+    User = type("User", (Base,), {"__tablename__": "user", "__module__": __name__, "team": team, **columns})
     database = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.StaticPool)
     Base.metadata.create_all(database)
     with orm.Session(database) as session:
-        session.add(User(id=1, name="bob"))
+        session.add(User(id=1, name="bob", team=Team(id=1, name="red")))
         session.commit()
-        around = {name: getattr(ours, name) for name in ours.__all__}
-        for name in ours.__all__:
-            examples_run(
-                f"contrib.sqlalchemy.{name}", around[name], session=session, User=User, Session=orm.Session, **around
-            )
+    around = {name: getattr(ours, name) for name in ours.__all__}
+    around |= {"Cache": Cache, "User": User, "Session": orm.Session, "database": database, "select": sqlalchemy.select}
+    around["sessionmaker"] = orm.sessionmaker
+    verbs = {f"StatementCache.{name}" for name in vars(ours.StatementCache) if not name.startswith("_")}
+    for name in {*ours.__all__, *verbs}:
+        sessions = orm.sessionmaker(database)
+        statements = ours.StatementCache(Cache())
+        statements.listen(sessions)
+        kind, _, verb = name.partition(".")
+        with sessions() as session:
+            what = getattr(around[kind], verb) if verb else around[kind]
+            examples_run(f"contrib.sqlalchemy.{name}", what, session=session, statements=statements, **around)
     database.dispose()

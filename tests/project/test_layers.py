@@ -68,7 +68,7 @@ AT_THE_TOP = {
     "contrib/django/*.py": {"django", "asgiref"},
     "contrib/django/*/*.py": {"django"},
     "contrib/django/*/*/*.py": {"django"},
-    "contrib/sqlalchemy.py": {"sqlalchemy"},
+    "contrib/sqlalchemy/*.py": {"sqlalchemy"},
     "contrib/postgres.py": {"psycopg"},
     "contrib/cachelib.py": {"cachelib"},
     "contrib/flask_caching.py": {"cachelib", "flask", "flask_caching", "werkzeug"},

@@ -1,11 +1,5 @@
-"""SQLAlchemy's objects in a cache: detached from the session that loaded them, and merged into the one that needs them.
-
-@cached(ttl=600, ignore=["session"])
-@detached
-def user(session: Session, user_id: int) -> User | None:
-    return session.get(User, user_id)
-
-mine = merge(session, user(session, 42))  # to load its relationships, or to change it"""
+"""SQLAlchemy's objects as values: detached from the session that loaded them, and merged into the one that needs
+them."""
 
 from __future__ import annotations
 

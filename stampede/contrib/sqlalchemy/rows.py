@@ -1,0 +1,84 @@
+"""The rows of a statement's result: read with a session of their own, stored, and brought into the caller's session."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sqlalchemy import event, inspect
+from sqlalchemy.engine import IteratorResult, Result
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy.orm.attributes import set_committed_value
+
+from stampede.codecs.sqlalchemy import facts_of
+from stampede.contrib.sqlalchemy.detached import detach
+
+__all__ = ["APART", "Rows", "bring", "read"]
+
+APART = "stampede: reads for a cache"
+"""What `Session.info` has if the session reads for a cache. Its own statements don't come from it."""
+
+
+Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[Any, ...]], tuple[str, ...]]
+"""A result as it is stored: the names of its columns, its rows, and the tables that were read."""
+
+
+def read(state: ORMExecuteState, tables_in: Callable[[ORMExecuteState], frozenset[str]]) -> Rows:
+    """Run the statement, and return its rows. It runs on the session's connection, but with objects of its own: those
+    of the session may have been loaded earlier, so that they are older than the rows."""
+    tables: set[str] = set()
+    connection = state.session.connection(bind_arguments=dict(state.bind_arguments))
+    with Session(connection, autoflush=False, join_transaction_mode="rollback_only", info={APART: True}) as apart:
+        event.listen(apart, "do_orm_execute", lambda each: tables.update(tables_in(each)))
+        result = apart.execute(state.statement, state.parameters, execution_options=state.local_execution_options)
+        keys = tuple(map(str, result.keys()))
+        rows = detach([tuple(row) for row in result.freeze()()])
+    return keys, rows, tuple(sorted(tables))
+
+
+def bring(state: ORMExecuteState, stored: Rows) -> Result[Any]:
+    """Return a stored result for the session. Objects that the session has already are not changed, as by any query."""
+    keys, rows, _ = stored
+    into = _Bringing(state.session)
+    described = getattr(state.statement, "column_descriptions", ())
+    extra = [(each["expr"],) for each in described] if len(described) == len(keys) else None
+    return IteratorResult(SimpleResultMetaData(keys, extra), iter([tuple(map(into.value, row)) for row in rows]))
+
+
+class _Bringing:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._brought: dict[int, Any] = {}
+
+    def value(self, value: Any) -> Any:
+        """Return the session's object for a detached one, and a copy of another value that could be changed."""
+        if isinstance(value, (list, set, dict)):
+            return copy.deepcopy(value)
+        state: Any = inspect(value, raiseerr=False)
+        return value if getattr(state, "key", None) is None else self._object(value, state)
+
+    def _object(self, value: Any, state: Any) -> Any:
+        if id(value) in self._brought:
+            return self._brought[id(value)]
+        kind: Any = type(value)
+        facts, held = facts_of(kind), vars(value)
+        mine = self._session.identity_map.get(state.key)
+        missing = facts.columns if mine is None else inspect(mine).unloaded
+        if mine is None or (not inspect(mine).modified and not missing.isdisjoint(facts.columns & held.keys())):
+            columns = (facts.columns & held.keys()) & (missing | facts.identity)
+            plain = facts.make({name: self.value(held[name]) for name in columns}, {})
+            mine = self._session.merge(plain, load=False)
+        self._brought[id(value)] = mine
+        unloaded = inspect(mine).unloaded
+        for name in (facts.relations & held.keys()) & unloaded:
+            set_committed_value(mine, name, self._related(held[name]))
+        return mine
+
+    def _related(self, found: Any) -> Any:
+        if isinstance(found, dict):
+            found = found.values()
+        elif not isinstance(found, (list, set)):
+            return self.value(found)
+        return [self.value(each) for each in found]
