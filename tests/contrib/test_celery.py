@@ -38,6 +38,7 @@ def tasks() -> Iterator[ModuleType]:
     """The application, on a server of its own."""
     with closing(RedisServer()) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASKS_REDIS", server.url)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
         sys.modules.pop("celery_tasks", None)
         import celery_tasks
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +35,7 @@ def actors() -> Iterator[ModuleType]:
     """The application, on a server of its own."""
     with closing(RedisServer()) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASKS_REDIS", server.url)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
         sys.modules.pop("dramatiq_tasks", None)
         import dramatiq_tasks
 

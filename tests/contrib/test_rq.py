@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,7 @@ def jobs() -> Iterator[ModuleType]:
     """The application, on a server of its own."""
     with closing(RedisServer()) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASKS_REDIS", server.url)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
         sys.modules.pop("rq_tasks", None)
         import rq_tasks
 
