@@ -116,8 +116,8 @@ class Cache:
         os.makedirs(self._directory, 0o700, exist_ok=True)
         if Path(self._directory, "cache.db").exists():
             _log.warning(
-                "%s holds data of diskcache, which are not read: `stampede diskcache import %s disk://%s` moves them. "
-                "Then remove cache.db and its folders",
+                "%s holds data of diskcache, which are not read. To move them, run: stampede diskcache import %s "
+                "disk://%s, and then remove cache.db and its folders",
                 *[self._directory] * 2,
                 os.path.abspath(self._directory),
             )
