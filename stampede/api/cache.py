@@ -379,8 +379,8 @@ class Cache:
 
     @showing(PolicyOptions)
     def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
-        """Give a fresh value a new `ttl=` and `stale=`, from now on. The defaults are the cache's own, whatever the
-        value was set with. Return whether there was a fresh value. A stale one stays stale, as it may be out of date.
+        """Give the stored value a new `ttl=` and `stale=`, from now on, also if it was stale. The defaults are the cache's
+        own, whatever the value was set with. Return whether there was a value.
 
         >>> cache.set("session 7", {"user": 5}, ttl=60)
         >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")
@@ -397,7 +397,7 @@ class Cache:
             raise OptionError("touch leaves the tags of a value as they are: use set to give it others")
 
         def make(seen: Entry[Any] | None) -> Any:
-            return STAY if seen is None or seen.fresh <= 0 or seen.raised else seen.value
+            return STAY if seen is None or seen.raised else seen.value
 
         policy = self.policy.with_options(**options)
         return await root.compare_and_set(self._key(key), make, policy, touch=True) is not None

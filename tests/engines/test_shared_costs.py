@@ -24,6 +24,7 @@ from proxy import Proxy
 from servers import shared_redis
 
 from stampede import Cache
+from stampede.algorithm import generations as algorithm_generations
 from stampede.engines.cells.records import CellRecords
 from stampede.engines.kit import generations
 from stampede.local_tier import pulses
@@ -267,3 +268,42 @@ def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
             for _ in range(3):
                 call()
             yield call
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cache, list[str], asyncio.Event]]:
+    """A cache of a process that has to ask for generations, the questions that have been sent, and an event for which
+    all answers wait."""
+    monkeypatch.setattr(algorithm_generations, "SAFETY", 0.05)
+    with Cache(shared_redis().url, ttl=600, early=0, namespace="slow") as cache:
+        store, asked, answer = cache.engine.suspending.store, list[str](), asyncio.Event()
+        assert store is not None
+        look_too = store.look_too
+
+        async def slow_look(keys: Sequence[str], scopes: Sequence[str]) -> Any:
+            asked.extend(scopes[:1])
+            await answer.wait()
+            return await look_too(keys, scopes)
+
+        monkeypatch.setattr(store, "look_too", slow_look)
+        yield cache, asked, answer
+
+
+@pytest.mark.redis
+def test_callers_do_not_queue_behind_a_slow_question(slow: tuple[Cache, list[str], asyncio.Event]) -> None:
+    """Callers that need the generations share a question. If its answer takes long, each asks by itself: otherwise the
+    last of many callers would wait as long as all of them together."""
+    cache, asked, answer = slow
+
+    @cache.cached
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async def main() -> list[int]:
+        calls = [asyncio.ensure_future(double(number)) for number in range(5)]
+        while len(asked) < 5:  # all of them, although nothing is answered
+            await asyncio.sleep(0.01)
+        answer.set()
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == [0, 2, 4, 6, 8]

@@ -144,9 +144,13 @@ class StampedeCache(BaseCache):  # type: ignore[misc]
         return await self._cache.aget_or_compute(name, function, ttl=self._ttl(timeout), tags=list(tags))
 
     def touch(self, key: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
+        if self._cache.policy.stale and not self.has_key(key, version=version):
+            return False  # a stale value has expired, as Django sees it
         return self._cache.touch(self.make_and_validate_key(key, version=version), ttl=self._ttl(timeout))
 
     async def atouch(self, key: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
+        if self._cache.policy.stale and not await self.ahas_key(key, version=version):
+            return False
         return await self._cache.atouch(self.make_and_validate_key(key, version=version), ttl=self._ttl(timeout))
 
     def delete(self, key: Any, version: int | None = None) -> bool:
