@@ -379,8 +379,8 @@ class Cache:
 
     @showing(PolicyOptions)
     def touch(self, key: str, **options: Unpack[PolicyOptions]) -> bool:
-        """Give the stored value a new `ttl=` and `stale=`, from now on, also if it was stale. The defaults are those of the
-        cache, whatever the value was set with. Return whether there was a value.
+        """Give the stored value a new `ttl=` and `stale=`, from now on, also if it was stale. The defaults are those of
+        the cache, whatever the value was set with. Return whether there was a value.
 
         >>> cache.set("session 7", {"user": 5}, ttl=60)
         >>> cache.touch("session 7", ttl="1h"), cache.touch("session 8", ttl="1h")

@@ -221,7 +221,8 @@ def test_a_pooler_that_is_restarted(
     assert two.lock("nightly")
     herd = Herd(lambda: one.herd(2, "k", origin))
     origin.has_begun()
-    bouncer.restart()
+    until(lambda: any(flight.callers == 2 for flight in list(one.cache._core.flights._flights.values())))
+    bouncer.restart()  # the second caller asks nothing any more: a connection that it opens now would be refused
     assert two("other", lambda: 7) == 7
     origin.let_on()
     assert herd.join() == [[1, 1]]
