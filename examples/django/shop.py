@@ -1,4 +1,4 @@
-"""A shop on Django: pages, fragments and queries from one cache, and tags that end them when a price changes.
+"""A shop on Django: pages, fragments and queries from one cache, and tags that invalidate them when a price changes.
 
     python examples/django/shop.py
 
@@ -45,6 +45,7 @@ django.setup()
 from django.core.management import execute_from_command_line
 from django.db import connection, models
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.template import Context, Template
 from django.urls import path
 
@@ -59,6 +60,7 @@ class Book(models.Model):
 
     class Meta:
         app_label = "shop"
+        base_manager_name = "objects"
 
 
 tagged(Book, "book:{pk}", "books")
@@ -81,7 +83,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 def show(request: HttpRequest, book_id: int) -> HttpResponse:
     time.sleep(0.2)
     print("rendered", request.path, flush=True)
-    return HttpResponse(str(Book.objects.get(pk=book_id).price))
+    return HttpResponse(str(get_object_or_404(Book, pk=book_id).price))
 
 
 def set_price(request: HttpRequest, book_id: int) -> HttpResponse:

@@ -17,6 +17,7 @@ from test_django_backend import settings_of
 
 from stampede import OptionError, cached
 from stampede.contrib.django import TaggedManager, invalidate_tags, tagged
+from stampede.contrib.django.checks import check_caches
 from stampede.testing import isolated
 
 
@@ -228,6 +229,16 @@ def test_a_server_that_is_down_breaks_no_commit() -> None:
         assert Plain.objects.count() == 1
         assert caches["default"].stampede.postponed >= 1
         caches["default"].stampede.close()
+
+
+def test_the_check_of_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`manage.py check` warns if related managers of a model with tags send no bulk changes through its manager."""
+    assert check_caches() == [each for each in check_caches() if each.id != "stampede.W002"]
+    monkeypatch.setattr(Volume._meta, "base_manager_name", None)
+    monkeypatch.delitem(vars(Volume._meta), "base_manager", raising=False)
+    (found,) = [each for each in check_caches() if each.id == "stampede.W002"]
+    assert "library.Volume" in found.msg
+    monkeypatch.delitem(vars(Volume._meta), "base_manager", raising=False)
 
 
 def test_a_template_names_columns() -> None:

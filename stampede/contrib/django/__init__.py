@@ -1,4 +1,4 @@
-"""Django on stampede: a backend for `CACHES`, pages and template fragments without herds, and models that invalidate.
+"""Django on stampede: a cache backend, cached pages and fragments, and models that invalidate tags.
 
 Put `"stampede.contrib.django"` into `INSTALLED_APPS` for the template tag, the checks and `manage.py stampede`. The
 backend works without that.

@@ -1,4 +1,4 @@
-"""A check of `CACHES` and of the middleware, for `manage.py check`."""
+"""A check of `CACHES`, of models with tags and of the middleware, for `manage.py check`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.utils.module_loading import import_string
 
 from stampede.contrib.django.backend import StampedeCache
+from stampede.contrib.django.tags import TaggedQuerySet, tagged_models
 from stampede.errors import StampedeError
 
 __all__ = ["check_caches"]
@@ -35,6 +36,12 @@ def check_caches(**_: Any) -> list[CheckMessage]:
             hint = "Give LOCATION the URL of an engine that processes share, such as disk:///var/cache/shop."
             what = f"CACHES[{alias!r}] is memory://, of which each process has its own."
             found.append(Warning(what, hint, id="stampede.W001"))
+    for model in tagged_models():
+        if isinstance(model._default_manager.all(), TaggedQuerySet) and not isinstance(
+            model._base_manager.all(), TaggedQuerySet
+        ):
+            what = f"{model._meta.label} has a TaggedManager, but its related managers do not use it."
+            found.append(Warning(what, 'Set base_manager_name = "objects" in its Meta.', id="stampede.W002"))
     middleware = list(settings.MIDDLEWARE)
     if _OURS in middleware and middleware[0] != _OURS:
         hint = "Otherwise it does not see the Vary header that others add, and stores pages of one user for all."

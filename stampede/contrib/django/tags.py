@@ -17,7 +17,7 @@ from stampede.contrib.django.backend import StampedeCache
 from stampede.errors import OptionError
 from stampede.settings.options import LONGEST_TAG
 
-__all__ = ["TaggedManager", "TaggedQuerySet", "invalidate_tags", "tagged"]
+__all__ = ["TaggedManager", "TaggedQuerySet", "invalidate_tags", "tagged", "tagged_models"]
 
 _templates: dict[type[models.Model], list[str]] = {}
 
@@ -47,6 +47,11 @@ def tagged(model: type[models.Model], *templates: str) -> None:
                 if relation.many_to_many:
                     through = getattr(relation, "through", None) or relation.remote_field.through
                     m2m_changed.connect(_after_relation, sender=through, dispatch_uid="stampede")
+
+
+def tagged_models() -> list[type[models.Model]]:
+    """Return the models that have tags."""
+    return list(_templates)
 
 
 def invalidate_tags(*tags: str, using: str | None = None) -> None:
