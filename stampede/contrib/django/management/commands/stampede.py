@@ -31,10 +31,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         found = {name: each for name in names if isinstance(each := caches[name], StampedeCache)}
         if not found:
             raise CommandError(f"{', '.join(names)}: no StampedeCache in CACHES")
-        cli = (
-            import_module("stampede.cli.check"),
-            import_module("stampede.cli.stats"),
-        )  # the names keep `cli` above `contrib`
+        cli = import_module("stampede.cli.check"), import_module("stampede.cli.stats")  # a room above this one
         try:
             if what == "check":
                 if not cli[0].check_caches({name: each.stampede.settings for name, each in found.items()}):
