@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 from stampede import events
-from stampede.algorithm.call import Resources
+from stampede.algorithm.call import Call, Resources
 from stampede.algorithm.core import Core
 from stampede.algorithm.encoded import EncodedStore
 from stampede.algorithm.flight import Flight
@@ -15,7 +16,8 @@ from stampede.algorithm.generations import Generations
 from stampede.algorithm.tags import TagPorts
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.entry import Entry, new_id
-from stampede.model.ports import Asked, Changes, Lists, Shown, Side, Store
+from stampede.model.ports import Ask, Asked, Changes, Lists, Shown, Side, Store
+from stampede.model.result import Result
 from stampede.model.tags import Tags, judge, names_in, packed
 from stampede.runtime.colour import Colour, lasting, run_blocking, settled
 from stampede.settings.options import Policy, checked_tags
@@ -25,6 +27,8 @@ __all__ = ["STAY", "Page", "Stored"]
 Page: TypeAlias = tuple[str, Any]
 """The generation of a page of keys, and the engine's cursor for the next page."""
 
+
+_clock = time.monotonic
 
 STAY = object()
 """Returned by `make` to leave a value as it is."""
@@ -86,7 +90,14 @@ class Stored:
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """Return the fresh entry of each key, or None."""
-        found = await self._read(keys)
+        prefix = None
+        if len(keys) == 1 and self.resources.look is not None:
+            entry, prefix = await self.look_for(keys[0])
+            if entry is not None:
+                return [entry]
+        found = [self.resources.softened(entry) for entry in await self._found(keys, prefix)]
+        if prefix is not None and found[0] is not None and found[0].tags:
+            self.tags.hint(prefix + keys[0], names_in(found[0].tags))  # the next question asks for them, too
         return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
 
     async def peek(self, key: str) -> Entry[Any] | None:
@@ -96,9 +107,33 @@ class Stored:
     async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [self.resources.softened(entry) for entry in await self._found(keys)]
 
-    async def _found(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
-        """Return the stored entry of each key; while the engine is down, those that this process has computed."""
-        outage, prefix = self.core.outage, await self.learn()
+    async def look_for(self, key: str) -> tuple[Entry[Any] | None, str]:
+        """Return the entry if it is fresh, and the current prefix, both asked for in one round trip. Keep the entry in
+        the local tier, as a call does. None: it is not fresh, or has to be read in another way."""
+        local_tier, before, at = self.core.local_tier, self.generations.prefix, _clock()
+        sample = local_tier.sample(before + key)
+        call = Call("", key, lambda: None, self.policy, self.resources, None, at)
+        prefix = await self.generations.learn(self.open_store(), self.colour, call)
+        if prefix != before or self.resources.look is None:
+            return None, prefix
+        ask = Ask(self.policy.lease)
+        ask.looked, at = call.looked, at if call.looked is None else call.looked_at
+        found = await self.resources.look(prefix + key, ask)
+        if found is None or found.entry.raised or self.resources.predates_mark(found.entry):
+            return None, prefix
+        if local_tier.residents is not None:
+            result = Result(found.entry, ticket=found.ticket, at=at)
+            resident = local_tier.place(prefix + key, self.called, result, sample, self.generations.guard)
+            if (self.generations.recall() or prefix) != prefix:
+                local_tier.residents.drop(prefix + key)
+            elif resident is not None:
+                local_tier.open(resident, result, self.policy)
+        return found.entry, prefix
+
+    async def _found(self, keys: Sequence[str], prefix: str | None = None) -> list[Entry[Any] | None]:
+        """Return the stored entry of each key; while the engine is down, those that this process has computed. `prefix`
+        is the current one, if the caller has asked for it."""
+        outage, prefix = self.core.outage, await self.learn() if prefix is None else prefix
         physical = [prefix + key for key in keys]
         if outage is None:
             return await self.tags.judged(await self.open_store().get(physical))

@@ -288,14 +288,14 @@ class Cache:
         >>> cache.get("k", "nothing"), cache.get("other", "nothing")
         (None, 'nothing')
         """
-        resident = self._root.hit(self._key(key))
-        if resident is not None:
-            return resident.value
+        found = self._root.at_hand(self._key(key))
+        if found is not None:
+            return found.value
         return run_blocking(self._get(self._root, [key])).get(key, default)
 
     async def aget(self, key: str, default: Any = None) -> Any:
-        resident = self._root.hit(self._key(key))
-        return resident.value if resident is not None else (await self._get(self._aroot, [key])).get(key, default)
+        found = self._root.at_hand(self._key(key))
+        return found.value if found is not None else (await self._get(self._aroot, [key])).get(key, default)
 
     @showing(PolicyOptions)
     def set(self, key: str, value: Any, **options: Unpack[PolicyOptions]) -> None:
