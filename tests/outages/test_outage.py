@@ -562,7 +562,7 @@ def test_a_read_that_a_part_of_the_engine_refuses_says_why(colour: str, engine: 
     """With `on_engine_error="raise"`, a read that one of several servers refuses raises that server's error."""
     cache = Cache(engine=engine, on_engine_error="raise")
     _asked(cache, colour, "set", "k", 1)
-    engine.plug.pull("get", partly=True)
+    engine.plug.pull("get", "look", "look_too", partly=True)
     with pytest.raises(EngineError, match="plug is pulled"):
         _asked(cache, colour, "get_many", ["k"])
 
