@@ -233,6 +233,72 @@ def test_hosts_have_their_own_responses(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+def test_a_host_with_a_path_is_another_host(cache: Cache) -> None:
+    """A client may send any `Host`. Its response must not be served for the URL that host and path together spell."""
+    shop = Shop(cache_control="max-age=60")
+
+    async def work(client: Client) -> None:
+        for host, target in [
+            ("a.example/b", "/c"),
+            ("a.example", "/b/c"),
+            ("a.example%2fb", "/c"),
+            ("a.example", "/c"),
+        ]:
+            assert (await client.ask(target, host=host)).how == "fwd=miss"
+
+    asked(cache, shop, work)
+
+
+def test_a_path_that_a_middleware_has_changed(cache: Cache) -> None:
+    """The application answers by `path`. A middleware outside that changes it seldom changes `raw_path`, too."""
+    shop = Shop(cache_control="max-age=60")
+    inner = ResponseCache(shop, cache=cache)
+
+    async def by_tenant(scope: Any, receive: Any, send: Any) -> None:
+        tenant = dict(scope["headers"])[b"x-tenant"].decode()
+        shop.body = tenant.encode()
+        await inner({**scope, "path": f"/{tenant}{scope['path']}"}, receive, send)
+
+    async def work() -> None:
+        client = Client(by_tenant)
+        for how in ("fwd=miss", "hit"):
+            for tenant in ("one", "two"):
+                reply = await client.ask("/page", x_tenant=tenant)
+                assert (reply.body, reply.how) == (tenant.encode(), how)
+
+    run(work)
+
+
+def test_a_server_that_sends_no_raw_path(cache: Cache) -> None:
+    """A question mark in the path is not the beginning of the query."""
+    shop = Shop(cache_control="max-age=60")
+    inner = ResponseCache(shop, cache=cache)
+
+    async def plain(scope: Any, receive: Any, send: Any) -> None:
+        del scope["raw_path"]
+        await inner({**scope, "path": scope["path"].replace("%3F", "?")}, receive, send)
+
+    async def work() -> None:
+        client = Client(plain)
+        for target in ("/a%3Fb?c", "/a?b?c", "/\xe4"):
+            assert [(await client.ask(target)).how for _ in range(2)] == ["fwd=miss", "hit"]
+
+    run(work)
+
+
+def test_a_query_is_no_variant(cache: Cache) -> None:
+    """The key of a variant is not that of another URL: over HTTP/2, a query may contain a space."""
+    shop = Shop(cache_control="max-age=60", vary="accept-language")
+
+    async def work(client: Client) -> None:
+        await client.ask("/?a", accept_language="de")
+        await client.ask("/?a", accept_language="fr")
+        base, variant = sorted(cache.keys(), key=len)
+        assert not variant.startswith(base)
+
+    asked(cache, shop, work)
+
+
 def test_a_very_long_url(cache: Cache) -> None:
     shop = Shop(cache_control="max-age=60")
 

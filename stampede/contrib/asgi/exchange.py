@@ -129,7 +129,8 @@ class Exchange:
                 return found
             # The answer is for another request: those to this URL depend on these headers, too.
             names.update(found.vary)
-            key, tags = f"{self.key} {variant_of(self.headers, sorted(names))}", [self.owner.tag_of(self.key)]
+            variant = variant_of(self.headers, sorted(names))
+            key, tags = f"variant {variant} of {self.key}", [self.owner.tag_of(self.key)]
         return None
 
     async def _look(self, key: str, tags: list[str]) -> Answer | int:

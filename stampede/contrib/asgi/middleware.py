@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from stampede.api.cache import Cache
 from stampede.api.registry import get_cache
@@ -94,9 +94,11 @@ class ResponseCache:
     def key_of(self, scope: Scope, *, authorized: bool) -> str:
         """Return the key of a URL, whose query is in order. Requests with `Authorization` have keys of their own, since
         they share less."""
-        path = scope.get("raw_path") or scope["path"].encode()
-        host = one(scope["headers"], b"host") or b""
-        url = b"%s://%s%s?%s" % (scope.get("scheme", "http").encode(), host.lower(), path, scope["query_string"])
+        path = scope.get("raw_path") or b""
+        if unquote_to_bytes(path) != scope["path"].encode():  # a middleware outside of this one has changed the path
+            path = b"%s %s" % (quote(scope["path"]).encode(), path)
+        host = quote((one(scope["headers"], b"host") or b"").lower(), safe=":[]")  # clients could write a path in it
+        url = b"%s://%s%s?%s" % (scope.get("scheme", "http").encode(), host.encode(), path, scope["query_string"])
         return f"response{' authorized' * authorized} {url.decode('latin-1')}"
 
     def _query_of(self, scope: Scope) -> bytes:
