@@ -31,7 +31,8 @@ LONGEST = 2**31
 CONFIRM = 300.0
 """Seconds for which a response with a validator of the application is stored beyond its time, to be confirmed."""
 
-_DIRECTIVE = re.compile(r'\s*([^\s=,;"]+)\s*(?:=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*)))?[^,]*(?:,|$)')
+_DIRECTIVE = re.compile(r'([^\s=,;"]+)\s*(?:=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,;"]*)))?')
+"""A directive of `Cache-Control`. Some applications write `max-age=60; private`, and mean it."""
 _DATE = re.compile(
     r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d (?i:GMT)"
     r"|\w{6,9}, \d\d-\w{3}-\d\d \d\d:\d\d:\d\d GMT"
@@ -100,7 +101,9 @@ def directives(headers: Headers) -> dict[str, str | None]:
 
 def seconds_of(text: str | None) -> int | None:
     """Return a directive's number of seconds, or None if it is none."""
-    return min(int(text), LONGEST) if text is not None and text.isascii() and text.isdigit() else None
+    if text is None or not (text.isascii() and text.isdigit()):
+        return None
+    return min(int(text.lstrip("0")[:11] or 0), LONGEST)  # int() raises for more than 4,300 digits
 
 
 def vary_of(headers: Headers) -> tuple[bytes, ...]:
