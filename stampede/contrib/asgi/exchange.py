@@ -25,7 +25,7 @@ from stampede.contrib.asgi.policy import (
     without,
 )
 from stampede.contrib.asgi.route import RouteTerms, route_terms
-from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send, without_body
+from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send
 from stampede.errors import OptionError, WaitTimeout
 
 __all__ = ["Exchange"]
@@ -106,8 +106,7 @@ class Exchange:
             if isinstance(answer, Answer):
                 return await self._give(answer)
             if self.own is not None and self.own.run.passing:
-                send = without_body(self.send) if self.scope["method"] == "HEAD" else self.send
-                return await self.own.run.pass_to(self.receive, send)
+                return await self.own.run.pass_to(self.receive, self.send, head=self.scope["method"] == "HEAD")
         finally:
             self.over = True
             if self.own is not None:
