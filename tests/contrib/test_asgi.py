@@ -349,6 +349,32 @@ def test_a_stale_variant_is_renewed_by_one_run(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+def test_a_tag_removes_a_variant_that_was_renewed_beside_another(cache: Cache) -> None:
+    """A request that finds another variant, which is stale, renews that in the background with its own run."""
+
+    class Tagging(Shop):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            stampede.current().tag("prices")
+            self.body = dict(scope["headers"])[b"accept-language"] + b"%d" % self.runs
+            await super().__call__(scope, receive, send)
+
+    shop = Tagging(cache_control="max-age=60, stale-while-revalidate=600", vary="accept-language")
+
+    async def work(client: Client) -> None:
+        await client.ask(accept_language="de")
+        await outdate(cache)
+        assert (await client.ask(accept_language="fr")).body == b"fr1"
+        while (await client.ask(accept_language="fr")).how != "hit":
+            await asyncio.sleep(0)
+        await cache.ainvalidate_tags("prices")
+        runs = shop.runs
+        for language in ("de", "fr"):
+            reply = await client.ask(accept_language=language)
+            assert int(reply.body[2:]) >= runs
+
+    asked(cache, shop, work)
+
+
 def test_vary_of_several_headers_that_differ_by_variant(cache: Cache) -> None:
     """A response may depend on other headers than another one of the same URL."""
 

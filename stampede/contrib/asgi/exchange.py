@@ -65,6 +65,7 @@ class _Own:
 
     route: RouteTerms
     known: Answer | None  # the stored answer that the application may confirm
+    context: Context  # of the computation that began it: its tags count, and what was invalidated since
     run: Run = field(init=False)
     terms: Terms | None = None
     answer: Answer | None = None
@@ -184,9 +185,9 @@ class Exchange:
         """Run the application, inside the computation of the key. Return the answer to store, or a status if the
         response may not be stored; then each request runs the application itself."""
         context = current()
-        if self.own is None:  # otherwise this request has found another variant, and renews that, too
+        if self.own is None:  # otherwise this request has found another variant, and renews that already
             before = self.known if context.stale is None else Answer(*context.stale.value)
-            self.own = self._start(before if before is not None and self._is_for_us(before) else None)
+            self.own = self._start(before if before is not None and self._is_for_us(before) else None, context)
         own = self.own
         await own.run.decided()
         if own.run.passing:
@@ -200,6 +201,9 @@ class Exchange:
         if own.terms is None:  # so says a 304, whose headers replace those that are stored
             context.dont_keep()
             return answer.status
+        if own.context is not context:
+            context.dont_keep()  # the run began before this computation: an invalidation may lie between them
+            return answer.stored()
         context.ttl, context.stale_for = own.terms.fresh, max(own.terms[1:])
         try:
             context.tag(*own.route.tags)
@@ -217,9 +221,9 @@ class Exchange:
             own.terms = self._terms(status, headers, own.route)
         return answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time(), own.known)
 
-    def _start(self, known: Answer | None) -> _Own:
+    def _start(self, known: Answer | None, context: Context) -> _Own:
         """Begin a run of the application. Its request is for all: GET, and with the validators of the stored answer."""
-        own = _Own(self.owner.route_terms(), known)
+        own = _Own(self.owner.route_terms(), known, context)
 
         def may_buffer(start: Message) -> bool:
             headers = list(start.get("headers", ()))
