@@ -219,7 +219,7 @@ class Exchange:
         if status == 304 and own.known is not None:
             status, headers, body = own.known.status, merged(own.known, headers), own.known.body
             own.terms = self._terms(status, headers, own.route)
-        return answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time(), own.known)
+        return answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time())
 
     def _start(self, known: Answer | None, context: Context) -> _Own:
         """Begin a run of the application. Its request is for all: GET, and with the validators of the stored answer."""
@@ -287,6 +287,9 @@ class Exchange:
         age = answer.age + max(0, int(time.time() - answer.made))
         if run is None or age:
             headers.append((b"age", b"%d" % age))
+        if one(headers, b"cache-control") is None and one(headers, b"expires") is None:
+            # It is stored for the default ttl. Other caches would guess another one, and would not see an invalidation.
+            headers.append((b"cache-control", b"no-cache"))
         how = b"fwd=miss" if run is not None else b"hit" if answer.made < self.began else b"fwd=miss; collapsed"
         headers.append((b"cache-status", b"stampede; " + how))
         if status == 200 and is_not_modified(self.headers, answer):

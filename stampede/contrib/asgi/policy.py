@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC
-from email.utils import formatdate, parsedate_to_datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
@@ -185,31 +185,15 @@ def _moment(text: bytes) -> float | None:
 # -- a stored response --------------------------------------------------------------------------------------------
 
 
-def answer_of(
-    status: int,
-    headers: Headers,
-    body: bytes,
-    request: Headers,
-    terms: Terms,
-    now: float,
-    before: Answer | None,
-) -> Answer:
-    """Return what is stored of a complete response. It gets an `ETag` from its bytes, and a `Last-Modified`, unless it
-    has them. `before` is the stored response that it replaces: if the bytes are the same, so is the `Last-Modified`.
-    """
+def answer_of(status: int, headers: Headers, body: bytes, request: Headers, terms: Terms, now: float) -> Answer:
+    """Return what is stored of a complete response. It gets an `ETag` from its bytes, unless it has one.
+
+    It gets no `Last-Modified`: two responses of one second would have the same, and machines differ in their clocks."""
     named = {name.strip().lower() for value in values(headers, b"connection") for name in value.split(b",")}
     end_to_end = without(headers, {*HOP_BY_HOP, *named, b"age", b"content-length"})
     kept = [(name.lower(), value) for name, value in end_to_end]  # Django's are in upper case
-    if status == 200:
-        if one(kept, b"etag") is None:
-            kept.append((b"etag", b'"%s"' % hashlib.blake2b(body, digest_size=16).hexdigest().encode()))
-        if one(kept, b"last-modified") is None:
-            same = before is not None and one(before.headers, b"etag") == one(kept, b"etag")
-            known = one(before.headers, b"last-modified") if same and before is not None else None
-            kept.append((b"last-modified", known or formatdate(now, usegmt=True).encode()))
-    if one(kept, b"cache-control") is None and one(kept, b"expires") is None:
-        # It was stored for the default ttl. Other caches would guess another one, and would not see an invalidation.
-        kept.append((b"cache-control", b"no-cache"))
+    if status == 200 and one(kept, b"etag") is None:
+        kept.append((b"etag", b'"%s"' % hashlib.blake2b(body, digest_size=16).hexdigest().encode()))
     if status != 204:
         kept.append((b"content-length", b"%d" % len(body)))
     names = vary_of(headers)
