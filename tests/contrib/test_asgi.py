@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from typing import Any
@@ -161,6 +162,18 @@ def test_a_url_that_becomes_cacheable_is_stored_from_then_on(cache: Cache) -> No
         assert [(await client.ask()).how for _ in range(3)] == ["", "fwd=miss", "hit"]
 
     asked(cache, shop, work)
+
+
+def test_urls_that_are_not_stored_take_little_memory(cache: Cache) -> None:
+    """Clients choose the URLs, and how long they are."""
+    shop = Shop(status=404)
+
+    async def work(client: Client) -> None:
+        for number in range(10):
+            await client.ask(f"/{number}?{'x' * 50_000}")
+
+    app = asked(cache, shop, work)
+    assert len(app._passing) == 10 and sum(map(sys.getsizeof, app._passing)) < 1000
 
 
 def test_a_variant_that_becomes_cacheable(cache: Cache) -> None:

@@ -69,7 +69,7 @@ class ResponseCache:
         self._stale = seconds("stale", stale)
         self._query = None if query is None else frozenset(name.encode() for name in query)
         self._obeys = obey_requests
-        self._passing: OrderedDict[str, None] = OrderedDict()
+        self._passing: OrderedDict[int, None] = OrderedDict()  # hashes, because clients could send long URLs
         self._runs: set[Run] = set()  # a task needs a reference until it ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,15 +140,15 @@ class ResponseCache:
 
     def passes(self, key: str) -> bool:
         """Return whether the last response to this key could not be stored."""
-        return key in self._passing
+        return hash(key) in self._passing
 
     def note_passing(self, key: str) -> None:
-        self._passing[key] = None
+        self._passing[hash(key)] = None
         while len(self._passing) > MOST_PASSING:
             self._passing.popitem(last=False)
 
     def forget_passing(self, key: str) -> None:
-        self._passing.pop(key, None)
+        self._passing.pop(hash(key), None)
 
     # -- unsafe methods -------------------------------------------------------------------------------------------
 
