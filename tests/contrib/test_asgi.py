@@ -557,6 +557,29 @@ def test_an_unsafe_method_invalidates_its_url(cache: Cache, method: str) -> None
     asked(cache, shop, work)
 
 
+@pytest.mark.parametrize("failure", [False, True])
+def test_a_change_that_is_committed_after_the_response(cache: Cache, failure: bool) -> None:
+    """FastAPI leaves a dependency with `yield` after the response is sent, and background tasks run then, too."""
+    shop = Shop(b"old", cache_control="max-age=60")
+
+    async def work(client: Client) -> None:
+        async def commit() -> None:
+            shop.after = None
+            assert (await client.ask()).body == b"old"  # another client, before the commit
+            shop.body = b"new"
+            if failure:
+                raise ZeroDivisionError
+
+        shop.after = commit
+        try:
+            await client.ask(method="POST")
+        except ZeroDivisionError:
+            assert failure
+        assert (await client.ask()).body == b"new"
+
+    asked(cache, shop, work)
+
+
 @pytest.mark.parametrize("method", ["OPTIONS", "TRACE"])
 def test_other_safe_methods_pass(cache: Cache, method: str) -> None:
     shop = Shop(cache_control="max-age=60")

@@ -78,7 +78,7 @@ class ResponseCache:
         headers: Headers = scope["headers"]
         shared = {**scope, "query_string": self._query_of(scope)}
         if scope["method"] not in ("GET", "HEAD"):
-            return await self.app(scope, receive, self._invalidating(shared, send))
+            return await self._change(scope, receive, send, shared)
         key = self.key_of(shared, authorized=one(headers, b"authorization") is not None)
         control = directives(headers) if self._obeys else {}
         exchange = Exchange(self, self._find_cache(), shared, receive, send, key, control)
@@ -152,19 +152,29 @@ class ResponseCache:
 
     # -- unsafe methods -------------------------------------------------------------------------------------------
 
-    def _invalidating(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that invalidates the URL of a request such as POST before its response begins, unless the
-        request has failed (RFC 9111, 4.4)."""
+    async def _change(self, scope: Scope, receive: Receive, send: Send, shared: Scope) -> None:
+        """Run a request such as POST. Unless it fails, invalidate its URL (RFC 9111, 4.4) before its response begins,
+        since its client may ask at once, and when the application has ended: it may commit after its response."""
+        keys = [self.key_of(shared, authorized=authorized) for authorized in (False, True)]
+        succeeded = False
+
+        async def invalidate() -> None:
+            cache = self._find_cache()
+            await cache.ainvalidate_many(keys, on_error="later")
+            await cache.ainvalidate_tags(*map(self.tag_of, keys), on_error="later")
 
         async def sending(message: Message) -> None:
+            nonlocal succeeded
             if message["type"] == "http.response.start" and message["status"] < 400:
-                cache = self._find_cache()
-                keys = [self.key_of(scope, authorized=authorized) for authorized in (False, True)]
-                await cache.ainvalidate_many(keys, on_error="later")
-                await cache.ainvalidate_tags(*map(self.tag_of, keys), on_error="later")
+                succeeded = True
+                await invalidate()
             await send(message)
 
-        return sending
+        try:
+            await self.app(scope, receive, sending)
+        finally:
+            if succeeded:
+                await invalidate()
 
 
 def _has_body(headers: Headers) -> bool:
