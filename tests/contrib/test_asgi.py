@@ -883,6 +883,21 @@ def test_a_route_may_overrule_its_decorator(cache: Cache) -> None:
     asked(cache, app, work)
 
 
+@pytest.mark.parametrize("ttl", [None, "1m"])
+def test_one_middleware_inside_another(cache: Cache, ttl: str | None) -> None:
+    """The outer one stores the response, by the times of the response or of the inner one."""
+    shop = Shop(**({"cache_control": "max-age=60"} if ttl is None else {}))
+    inner = ResponseCache(shop, cache=cache, ttl=ttl)
+
+    async def work(client: Client) -> None:
+        assert [(await client.ask()).how for _ in range(2)] == ["fwd=miss", "hit"]
+        await client.ask(method="POST")
+        assert (await client.ask()).how == "fwd=miss"
+        assert (await client.ask(range="bytes=0-")).how == ""
+
+    asked(cache, inner, work)
+
+
 # -- switched off -------------------------------------------------------------------------------------------------
 
 

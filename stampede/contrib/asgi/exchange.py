@@ -24,7 +24,7 @@ from stampede.contrib.asgi.policy import (
     variant_of,
     without,
 )
-from stampede.contrib.asgi.route import RouteTerms, route_terms
+from stampede.contrib.asgi.route import ROUTE_TERMS, RouteTerms, route_terms
 from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send
 from stampede.errors import OptionError, WaitTimeout
 
@@ -243,6 +243,7 @@ class Exchange:
         extensions = self.scope.get("extensions") or {}
         scope = {
             **self.scope,
+            ROUTE_TERMS: own.route,
             "method": "GET",
             "headers": headers,
             "extensions": {k: v for k, v in extensions.items() if not k.startswith("http.response.")},
@@ -273,7 +274,7 @@ class Exchange:
         token = route_terms.set(route)
         try:
             with Inside(Context(self.key)):  # so that `stampede.current()` works, without effect
-                await self.owner.app(self.scope, self.receive, sending)
+                await self.owner.app({**self.scope, ROUTE_TERMS: route}, self.receive, sending)
         finally:
             route_terms.reset(token)
 

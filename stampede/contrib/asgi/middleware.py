@@ -12,7 +12,7 @@ from stampede.api.cache import Cache
 from stampede.api.registry import get_cache
 from stampede.contrib.asgi.exchange import Exchange
 from stampede.contrib.asgi.policy import Headers, directives, one, values
-from stampede.contrib.asgi.route import RouteTerms
+from stampede.contrib.asgi.route import ROUTE_TERMS, RouteTerms
 from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send
 from stampede.settings.options import Seconds, seconds
 
@@ -79,6 +79,11 @@ class ResponseCache:
         shared = {**scope, "query_string": self._query_of(scope)}
         if scope["method"] not in ("GET", "HEAD"):
             return await self._change(scope, receive, send, shared)
+        outer: RouteTerms | None = scope.get(ROUTE_TERMS)
+        if outer is not None:  # another ResponseCache is outside of this one, and stores the response
+            if self._ttl is not None:
+                outer.ttl, outer.stale = self._ttl, self._stale
+            return await self.app(scope, receive, send)
         key = self.key_of(shared, authorized=one(headers, b"authorization") is not None)
         control = directives(headers) if self._obeys else {}
         exchange = Exchange(self, self._find_cache(), shared, receive, send, key, control)

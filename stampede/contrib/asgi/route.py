@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from stampede.settings.options import Seconds, checked_tags, seconds
 
-__all__ = ["RouteTerms", "cached_response", "route_terms"]
+__all__ = ["ROUTE_TERMS", "RouteTerms", "cached_response", "route_terms"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +25,9 @@ class RouteTerms:
     stale: float
     tags: list[str] = field(default_factory=list)
 
+
+ROUTE_TERMS = "stampede.route_terms"
+"""The key of the scope where a `ResponseCache` that is inside another one finds the terms of the response."""
 
 route_terms: ContextVar[RouteTerms | None] = ContextVar("stampede_route_terms", default=None)
 
