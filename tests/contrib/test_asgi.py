@@ -16,6 +16,7 @@ import stampede
 import stampede.testing
 from stampede import Cache
 from stampede.contrib.asgi import ResponseCache, cached_response
+from stampede.errors import OptionError
 
 
 @pytest.fixture
@@ -866,6 +867,14 @@ def test_the_decorator_of_a_route(cache: Cache, kind: str) -> None:
 
     asked(cache, app, work)
     assert asyncio.run(report("west")) == blocking("west") == b"west"  # outside of a ResponseCache
+
+
+def test_a_tag_of_no_parameter_is_an_error_at_once() -> None:
+    """Otherwise each request would fail."""
+    with pytest.raises(OptionError, match="did you mean 'region'"):
+
+        @cached_response(60, tags=["report:{regoin}"])
+        def report(region: str) -> None: ...
 
 
 def test_a_route_may_overrule_its_decorator(cache: Cache) -> None:

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+from stampede.keys import tags_of_call
+from stampede.keys.parameters import Parameters
 from stampede.settings.options import Seconds, checked_tags, seconds
 
 __all__ = ["ROUTE_TERMS", "RouteTerms", "cached_response", "route_terms"]
@@ -53,6 +55,7 @@ def cached_response(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
+        tags_of_call(names, Parameters(function))  # raises if a tag names what is no parameter
 
         def apply(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             terms = route_terms.get()
