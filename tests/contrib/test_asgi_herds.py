@@ -445,6 +445,26 @@ def test_a_herd_gets_one_failure(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+@pytest.mark.parametrize("control", ["stale-if-error=900", "stale-while-revalidate=900"])
+def test_an_application_that_answers_503_is_spared(cache: Cache, control: str) -> None:
+    """A herd that can have the stale response costs one run."""
+    shop = Shop(cache_control=f"max-age=60, {control}")
+
+    async def work(client: Client) -> None:
+        await client.ask()
+        await outdate(cache)
+        shop.runs, shop.hold = 0, asyncio.Event()
+        shop.arrived.clear()
+        tasks = await start(client, shop)
+        shop.status, shop.headers = 503, {}
+        shop.hold.set()
+        replies = await asyncio.gather(*tasks)
+        assert {(reply.status, reply.body) for reply in replies} == {(200, b"hello")}
+        assert shop.runs <= 3
+
+    asked(cache, shop, work)
+
+
 def test_an_application_that_ends_too_soon(cache: Cache) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"max-age=60")]})

@@ -42,6 +42,10 @@ UNCHANGED = (b"content-encoding", b"content-language", b"content-length", b"cont
 """Headers that a 304 leaves out."""
 
 
+class ServerError(Exception):
+    """The application has answered with 5xx. All requests that wait for it get the stored response."""
+
+
 class Owner(Protocol):
     """The middleware, which outlives its requests."""
 
@@ -162,7 +166,9 @@ class Exchange:
         except Exception:
             if may_serve:
                 return found
-            if self.own is not None:  # the refresh in the background was ours: this is its error
+            if self.own is not None:  # the refresh in the background was ours: this is its response, or its error
+                if self.own.run.passing:
+                    return self.own.run.status
                 self.own.run.raise_error()
             raise
         return found if isinstance(renewed, int) and renewed >= 500 and may_serve else renewed
@@ -196,6 +202,8 @@ class Exchange:
                 self.owner.note_passing(key)
             if self.over:
                 own.run.abandon()
+            if own.run.status >= 500 and own.known is not None and _has_a_substitute(own.known):
+                raise ServerError(f"the application answered {own.run.status}")  # then the key rests for a moment
             return own.run.status
         answer = own.answer = own.answer or self._answer_of(own)
         if own.terms is None:  # so says a 304, whose headers replace those that are stored
@@ -308,6 +316,13 @@ class Exchange:
         """Return this request's run of the application, if the answer is its response."""
         own = self.own
         return own.run if own is not None and own.answer is not None and own.answer.made == answer.made else None
+
+
+def _has_a_substitute(answer: Answer) -> bool:
+    """Return whether this stale answer is served if the application fails now."""
+    terms = Terms(*answer.terms)
+    beyond = time.time() - answer.made - terms.fresh
+    return 0 < terms.on_error > beyond or 0 <= beyond < terms.revalidate
 
 
 def _loaded(value: Any) -> Answer | int:
