@@ -264,6 +264,8 @@ class Exchange:
         return own
 
     def _terms(self, status: int, headers: Headers, route: RouteTerms) -> Terms | None:
+        if getattr(self.scope.get("session"), "accessed", False):
+            return None  # Starlette's middleware is outside, so that its `Vary: Cookie` and `Set-Cookie` come later
         authorized = one(self.headers, b"authorization") is not None
         return terms_of(status, headers, time.time(), authorized=authorized, ttl=route.ttl, stale=route.stale)
 
