@@ -1,4 +1,5 @@
-"""One GET or HEAD request: it is answered with a stored response, with that of another request, or with its own."""
+"""The answer to one GET or HEAD request: a stored response, the response to another request that is under way, or a
+response that the application makes for this request."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ OF_CLIENT = frozenset({b"if-none-match", b"if-modified-since"})
 """Request headers that concern the client's own copy. The application does not see them: its response is for all."""
 
 UNCHANGED = (b"content-encoding", b"content-language", b"content-length", b"content-range", b"content-type")
-"""Headers that a 304 leaves out."""
+"""Headers that are not sent with a 304."""
 
 
 class ServerError(Exception):
@@ -177,7 +178,7 @@ class Exchange:
         return answer.variant == variant_of(self.headers, answer.vary)
 
     def _refuses(self, answer: Answer, age: float) -> bool:
-        """Return whether the client wants something newer than a stored answer that is fresh."""
+        """Return whether the client's `Cache-Control` asks for a newer answer than this one, which is fresh."""
         oldest, rest = seconds_of(self.control.get("max-age")), seconds_of(self.control.get("min-fresh"))
         return (
             "no-cache" in self.control
@@ -206,7 +207,7 @@ class Exchange:
                 raise ServerError(f"the application answered {own.run.status}")  # then the key rests for a moment
             return own.run.status
         answer = own.answer = own.answer or self._answer_of(own)
-        if own.terms is None:  # so says a 304, whose headers replace those that are stored
+        if own.terms is None:  # the application has confirmed the stored response by a 304 that forbids to store it
             context.dont_keep()
             return answer.status
         if own.context is not context:
@@ -270,8 +271,8 @@ class Exchange:
         return terms_of(status, headers, time.time(), authorized=authorized, ttl=route.ttl, stale=route.stale)
 
     async def run_alone(self) -> None:
-        """Run the application for this request only, and store nothing. A response that could have been stored is a
-        sign that the next one may be."""
+        """Run the application for this request only, and store nothing. If the response could have been stored, the
+        next request for this URL tries to store its own."""
         route = self.owner.route_terms()
 
         async def sending(message: Message) -> None:

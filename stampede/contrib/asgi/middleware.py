@@ -21,7 +21,7 @@ __all__ = ["ResponseCache"]
 _log = logging.getLogger("stampede")
 
 PRECISE = frozenset({b"range", b"if-match", b"if-unmodified-since", b"if-range"})
-"""Request headers that ask for something else than the whole response. Such requests go to the application."""
+"""Headers of requests that want a part of the response, or a certain version. These requests go to the application."""
 
 MOST_PASSING = 10_000
 """The number of URLs whose responses are known not to be stored."""

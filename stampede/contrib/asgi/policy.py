@@ -100,7 +100,7 @@ def directives(headers: Headers) -> dict[str, str | None]:
 
 
 def seconds_of(text: str | None) -> int | None:
-    """Return a directive's number of seconds, or None if it is none."""
+    """Return the number of seconds that a directive gives, or None if its value is no number."""
     if text is None or not (text.isascii() and text.isdigit()):
         return None
     return min(int(text.lstrip("0")[:11] or 0), LONGEST)  # int() raises for more than 4,300 digits

@@ -76,7 +76,8 @@ class Run:
         await self.task
 
     def abandon(self) -> None:
-        """Tell the application that no client takes its response, unless it is complete or a client has taken it."""
+        """Let an application continue that waits for a client. If no client has taken the response, it is told
+        `http.disconnect`, and cannot send a long body."""
         self._taken.set()
 
     async def _run(self) -> None:
