@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from typing import Any
@@ -15,6 +16,7 @@ import stampede
 import stampede.testing
 from stampede import Cache
 from stampede.contrib.asgi import ResponseCache, cached_response
+from stampede.errors import OptionError
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_a_response_is_stored_for_its_max_age(cache: Cache) -> None:
         assert (first.status, first.body, first.how) == (200, b"hello", "fwd=miss")
         assert (second.status, second.body, second.how) == (200, b"hello", "hit")
         assert second.headers["age"] == "0" and "age" not in first.headers
-        same = {"cache-control", "content-type", "etag", "last-modified", "content-length"}
+        same = {"cache-control", "content-type", "etag", "content-length"}
         assert {name: first.headers[name] for name in same} == {name: second.headers[name] for name in same}
         assert shop.runs == 1
 
@@ -163,6 +165,18 @@ def test_a_url_that_becomes_cacheable_is_stored_from_then_on(cache: Cache) -> No
     asked(cache, shop, work)
 
 
+def test_urls_that_are_not_stored_take_little_memory(cache: Cache) -> None:
+    """Clients choose the URLs, and how long they are."""
+    shop = Shop(status=404)
+
+    async def work(client: Client) -> None:
+        for number in range(10):
+            await client.ask(f"/{number}?{'x' * 50_000}")
+
+    app = asked(cache, shop, work)
+    assert len(app._passing) == 10 and sum(map(sys.getsizeof, app._passing)) < 1000
+
+
 def test_a_variant_that_becomes_cacheable(cache: Cache) -> None:
     shop = Shop(cache_control="max-age=60", vary="accept-language")
 
@@ -233,6 +247,72 @@ def test_hosts_have_their_own_responses(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+def test_a_host_with_a_path_is_another_host(cache: Cache) -> None:
+    """A client may send any `Host`. Its response must not be served for the URL that host and path together spell."""
+    shop = Shop(cache_control="max-age=60")
+
+    async def work(client: Client) -> None:
+        for host, target in [
+            ("a.example/b", "/c"),
+            ("a.example", "/b/c"),
+            ("a.example%2fb", "/c"),
+            ("a.example", "/c"),
+        ]:
+            assert (await client.ask(target, host=host)).how == "fwd=miss"
+
+    asked(cache, shop, work)
+
+
+def test_a_path_that_a_middleware_has_changed(cache: Cache) -> None:
+    """The application answers by `path`. A middleware outside that changes it seldom changes `raw_path`, too."""
+    shop = Shop(cache_control="max-age=60")
+    inner = ResponseCache(shop, cache=cache)
+
+    async def by_tenant(scope: Any, receive: Any, send: Any) -> None:
+        tenant = dict(scope["headers"])[b"x-tenant"].decode()
+        shop.body = tenant.encode()
+        await inner({**scope, "path": f"/{tenant}{scope['path']}"}, receive, send)
+
+    async def work() -> None:
+        client = Client(by_tenant)
+        for how in ("fwd=miss", "hit"):
+            for tenant in ("one", "two"):
+                reply = await client.ask("/page", x_tenant=tenant)
+                assert (reply.body, reply.how) == (tenant.encode(), how)
+
+    run(work)
+
+
+def test_a_server_that_sends_no_raw_path(cache: Cache) -> None:
+    """A question mark in the path is not the beginning of the query."""
+    shop = Shop(cache_control="max-age=60")
+    inner = ResponseCache(shop, cache=cache)
+
+    async def plain(scope: Any, receive: Any, send: Any) -> None:
+        del scope["raw_path"]
+        await inner({**scope, "path": scope["path"].replace("%3F", "?")}, receive, send)
+
+    async def work() -> None:
+        client = Client(plain)
+        for target in ("/a%3Fb?c", "/a?b?c", "/\xe4"):
+            assert [(await client.ask(target)).how for _ in range(2)] == ["fwd=miss", "hit"]
+
+    run(work)
+
+
+def test_a_query_is_no_variant(cache: Cache) -> None:
+    """The key of a variant is not that of another URL: over HTTP/2, a query may contain a space."""
+    shop = Shop(cache_control="max-age=60", vary="accept-language")
+
+    async def work(client: Client) -> None:
+        await client.ask("/?a", accept_language="de")
+        await client.ask("/?a", accept_language="fr")
+        base, variant = sorted(cache.keys(), key=len)
+        assert not variant.startswith(base)
+
+    asked(cache, shop, work)
+
+
 def test_a_very_long_url(cache: Cache) -> None:
     shop = Shop(cache_control="max-age=60")
 
@@ -283,6 +363,32 @@ def test_a_stale_variant_is_renewed_by_one_run(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+def test_a_tag_removes_a_variant_that_was_renewed_beside_another(cache: Cache) -> None:
+    """A request that finds another variant, which is stale, renews that in the background with its own run."""
+
+    class Tagging(Shop):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            stampede.current().tag("prices")
+            self.body = dict(scope["headers"])[b"accept-language"] + b"%d" % self.runs
+            await super().__call__(scope, receive, send)
+
+    shop = Tagging(cache_control="max-age=60, stale-while-revalidate=600", vary="accept-language")
+
+    async def work(client: Client) -> None:
+        await client.ask(accept_language="de")
+        await outdate(cache)
+        assert (await client.ask(accept_language="fr")).body == b"fr1"
+        while (await client.ask(accept_language="fr")).how != "hit":
+            await asyncio.sleep(0)
+        await cache.ainvalidate_tags("prices")
+        runs = shop.runs
+        for language in ("de", "fr"):
+            reply = await client.ask(accept_language=language)
+            assert int(reply.body[2:]) >= runs
+
+    asked(cache, shop, work)
+
+
 def test_vary_of_several_headers_that_differ_by_variant(cache: Cache) -> None:
     """A response may depend on other headers than another one of the same URL."""
 
@@ -311,11 +417,12 @@ def test_vary_of_several_headers_that_differ_by_variant(cache: Cache) -> None:
 
 def test_a_304_for_who_has_the_bytes(cache: Cache) -> None:
     """The ETag is strong and comes from the bytes, so that it is the same in all processes."""
-    shop = Shop(cache_control="max-age=60", content_type="text/plain")
+    modified = formatdate(1e9, usegmt=True)
+    shop = Shop(cache_control="max-age=60", content_type="text/plain", last_modified=modified)
 
     async def work(client: Client) -> None:
         first = await client.ask()
-        etag, modified = first.headers["etag"], first.headers["last-modified"]
+        etag = first.headers["etag"]
         assert re.fullmatch(r'"[0-9a-f]{32}"', etag)
         for headers in (
             {"if_none_match": etag},
@@ -371,6 +478,36 @@ def test_the_application_confirms_a_stale_response(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+def test_a_date_is_no_version(cache: Cache) -> None:
+    """A client that knows only the date of a response gets the new one, also within the same second, and if the
+    machine that computed it has a clock that is slow."""
+    shop = Shop(cache_control="max-age=60")
+
+    async def work(client: Client) -> None:
+        first = await client.ask()
+        assert "last-modified" not in first.headers
+        shop.body = b"new"
+        await client.ask(method="POST")
+        assert (await client.ask(if_modified_since=formatdate(2e9, usegmt=True))).body == b"new"
+
+    asked(cache, shop, work)
+
+
+def test_the_application_confirms_a_response_without_times(cache: Cache) -> None:
+    """What clients are told about a default ttl is no directive of the application."""
+    shop = Shop(etag='"v1"')
+
+    async def work(client: Client) -> None:
+        for _ in range(2):
+            for how in ("fwd=miss", "hit"):
+                reply = await client.ask()
+                assert (reply.body, reply.how, reply.headers["cache-control"]) == (b"hello", how, "no-cache")
+            await outdate(cache)
+        assert shop.runs == 2
+
+    asked(cache, shop, work, ttl=60)
+
+
 # -- HEAD, and other methods --------------------------------------------------------------------------------------
 
 
@@ -417,6 +554,29 @@ def test_an_unsafe_method_invalidates_its_url(cache: Cache, method: str) -> None
         assert await all_of_them() == ["hit"] * 3
         await client.ask(method=method)
         assert await all_of_them() == ["fwd=miss"] * 3
+
+    asked(cache, shop, work)
+
+
+@pytest.mark.parametrize("failure", [False, True])
+def test_a_change_that_is_committed_after_the_response(cache: Cache, failure: bool) -> None:
+    """FastAPI leaves a dependency with `yield` after the response is sent, and background tasks run then, too."""
+    shop = Shop(b"old", cache_control="max-age=60")
+
+    async def work(client: Client) -> None:
+        async def commit() -> None:
+            shop.after = None
+            assert (await client.ask()).body == b"old"  # another client, before the commit
+            shop.body = b"new"
+            if failure:
+                raise ZeroDivisionError
+
+        shop.after = commit
+        try:
+            await client.ask(method="POST")
+        except ZeroDivisionError:
+            assert failure
+        assert (await client.ask()).body == b"new"
 
     asked(cache, shop, work)
 
@@ -709,6 +869,14 @@ def test_the_decorator_of_a_route(cache: Cache, kind: str) -> None:
     assert asyncio.run(report("west")) == blocking("west") == b"west"  # outside of a ResponseCache
 
 
+def test_a_tag_of_no_parameter_is_an_error_at_once() -> None:
+    """Otherwise each request would fail."""
+    with pytest.raises(OptionError, match="did you mean 'region'"):
+
+        @cached_response(60, tags=["report:{regoin}"])
+        def report(region: str) -> None: ...
+
+
 def test_a_route_may_overrule_its_decorator(cache: Cache) -> None:
     @cached_response(60)
     async def page() -> dict[bytes, bytes]:
@@ -722,6 +890,21 @@ def test_a_route_may_overrule_its_decorator(cache: Cache) -> None:
         assert [(await client.ask()).how for _ in range(2)] == ["", ""]
 
     asked(cache, app, work)
+
+
+@pytest.mark.parametrize("ttl", [None, "1m"])
+def test_one_middleware_inside_another(cache: Cache, ttl: str | None) -> None:
+    """The outer one stores the response, by the times of the response or of the inner one."""
+    shop = Shop(**({"cache_control": "max-age=60"} if ttl is None else {}))
+    inner = ResponseCache(shop, cache=cache, ttl=ttl)
+
+    async def work(client: Client) -> None:
+        assert [(await client.ask()).how for _ in range(2)] == ["fwd=miss", "hit"]
+        await client.ask(method="POST")
+        assert (await client.ask()).how == "fwd=miss"
+        assert (await client.ask(range="bytes=0-")).how == ""
+
+    asked(cache, inner, work)
 
 
 # -- switched off -------------------------------------------------------------------------------------------------

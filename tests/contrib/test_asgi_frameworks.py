@@ -279,6 +279,41 @@ def test_a_cookie_of_a_response_is_for_one_client(app: FastAPI) -> None:
     assert [each.cookies["session"] for each in found] == ["1", "2"]
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_page_that_reads_the_session_is_for_its_user(cache: Cache, inside: bool) -> None:
+    """Also if the session's middleware is outside of the cache, where it adds its `Vary: Cookie` too late."""
+    sessions = pytest.importorskip("starlette.middleware.sessions")
+    if not hasattr(sessions, "Session"):
+        pytest.skip("this Starlette does not know whether a session was read")
+    app, count = FastAPI(), Counter()
+    layers: list[Any] = [(sessions.SessionMiddleware, {"secret_key": "x"}), (ResponseCache, {"cache": cache})]
+    for layer, options in layers if inside else reversed(layers):
+        app.add_middleware(layer, **options)
+
+    @app.get("/login/{user}")
+    async def login(user: str, request: Request) -> None:
+        request.session["user"] = user
+
+    @app.get("/me")
+    @cached_response(60)
+    async def me(request: Request) -> str:
+        return str(request.session.get("user"))
+
+    @app.get("/news")
+    @cached_response(60)
+    async def news() -> int:
+        return count()
+
+    async def work(client: Client) -> None:
+        users = {name: (await client.ask(f"/login/{name}")).headers["set-cookie"] for name in ("ann", "bob")}
+        for name in ("ann", "bob", "ann", "bob"):
+            cookie = users[name].partition(";")[0]
+            assert (await client.ask("/me", cookie=cookie)).body == f'"{name}"'.encode()
+            assert (await client.ask("/news", cookie=cookie)).body == b"1"
+
+    asked(app, work)
+
+
 def test_a_herd_of_a_route(app: FastAPI) -> None:
     count = Counter()
 

@@ -292,6 +292,31 @@ def test_a_long_response_streams(cache: Cache, length: bool) -> None:
     asked(cache, None, work, max_bytes=300)
 
 
+@pytest.mark.parametrize("kind", ["long", "events"])
+def test_head_ends_a_stream(cache: Cache, kind: str) -> None:
+    """A client that asked with HEAD takes no body. The application is told so, else it would stream for ever."""
+    told: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-shop", b"tea")]})
+        if kind == "events":
+            told.append((await receive())["type"])
+        try:
+            while kind == "long":
+                await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+                await asyncio.sleep(0)
+        except OSError:
+            told.append("OSError")
+
+    async def work(client: Client) -> None:
+        head = await client.ask(method="HEAD")
+        assert (head.headers["x-shop"], head.body, head.complete) == ("tea", b"", True)
+        assert told == ["OSError" if kind == "long" else "http.disconnect"]
+
+    asked(cache, app, work)
+
+
 def test_events_stream_at_once(cache: Cache) -> None:
     """Server-sent events are not buffered under a default ttl, and the application sees that the client leaves."""
 
@@ -420,6 +445,26 @@ def test_a_herd_gets_one_failure(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
+@pytest.mark.parametrize("control", ["stale-if-error=900", "stale-while-revalidate=900"])
+def test_an_application_that_answers_503_is_spared(cache: Cache, control: str) -> None:
+    """A herd that can have the stale response costs one run."""
+    shop = Shop(cache_control=f"max-age=60, {control}")
+
+    async def work(client: Client) -> None:
+        await client.ask()
+        await outdate(cache)
+        shop.runs, shop.hold = 0, asyncio.Event()
+        shop.arrived.clear()
+        tasks = await start(client, shop)
+        shop.status, shop.headers = 503, {}
+        shop.hold.set()
+        replies = await asyncio.gather(*tasks)
+        assert {(reply.status, reply.body) for reply in replies} == {(200, b"hello")}
+        assert shop.runs <= 3
+
+    asked(cache, shop, work)
+
+
 def test_an_application_that_ends_too_soon(cache: Cache) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"max-age=60")]})
@@ -428,5 +473,40 @@ def test_an_application_that_ends_too_soon(cache: Cache) -> None:
     async def work(client: Client) -> None:
         with pytest.raises(RuntimeError, match="without a complete response"):
             await client.ask()
+
+    asked(cache, app, work)
+
+
+@pytest.mark.parametrize("declared", ["4", "8", "x"])
+def test_a_body_of_another_length_than_declared(cache: Cache, declared: str) -> None:
+    """A truncated response must not be stored as if it were whole. Servers refuse it, too."""
+    shop = Shop(cache_control="max-age=60", content_length=declared)
+
+    async def work(client: Client) -> None:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="sent 5"):
+                await client.ask()
+        shop.headers["content-length"] = "5"
+        while (await client.ask()).how != "hit":
+            pass
+
+    asked(cache, shop, work)
+
+
+def test_what_comes_after_the_end(cache: Cache) -> None:
+    """The response that is complete is stored and sent. The application, or the server's log, gets the error."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"max-age=60")]})
+        await send({"type": "http.response.body", "body": b"whole"})
+        await send({"type": "http.response.body", "body": b"more", "more_body": True})
+
+    async def work(client: Client) -> None:
+        reply = Reply()
+        with pytest.raises(RuntimeError, match="after its response was complete"):
+            await client.ask(reply=reply)
+        assert reply.complete and reply.body == b"whole"
+        again = await client.ask()
+        assert (again.body, again.how) == (b"whole", "hit")
 
     asked(cache, app, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from email.utils import formatdate
 
 import pytest
@@ -34,6 +35,8 @@ def fresh(*headers: tuple[str, str]) -> float:
         ("max-age=0, max-age=3600", 0),
         ("max-age=2147483648", 2**31),
         ("max-age=99999999999999999999", 2**31),
+        pytest.param("max-age=" + "9" * 5000, 2**31, id="5000 digits"),
+        pytest.param("max-age=" + "0" * 5000 + "60", 60, id="5000 zeros"),
         ("max-age=-1", 0),
         ("max-age='3600'", 0),
         ("max-age=3600.5", 0),
@@ -52,12 +55,26 @@ def fresh(*headers: tuple[str, str]) -> float:
         ("max-age=60, private", 0),
         ('max-age=60, private="a, b"', 0),
         ("max-age=60, no-cache", 0),
+        ("max-age=60; private", 0),
+        ("max-age=60 private", 0),
+        ("max-age=60;no-store", 0),
+        ("max-age=60;", 60),
+        ('max-age=60, private="a', 0),
         ("", 0),
         (",,,", 0),
     ],
 )
 def test_cache_control(control: str, seconds: float) -> None:
     assert fresh(("Cache-Control", control)) == seconds
+
+
+@pytest.mark.parametrize("piece", [" ", "a,", "a ", 'a="', 'a="\\",', '\\"', "=", ";"])
+def test_a_long_cache_control_takes_little_time(piece: str) -> None:
+    """Clients send it. A regular expression that goes back at each character would need minutes."""
+    control = "a," + piece * (60_000 // len(piece)) + ",max-age=60"
+    begin = time.process_time()
+    directives([(b"cache-control", control.encode())])
+    assert time.process_time() - begin < 2
 
 
 def test_cache_control_on_several_lines() -> None:

@@ -89,7 +89,6 @@ def test_fifty_clients_have_one_report_for_each_key(application: Application) ->
         found = [answer for answer in answers if answer.url.path.endswith(region)]
         assert len(found) == CLIENTS // 2 and len({answer.content for answer in found}) == 1
         assert len({answer.headers["etag"] for answer in found}) == 1
-        assert len({answer.headers["last-modified"] for answer in found}) == 1
         assert {answer.headers["content-type"] for answer in found} == {"application/json"}
         assert {answer.headers["cache-control"] for answer in found} == {"no-cache"}
         told = [answer.headers["cache-status"] for answer in found]
@@ -130,7 +129,7 @@ def test_a_private_page_passes(application: Application) -> None:
 
 
 def test_curl_gets_304(application: Application, tmp_path: Path) -> None:
-    """curl's own conditional requests: by the ETag that it saved, and by the time of the file that it saved."""
+    """curl's own conditional requests, by the ETag that it saved."""
     curl, url = need("curl"), f"{application.url}/reports/west"
     body, etag = tmp_path / "body", tmp_path / "etag"
 
@@ -138,10 +137,9 @@ def test_curl_gets_304(application: Application, tmp_path: Path) -> None:
         command = [curl, "-sS", "--max-time", "20", "-w", "%{http_code}", *options, url]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert run("-R", "-o", str(body), "--etag-save", str(etag)) == "200"
+    assert run("-o", str(body), "--etag-save", str(etag)) == "200"
     assert json.loads(body.read_text())["region"] == "west"
     assert run("--etag-compare", str(etag)) == "304"
-    assert run("-z", str(body)) == "304"
     assert run("-o", os.devnull, "-I") == "200"
     assert run("-o", os.devnull, "-H", 'If-None-Match: "other"') == "200"
 

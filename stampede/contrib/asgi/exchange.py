@@ -1,4 +1,5 @@
-"""One GET or HEAD request: it is answered with a stored response, with that of another request, or with its own."""
+"""The answer to one GET or HEAD request: a stored response, the response to another request that is under way, or a
+response that the application makes for this request."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from stampede.contrib.asgi.policy import (
     variant_of,
     without,
 )
-from stampede.contrib.asgi.route import RouteTerms, route_terms
-from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send, without_body
+from stampede.contrib.asgi.route import ROUTE_TERMS, RouteTerms, route_terms
+from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send
 from stampede.errors import OptionError, WaitTimeout
 
 __all__ = ["Exchange"]
@@ -39,7 +40,11 @@ OF_CLIENT = frozenset({b"if-none-match", b"if-modified-since"})
 """Request headers that concern the client's own copy. The application does not see them: its response is for all."""
 
 UNCHANGED = (b"content-encoding", b"content-language", b"content-length", b"content-range", b"content-type")
-"""Headers that a 304 leaves out."""
+"""Headers that are not sent with a 304."""
+
+
+class ServerError(Exception):
+    """The application has answered with 5xx. All requests that wait for it get the stored response."""
 
 
 class Owner(Protocol):
@@ -65,6 +70,7 @@ class _Own:
 
     route: RouteTerms
     known: Answer | None  # the stored answer that the application may confirm
+    context: Context  # of the computation that began it: its tags count, and what was invalidated since
     run: Run = field(init=False)
     terms: Terms | None = None
     answer: Answer | None = None
@@ -106,8 +112,7 @@ class Exchange:
             if isinstance(answer, Answer):
                 return await self._give(answer)
             if self.own is not None and self.own.run.passing:
-                send = without_body(self.send) if self.scope["method"] == "HEAD" else self.send
-                return await self.own.run.pass_to(self.receive, send)
+                return await self.own.run.pass_to(self.receive, self.send, head=self.scope["method"] == "HEAD")
         finally:
             self.over = True
             if self.own is not None:
@@ -129,7 +134,8 @@ class Exchange:
                 return found
             # The answer is for another request: those to this URL depend on these headers, too.
             names.update(found.vary)
-            key, tags = f"{self.key} {variant_of(self.headers, sorted(names))}", [self.owner.tag_of(self.key)]
+            variant = variant_of(self.headers, sorted(names))
+            key, tags = f"variant {variant} of {self.key}", [self.owner.tag_of(self.key)]
         return None
 
     async def _look(self, key: str, tags: list[str]) -> Answer | int:
@@ -161,7 +167,9 @@ class Exchange:
         except Exception:
             if may_serve:
                 return found
-            if self.own is not None:  # the refresh in the background was ours: this is its error
+            if self.own is not None:  # the refresh in the background was ours: this is its response, or its error
+                if self.own.run.passing:
+                    return self.own.run.status
                 self.own.run.raise_error()
             raise
         return found if isinstance(renewed, int) and renewed >= 500 and may_serve else renewed
@@ -170,7 +178,7 @@ class Exchange:
         return answer.variant == variant_of(self.headers, answer.vary)
 
     def _refuses(self, answer: Answer, age: float) -> bool:
-        """Return whether the client wants something newer than a stored answer that is fresh."""
+        """Return whether the client's `Cache-Control` asks for a newer answer than this one, which is fresh."""
         oldest, rest = seconds_of(self.control.get("max-age")), seconds_of(self.control.get("min-fresh"))
         return (
             "no-cache" in self.control
@@ -184,9 +192,9 @@ class Exchange:
         """Run the application, inside the computation of the key. Return the answer to store, or a status if the
         response may not be stored; then each request runs the application itself."""
         context = current()
-        if self.own is None:  # otherwise this request has found another variant, and renews that, too
+        if self.own is None:  # otherwise this request has found another variant, and renews that already
             before = self.known if context.stale is None else Answer(*context.stale.value)
-            self.own = self._start(before if before is not None and self._is_for_us(before) else None)
+            self.own = self._start(before if before is not None and self._is_for_us(before) else None, context)
         own = self.own
         await own.run.decided()
         if own.run.passing:
@@ -195,11 +203,16 @@ class Exchange:
                 self.owner.note_passing(key)
             if self.over:
                 own.run.abandon()
+            if own.run.status >= 500 and own.known is not None and _has_a_substitute(own.known):
+                raise ServerError(f"the application answered {own.run.status}")  # then the key rests for a moment
             return own.run.status
         answer = own.answer = own.answer or self._answer_of(own)
-        if own.terms is None:  # so says a 304, whose headers replace those that are stored
+        if own.terms is None:  # the application has confirmed the stored response by a 304 that forbids to store it
             context.dont_keep()
             return answer.status
+        if own.context is not context:
+            context.dont_keep()  # the run began before this computation: an invalidation may lie between them
+            return answer.stored()
         context.ttl, context.stale_for = own.terms.fresh, max(own.terms[1:])
         try:
             context.tag(*own.route.tags)
@@ -215,11 +228,11 @@ class Exchange:
         if status == 304 and own.known is not None:
             status, headers, body = own.known.status, merged(own.known, headers), own.known.body
             own.terms = self._terms(status, headers, own.route)
-        return answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time(), own.known)
+        return answer_of(status, headers, body, self.headers, own.terms or Terms(0), time.time())
 
-    def _start(self, known: Answer | None) -> _Own:
+    def _start(self, known: Answer | None, context: Context) -> _Own:
         """Begin a run of the application. Its request is for all: GET, and with the validators of the stored answer."""
-        own = _Own(self.owner.route_terms(), known)
+        own = _Own(self.owner.route_terms(), known, context)
 
         def may_buffer(start: Message) -> bool:
             headers = list(start.get("headers", ()))
@@ -239,6 +252,7 @@ class Exchange:
         extensions = self.scope.get("extensions") or {}
         scope = {
             **self.scope,
+            ROUTE_TERMS: own.route,
             "method": "GET",
             "headers": headers,
             "extensions": {k: v for k, v in extensions.items() if not k.startswith("http.response.")},
@@ -251,12 +265,14 @@ class Exchange:
         return own
 
     def _terms(self, status: int, headers: Headers, route: RouteTerms) -> Terms | None:
+        if getattr(self.scope.get("session"), "accessed", False):
+            return None  # Starlette's middleware is outside, so that its `Vary: Cookie` and `Set-Cookie` come later
         authorized = one(self.headers, b"authorization") is not None
         return terms_of(status, headers, time.time(), authorized=authorized, ttl=route.ttl, stale=route.stale)
 
     async def run_alone(self) -> None:
-        """Run the application for this request only, and store nothing. A response that could have been stored is a
-        sign that the next one may be."""
+        """Run the application for this request only, and store nothing. If the response could have been stored, the
+        next request for this URL tries to store its own."""
         route = self.owner.route_terms()
 
         async def sending(message: Message) -> None:
@@ -269,7 +285,7 @@ class Exchange:
         token = route_terms.set(route)
         try:
             with Inside(Context(self.key)):  # so that `stampede.current()` works, without effect
-                await self.owner.app(self.scope, self.receive, sending)
+                await self.owner.app({**self.scope, ROUTE_TERMS: route}, self.receive, sending)
         finally:
             route_terms.reset(token)
 
@@ -283,6 +299,9 @@ class Exchange:
         age = answer.age + max(0, int(time.time() - answer.made))
         if run is None or age:
             headers.append((b"age", b"%d" % age))
+        if one(headers, b"cache-control") is None and one(headers, b"expires") is None:
+            # It is stored for the default ttl. Other caches would guess another one, and would not see an invalidation.
+            headers.append((b"cache-control", b"no-cache"))
         how = b"fwd=miss" if run is not None else b"hit" if answer.made < self.began else b"fwd=miss; collapsed"
         headers.append((b"cache-status", b"stampede; " + how))
         if status == 200 and is_not_modified(self.headers, answer):
@@ -300,6 +319,13 @@ class Exchange:
         """Return this request's run of the application, if the answer is its response."""
         own = self.own
         return own.run if own is not None and own.answer is not None and own.answer.made == answer.made else None
+
+
+def _has_a_substitute(answer: Answer) -> bool:
+    """Return whether this stale answer is served if the application fails now."""
+    terms = Terms(*answer.terms)
+    beyond = time.time() - answer.made - terms.fresh
+    return 0 < terms.on_error > beyond or 0 <= beyond < terms.revalidate
 
 
 def _loaded(value: Any) -> Answer | int:

@@ -6,13 +6,13 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from stampede.api.cache import Cache
 from stampede.api.registry import get_cache
 from stampede.contrib.asgi.exchange import Exchange
 from stampede.contrib.asgi.policy import Headers, directives, one, values
-from stampede.contrib.asgi.route import RouteTerms
+from stampede.contrib.asgi.route import ROUTE_TERMS, RouteTerms
 from stampede.contrib.asgi.run import App, Message, Receive, Run, Scope, Send
 from stampede.settings.options import Seconds, seconds
 
@@ -21,7 +21,7 @@ __all__ = ["ResponseCache"]
 _log = logging.getLogger("stampede")
 
 PRECISE = frozenset({b"range", b"if-match", b"if-unmodified-since", b"if-range"})
-"""Request headers that ask for something else than the whole response. Such requests go to the application."""
+"""Headers of requests that want a part of the response, or a certain version. These requests go to the application."""
 
 MOST_PASSING = 10_000
 """The number of URLs whose responses are known not to be stored."""
@@ -69,7 +69,7 @@ class ResponseCache:
         self._stale = seconds("stale", stale)
         self._query = None if query is None else frozenset(name.encode() for name in query)
         self._obeys = obey_requests
-        self._passing: OrderedDict[str, None] = OrderedDict()
+        self._passing: OrderedDict[int, None] = OrderedDict()  # hashes, because clients could send long URLs
         self._runs: set[Run] = set()  # a task needs a reference until it ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +78,12 @@ class ResponseCache:
         headers: Headers = scope["headers"]
         shared = {**scope, "query_string": self._query_of(scope)}
         if scope["method"] not in ("GET", "HEAD"):
-            return await self.app(scope, receive, self._invalidating(shared, send))
+            return await self._change(scope, receive, send, shared)
+        outer: RouteTerms | None = scope.get(ROUTE_TERMS)
+        if outer is not None:  # another ResponseCache is outside of this one, and stores the response
+            if self._ttl is not None:
+                outer.ttl, outer.stale = self._ttl, self._stale
+            return await self.app(scope, receive, send)
         key = self.key_of(shared, authorized=one(headers, b"authorization") is not None)
         control = directives(headers) if self._obeys else {}
         exchange = Exchange(self, self._find_cache(), shared, receive, send, key, control)
@@ -94,9 +99,11 @@ class ResponseCache:
     def key_of(self, scope: Scope, *, authorized: bool) -> str:
         """Return the key of a URL, whose query is in order. Requests with `Authorization` have keys of their own, since
         they share less."""
-        path = scope.get("raw_path") or scope["path"].encode()
-        host = one(scope["headers"], b"host") or b""
-        url = b"%s://%s%s?%s" % (scope.get("scheme", "http").encode(), host.lower(), path, scope["query_string"])
+        path = scope.get("raw_path") or b""
+        if unquote_to_bytes(path) != scope["path"].encode():  # a middleware outside of this one has changed the path
+            path = b"%s %s" % (quote(scope["path"]).encode(), path)
+        host = quote((one(scope["headers"], b"host") or b"").lower(), safe=":[]")  # clients could write a path in it
+        url = b"%s://%s%s?%s" % (scope.get("scheme", "http").encode(), host.encode(), path, scope["query_string"])
         return f"response{' authorized' * authorized} {url.decode('latin-1')}"
 
     def _query_of(self, scope: Scope) -> bytes:
@@ -138,31 +145,41 @@ class ResponseCache:
 
     def passes(self, key: str) -> bool:
         """Return whether the last response to this key could not be stored."""
-        return key in self._passing
+        return hash(key) in self._passing
 
     def note_passing(self, key: str) -> None:
-        self._passing[key] = None
+        self._passing[hash(key)] = None
         while len(self._passing) > MOST_PASSING:
             self._passing.popitem(last=False)
 
     def forget_passing(self, key: str) -> None:
-        self._passing.pop(key, None)
+        self._passing.pop(hash(key), None)
 
     # -- unsafe methods -------------------------------------------------------------------------------------------
 
-    def _invalidating(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that invalidates the URL of a request such as POST before its response begins, unless the
-        request has failed (RFC 9111, 4.4)."""
+    async def _change(self, scope: Scope, receive: Receive, send: Send, shared: Scope) -> None:
+        """Run a request such as POST. Unless it fails, invalidate its URL (RFC 9111, 4.4) before its response begins,
+        since its client may ask at once, and when the application has ended: it may commit after its response."""
+        keys = [self.key_of(shared, authorized=authorized) for authorized in (False, True)]
+        succeeded = False
+
+        async def invalidate() -> None:
+            cache = self._find_cache()
+            await cache.ainvalidate_many(keys, on_error="later")
+            await cache.ainvalidate_tags(*map(self.tag_of, keys), on_error="later")
 
         async def sending(message: Message) -> None:
+            nonlocal succeeded
             if message["type"] == "http.response.start" and message["status"] < 400:
-                cache = self._find_cache()
-                keys = [self.key_of(scope, authorized=authorized) for authorized in (False, True)]
-                await cache.ainvalidate_many(keys, on_error="later")
-                await cache.ainvalidate_tags(*map(self.tag_of, keys), on_error="later")
+                succeeded = True
+                await invalidate()
             await send(message)
 
-        return sending
+        try:
+            await self.app(scope, receive, sending)
+        finally:
+            if succeeded:
+                await invalidate()
 
 
 def _has_body(headers: Headers) -> bool:

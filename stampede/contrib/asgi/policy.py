@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC
-from email.utils import formatdate, parsedate_to_datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
@@ -31,7 +31,8 @@ LONGEST = 2**31
 CONFIRM = 300.0
 """Seconds for which a response with a validator of the application is stored beyond its time, to be confirmed."""
 
-_DIRECTIVE = re.compile(r'\s*([^\s=,;"]+)\s*(?:=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*)))?[^,]*(?:,|$)')
+_DIRECTIVE = re.compile(r'([^\s=,;"]+)\s*(?:=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,;"]*)))?')
+"""A directive of `Cache-Control`. Some applications write `max-age=60; private`, and mean it."""
 _DATE = re.compile(
     r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d (?i:GMT)"
     r"|\w{6,9}, \d\d-\w{3}-\d\d \d\d:\d\d:\d\d GMT"
@@ -99,8 +100,10 @@ def directives(headers: Headers) -> dict[str, str | None]:
 
 
 def seconds_of(text: str | None) -> int | None:
-    """Return a directive's number of seconds, or None if it is none."""
-    return min(int(text), LONGEST) if text is not None and text.isascii() and text.isdigit() else None
+    """Return the number of seconds that a directive gives, or None if its value is no number."""
+    if text is None or not (text.isascii() and text.isdigit()):
+        return None
+    return min(int(text.lstrip("0")[:11] or 0), LONGEST)  # int() raises for more than 4,300 digits
 
 
 def vary_of(headers: Headers) -> tuple[bytes, ...]:
@@ -182,31 +185,15 @@ def _moment(text: bytes) -> float | None:
 # -- a stored response --------------------------------------------------------------------------------------------
 
 
-def answer_of(
-    status: int,
-    headers: Headers,
-    body: bytes,
-    request: Headers,
-    terms: Terms,
-    now: float,
-    before: Answer | None,
-) -> Answer:
-    """Return what is stored of a complete response. It gets an `ETag` from its bytes, and a `Last-Modified`, unless it
-    has them. `before` is the stored response that it replaces: if the bytes are the same, so is the `Last-Modified`.
-    """
+def answer_of(status: int, headers: Headers, body: bytes, request: Headers, terms: Terms, now: float) -> Answer:
+    """Return what is stored of a complete response. It gets an `ETag` from its bytes, unless it has one.
+
+    It gets no `Last-Modified`: two responses of one second would have the same, and machines differ in their clocks."""
     named = {name.strip().lower() for value in values(headers, b"connection") for name in value.split(b",")}
     end_to_end = without(headers, {*HOP_BY_HOP, *named, b"age", b"content-length"})
     kept = [(name.lower(), value) for name, value in end_to_end]  # Django's are in upper case
-    if status == 200:
-        if one(kept, b"etag") is None:
-            kept.append((b"etag", b'"%s"' % hashlib.blake2b(body, digest_size=16).hexdigest().encode()))
-        if one(kept, b"last-modified") is None:
-            same = before is not None and one(before.headers, b"etag") == one(kept, b"etag")
-            known = one(before.headers, b"last-modified") if same and before is not None else None
-            kept.append((b"last-modified", known or formatdate(now, usegmt=True).encode()))
-    if one(kept, b"cache-control") is None and one(kept, b"expires") is None:
-        # It was stored for the default ttl. Other caches would guess another one, and would not see an invalidation.
-        kept.append((b"cache-control", b"no-cache"))
+    if status == 200 and one(kept, b"etag") is None:
+        kept.append((b"etag", b'"%s"' % hashlib.blake2b(body, digest_size=16).hexdigest().encode()))
     if status != 204:
         kept.append((b"content-length", b"%d" % len(body)))
     names = vary_of(headers)

@@ -9,9 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+from stampede.keys import tags_of_call
+from stampede.keys.parameters import Parameters
 from stampede.settings.options import Seconds, checked_tags, seconds
 
-__all__ = ["RouteTerms", "cached_response", "route_terms"]
+__all__ = ["ROUTE_TERMS", "RouteTerms", "cached_response", "route_terms"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +27,9 @@ class RouteTerms:
     stale: float
     tags: list[str] = field(default_factory=list)
 
+
+ROUTE_TERMS = "stampede.route_terms"
+"""The key of the scope where a `ResponseCache` that is inside another one finds the terms of the response."""
 
 route_terms: ContextVar[RouteTerms | None] = ContextVar("stampede_route_terms", default=None)
 
@@ -50,6 +55,7 @@ def cached_response(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
+        tags_of_call(names, Parameters(function))  # raises if a tag names what is no parameter
 
         def apply(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             terms = route_terms.get()

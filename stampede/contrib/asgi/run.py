@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-__all__ = ["App", "Message", "Receive", "Run", "Scope", "Send", "without_body"]
+__all__ = ["App", "Message", "Receive", "Run", "Scope", "Send"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -58,22 +58,26 @@ class Run:
         if self.task.done() and not self.task.cancelled() and not self.complete and not self.passing:
             self.task.result()
 
-    async def pass_to(self, receive: Receive, send: Send) -> None:
-        """Pass the response to a client, and wait for the application's end."""
+    async def pass_to(self, receive: Receive, send: Send, *, head: bool) -> None:
+        """Pass the response to a client, and wait for the application's end. `head`: the client asked with HEAD, so it
+        takes no body, and the application may be streaming without an end."""
         self.awaited = True
         try:
+            if head:
+                self.messages[1:] = [{"type": "http.response.body", "body": b""}]
             for message in self.messages:
                 await send(message)
         except BaseException:
             self.abandon()
             raise
         self.messages = []
-        self._client = receive, send
+        self._client = None if head else (receive, send)
         self._taken.set()
         await self.task
 
     def abandon(self) -> None:
-        """Tell the application that no client takes its response, unless it is complete or a client has taken it."""
+        """Let an application continue that waits for a client. If no client has taken the response, it is told
+        `http.disconnect`, and cannot send a long body."""
         self._taken.set()
 
     async def _run(self) -> None:
@@ -98,6 +102,8 @@ class Run:
         return message
 
     async def _send(self, message: Message) -> None:
+        if self.complete:
+            raise RuntimeError(f"the application sent {message['type']!r} after its response was complete")
         self._size += len(message.get("body", b""))
         if not self.passing:
             self.messages.append(message)
@@ -107,6 +113,8 @@ class Run:
             else:
                 self.passing = self._size > self._longest
                 self.complete = not self.passing and not message.get("more_body", False)
+            if self.complete:
+                self._check_length()
             if self.passing or self.complete:
                 self._decided.set()
             if self.complete:
@@ -118,17 +126,9 @@ class Run:
         elif self._size > self._longest:  # a short response to no client may end, with its background tasks
             raise OSError("no client takes this response")
 
-
-def without_body(send: Send) -> Send:
-    """Return a `send` for a client that asked with HEAD: the body is left out."""
-    ended = False
-
-    async def sending(message: Message) -> None:
-        nonlocal ended
-        if message["type"] == "http.response.start":
-            await send(message)
-        elif not ended:
-            ended = True
-            await send({"type": "http.response.body", "body": b""})
-
-    return sending
+    def _check_length(self) -> None:
+        """Refuse a body that is not as long as the application has declared: the response is not complete."""
+        declared = [value for name, value in self.messages[0]["headers"] if name.lower() == b"content-length"]
+        if declared and self.status != 304 and declared[0] != b"%d" % self._size:
+            self.complete = False
+            raise RuntimeError(f"the application declared {declared[0]!r} bytes of body, and sent {self._size}")
