@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import flask_caching
@@ -277,7 +278,8 @@ class _Call:
                 ttl = backend.seconds(own or normalize_timeout(self.timeout))
                 backend.cache.set(self.key, data, ttl=ttl)
             elif own:
-                current().ttl = own
+                ttl = backend.seconds(own)
+                current().ttl = inf if ttl is None else ttl
             return data
         finally:
             _current.set(self)

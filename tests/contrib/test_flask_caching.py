@@ -346,6 +346,28 @@ def test_a_response_that_sets_its_own_timeout(world: World) -> None:
     assert [round(each, -1) for each in lives] == [500, 300]
 
 
+@pytest.mark.parametrize("timeout, left", [(-1, None), (2**40, float("inf"))])
+def test_odd_timeouts(world: World, timeout: int, left: float | None) -> None:
+    """A view must not fail because its own timeout is negative, which means that it is not stored, or endless."""
+    app, cache = world.app()
+
+    @app.get("/own")
+    @cache.cached()
+    def own() -> Any:
+        return CachedResponse(flask.make_response("own"), timeout)
+
+    @app.get("/plain")
+    @cache.cached(timeout=timeout)
+    def plain() -> str:
+        return "plain"
+
+    for name in ("own", "plain"):
+        assert asked(app, f"/{name}")().text == name
+        with app.app_context():
+            entry = cache.cache.cache.peek(f"view//{name}")
+        assert (entry and entry.fresh) == left
+
+
 def test_what_cannot_be_stored_is_served(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """A value that pickle refuses is computed by each caller, and the log says so."""
     app, cache = world.app()
