@@ -173,6 +173,57 @@ def test_delete_memoized_wins_at_the_last_moment(world: World) -> None:
         assert [price(), price()] == [1, 2]
 
 
+@pytest.mark.parametrize("option", ["forced_update", "is_stale"])
+def test_a_deletion_wins_over_a_value_that_replaces_another(world: World, option: str) -> None:
+    """Also a value that is computed though there is one is not stored if it is deleted meanwhile."""
+    app, cache = world.app()
+    origin, seen = Origin(open=True), {"replace": False}
+
+    @cache.memoize(timeout=60, **{option: lambda *value: seen["replace"]})
+    def price(product: str) -> int:
+        return origin()
+
+    def call() -> int:
+        with app.app_context():
+            return price("tea")
+
+    assert call() == 1
+    origin.has_begun()
+    origin.hold()
+    seen["replace"] = True
+    herd = Herd(call)
+    origin.has_begun()
+    with app.app_context():
+        cache.delete_memoized(price, "tea")
+    seen["replace"] = False
+    origin.let_on()
+    assert herd.join() == [2]
+    assert call() == 3
+
+
+def test_forced_updates_do_not_bring_a_deleted_version_back(world: World) -> None:
+    """When Flask-Caching has stored a value, it reads the versions of the function and writes them back. A deletion
+    between the two must stay, also after `forced_update`."""
+    app, _ = world.app()
+    origin, forced = Origin(open=True), {"now": True}
+
+    class Slow(Cache):
+        def set_many(self, *args: Any, **kwargs: Any) -> list[Any]:
+            if origin.calls == 1 and forced["now"]:
+                forced["now"] = False
+                Herd(delete).join()
+            return super().set_many(*args, **kwargs)
+
+    def delete() -> None:
+        with app.app_context():
+            cache.delete_memoized(price)
+
+    cache = Slow(app)
+    price = cache.memoize(timeout=60, forced_update=lambda: forced["now"])(lambda: origin())
+    with app.app_context():
+        assert [price(), price()] == [1, 2]
+
+
 def test_delete_wins_over_a_view_under_way(world: World) -> None:
     """`cache.delete` and `delete_cached` also end what is being computed."""
     app, cache = world.app()
@@ -298,6 +349,50 @@ def test_conditions_may_use_the_cache(world: World) -> None:
             seen[name] = False
             assert [first, number()] == found, name
         assert cache.get("other") == "untouched"
+
+
+def test_a_function_that_makes_the_key_and_fails(world: World) -> None:
+    """What it looked up before it failed is not the key of the view. So the view neither returns that value nor stores
+    its own one there. As in Flask-Caching, the view is computed, and is not stored."""
+    app, cache = world.app()
+    origin = Origin(open=True)
+
+    def key() -> str:
+        return f"{cache.get('release')}/{flask.request.args['q']}"
+
+    @app.get("/found")
+    @cache.cached(make_cache_key=key)
+    def found() -> str:
+        return f"found {origin()}"
+
+    with app.app_context():
+        cache.set("release", "7")
+    assert [asked(app, "/found")().text for _ in range(2)] == ["found 1", "found 2"]
+    with app.app_context():
+        assert cache.get("release") == "7"
+
+
+def test_a_condition_that_fails(world: World) -> None:
+    """If `is_stale` raises, the caller does not get the value that it could not check."""
+    app, cache = world.app()
+    number = cache.memoize(is_stale=lambda value: value / 0)(Origin(open=True).__call__)
+    with app.app_context():
+        assert [number(), number()] == [1, 2]
+
+
+@pytest.mark.parametrize("option", ["unless", "forced_update"])
+def test_a_function_that_computes_for_itself_uses_the_cache(world: World, option: str) -> None:
+    """Inside a call that `unless` or `forced_update` singles out, the cache answers as it does elsewhere."""
+    app, cache = world.app()
+
+    @cache.memoize(**{option: lambda: True})
+    def stored() -> bool:
+        assert cache.get("other") is None
+        cache.set("other", 1)
+        return bool(cache.has("other"))
+
+    with app.app_context():
+        assert stored()
 
 
 def test_a_function_inside_a_view_has_its_own_call(world: World) -> None:
