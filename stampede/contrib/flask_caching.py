@@ -30,6 +30,7 @@ from stampede.api.current import current
 from stampede.contrib import cachelib
 from stampede.errors import EngineError, RecursiveComputation
 from stampede.model.result import LeftOut
+from stampede.settings.options import LONGEST
 
 __all__ = ["Cache", "StampedeCache"]
 
@@ -230,11 +231,13 @@ def _version(backend: cachelib.StampedeCache) -> bytes | int:
 
 
 def _prolong(backend: cachelib.StampedeCache, versions: dict[str, Any], timeout: Any = None) -> list[Any]:
-    """Let versions live as long as the value that was stored under them. One that `delete_memoized` has changed
-    meanwhile stays changed."""
+    """Let versions live as long as the value that was stored under them, also while it is stale. One that
+    `delete_memoized` has changed meanwhile stays changed."""
+    seconds = backend.seconds(timeout)
+    ttl = None if seconds is None else min(seconds + backend.cache.policy.stale, LONGEST)
     with suppress(EngineError):  # what was computed meanwhile is stored here only, for a few seconds
         for key in versions:
-            backend.cache.touch(key, ttl=backend.seconds(timeout))
+            backend.cache.touch(key, ttl=ttl)
     return list(versions)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -322,6 +323,35 @@ def test_stale_values_are_replaced_once(world: World) -> None:
     origin.let_on()
     assert min(herd.join()) == 2
     assert origin.calls <= 5  # the first, the second, and those of callers that came later than they were counted
+
+
+def test_a_stale_memoized_value_is_served(world: World) -> None:
+    """With `stale`, the version of a memoized function must live longer than its values. Otherwise the old value would
+    not be found, and all callers would wait."""
+    app, cache = world.app(CACHE_OPTIONS={"stale": "1h"})
+    origin = Origin(open=True)
+    number = cache.memoize(timeout=1)(lambda: origin())
+
+    def call() -> int:
+        with app.app_context():
+            return number()
+
+    def is_fresh() -> bool:
+        with app.app_context():
+            return cache.cache.has(key)
+
+    with app.app_context():
+        assert number() == 1
+        key = number.make_cache_key(number.uncached)
+    origin.has_begun()
+    origin.hold()
+    until(lambda: not is_fresh())
+    time.sleep(0.1)  # the version was stored a little later than the value
+    leader = Herd(call)
+    origin.has_begun()
+    assert Herd(*[call] * 5).join() == [1] * 5
+    origin.let_on()
+    assert leader.join() == [2] and origin.calls == 2
 
 
 def test_conditions_may_use_the_cache(world: World) -> None:
