@@ -21,6 +21,7 @@ from stampede.api.cache import Cache as StampedeCache
 from stampede.contrib.diskcache.keys import key_of, text_of
 from stampede.engines.disk import DiskEngine
 from stampede.errors import OptionError, StampedeError
+from stampede.settings.options import LONGEST
 
 __all__ = ["ENOVAL", "Cache", "FanoutCache", "Unsupported", "memoized"]
 
@@ -521,7 +522,9 @@ def memoized(
         def key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             counted = tuple(arg for position, arg in enumerate(args) if position not in ignore)
             named = [(word, kwargs[word]) for word in sorted(kwargs) if word not in ignore]
-            return (base, *counted, None, *(part for pair in named for part in pair), *mark)
+            # As diskcache makes it, with one addition: f(1, None, "a") and f(1, a=None) must be two keys.
+            count = (len(counted),) if any(arg is None for arg in counted) else ()
+            return (base, *counted, None, *(part for pair in named for part in pair), *count, *mark)
 
         @functools.wraps(function)
         def blocking(*args: Any, **kwargs: Any) -> Any:
@@ -562,7 +565,7 @@ def memoized(
 
 
 def _ttl(expire: float | None) -> float | None:
-    return None if expire is None else max(expire, 0.0)
+    return None if expire is None or expire > LONGEST else max(expire, 0.0)
 
 
 def _tags(tag: Any) -> tuple[str, ...]:
