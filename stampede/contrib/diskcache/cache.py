@@ -310,6 +310,12 @@ class Cache:
         """Iterate over the keys, in no particular order. They are read page by page."""
         return map(key_of, self._texts())
 
+    def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
+        """Iterate over the keys, in no particular order. Unsupported: `reverse` is true."""
+        if reverse:
+            raise Unsupported("iterkeys(reverse=True) is left out: the keys have no order; sort them: sorted(cache)")
+        return iter(self)
+
     def __len__(self) -> int:
         """Return how many keys there are. It lists them, which takes a second or two for a million."""
         return sum(1 for _ in self._texts())
@@ -459,7 +465,6 @@ class Cache:
     pull = _left_out("pull", _queue)
     peek = _left_out("peek", _queue)
     peekitem = _left_out("peekitem", "the order in which entries were stored is not kept")
-    iterkeys = _left_out("iterkeys", "sort the keys yourself: sorted(cache)")
     __reversed__ = _left_out("reversed(cache)", "the order in which entries were stored is not kept")
     reset = _left_out("reset", "give the setting to Cache(...)")
     create_tag_index = _left_out("create_tag_index", "a tag needs no index")
