@@ -83,7 +83,10 @@ def _directories(old: Path) -> list[Path]:
     for file in (each for database in found for each in database.parent.glob(f"{DATABASE}*")):
         # A link may lead to a file of another user, and SQLite waits for ever for a pipe.
         if not file.is_file() or not file.resolve().is_relative_to(inside):
-            raise OptionError(f"{file} is no file in {old}: it is a link, or a pipe. Remove it, if it is yours")
+            raise OptionError(
+                f"{file} is a link or a pipe, which may lead out of {old}: if you trust it, copy the directory with "
+                "`cp -RL`, and import the copy"
+            )
     return [file.parent for file in found]
 
 
