@@ -10,6 +10,7 @@ cache = Cache(config={
 from __future__ import annotations
 
 import functools
+import hashlib
 import hmac
 import inspect
 import logging
@@ -185,8 +186,9 @@ class Cache(flask_caching.Cache):
         if call is None or backend is None:
             return super().get(*args, **kwargs)
         key: str = args[0] if args else kwargs["key"]
-        value = _MISSING if call.forced else backend.get(key, _MISSING)
-        call.key, call.missing = key, value is _MISSING
+        stored = _MISSING if call.forced else backend.cache.get(key, _MISSING)
+        value = _MISSING if stored is _MISSING else backend.loads(stored, _MISSING)
+        call.key, call.stored_before, call.missing = key, stored, value is _MISSING
         return None if call.missing else value
 
     def has(self, *args: Any, **kwargs: Any) -> bool:
@@ -249,6 +251,7 @@ class _Call:
         self.answers = answers
         self.debug = debug
         self.key = ""  # the key that was looked up last
+        self.stored_before: Any = _MISSING  # what is stored for it, as the backend has it
         self.missing = True  # there was no value
         self.versions: dict[str, Any] = {}  # of the memoized function, by key, as they were read last
         self.forced = False  # it computes for itself: `forced_update` is true
@@ -265,8 +268,9 @@ class _Call:
         try:
             if self.forced:
                 found = refresh()
-            elif self.anew:  # the callers who refuse the stored value share the new one
-                found = cache.get_or_compute(f"{key} anew", refresh, ttl=0)
+            elif self.anew:  # callers that refuse one stored value share the next; a deletion parts older from newer
+                refused = hashlib.sha256(repr(self.stored_before).encode()).hexdigest()
+                found = cache.get_or_compute(f"{key} anew {refused}", refresh, ttl=0)
             else:
                 found = cache.get_or_compute(key, compute, ttl=ttl)
         except LeftOut:
@@ -280,7 +284,7 @@ class _Call:
             self.stored = self.value is not _MISSING
             value = self.value if self.stored else backend.loads(found, _MISSING)
             if value is _MISSING:  # a class has changed: replace the value
-                self.anew = True
+                self.anew, self.stored_before = True, found
                 return self.value_of(backend, run, storable)
         if isinstance(value, self.answers):
             raise value

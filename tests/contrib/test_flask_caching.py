@@ -354,6 +354,35 @@ def test_a_stale_memoized_value_is_served(world: World) -> None:
     assert leader.join() == [2] and origin.calls == 2
 
 
+def test_a_deletion_parts_callers_that_refuse_values(world: World) -> None:
+    """A caller that refuses a value that was stored after a deletion does not join those that refuse an older one: the
+    value that they compute began before the deletion."""
+    app, cache = world.app()
+    origin, stale = Origin(open=True), {"now": False}
+    number = cache.memoize(timeout=60, is_stale=lambda value: stale["now"])(lambda: origin())
+
+    def call() -> int:
+        with app.app_context():
+            return number()
+
+    assert call() == 1
+    origin.has_begun()
+    origin.hold()
+    stale["now"] = True
+    old = Herd(call)
+    origin.has_begun()
+    with app.app_context():
+        key = number.make_cache_key(number.uncached)
+        cache.delete(key)
+        cache.set(key, 10)
+    new = Herd(call)
+    origin.has_begun()
+    origin.let_on()
+    assert old.join() == [2] and new.join() == [3]
+    stale["now"] = False
+    assert call() == 3
+
+
 def test_conditions_may_use_the_cache(world: World) -> None:
     """What `unless`, `forced_update` and `is_stale` look up does not become the key of the call."""
     app, cache = world.app()
