@@ -238,7 +238,7 @@ class Cache:
     ) -> Any:
         """Store what `function` returns for the value, or for `default` if there is none, and return it.
 
-        No concurrent change is lost. It is what `transact` with `get` and `set` of one key was used for.
+        No concurrent change is lost. Use it instead of `get` and `set` of one key inside `transact`.
 
         >>> from stampede.contrib.diskcache import Cache
         >>> with Cache() as cache:
@@ -325,7 +325,7 @@ class Cache:
         return next(self._texts(), None) is not None
 
     def evict(self, tag: Any, retry: bool = False) -> int:
-        """Remove all values with this tag, and return how many they were. It reads all entries to find them.
+        """Remove all values with this tag, and return the number of values. It reads all entries to find them.
 
         >>> from stampede.contrib.diskcache import Cache
         >>> with Cache() as cache:
@@ -345,7 +345,7 @@ class Cache:
         return len(found)
 
     def clear(self, retry: bool = False) -> int:
-        """Remove all values, and return how many they were."""
+        """Remove all values, and return their number."""
         count = len(self)
         self.stampede.clear()
         return count
@@ -364,8 +364,8 @@ class Cache:
         return int(facts["bytes of keys and values"])
 
     def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
-        """Ask the database, and return an empty list. If it is damaged, it is moved aside. EngineError: it can't be
-        used."""
+        """Query the database, and return an empty list. If it is damaged, it is renamed, and a new one is begun.
+        EngineError: it can't be used."""
         self.stampede.ping()
         return []
 
@@ -381,7 +381,7 @@ class Cache:
     ) -> Callable[[F], F]:
         """Decorate a function, `def` or `async def`, so that its results are stored. Concurrent calls compute once.
 
-        `name` stands for the function in keys, instead of its module and name. `ignore` has positions and names of
+        `name` is used in the keys instead of the function's module and name. `ignore` has positions and names of
         arguments that are left out of the key. `typed` has no effect: `f(3)` and `f(3.0)` always differ. The function
         gets a `__cache_key__` with its parameters, which returns the key.
 
@@ -396,7 +396,7 @@ class Cache:
         return memoized(self, name, expire, tag, ignore)
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return the hits and misses of this process since they were first asked for. They are not counted before.
+        """Return the hits and misses of this process. Counting begins with the first call of this method.
 
         >>> from stampede.contrib.diskcache import Cache
         >>> with Cache() as cache:
@@ -416,7 +416,7 @@ class Cache:
             with self._lock:
                 counts[hit] += 1
 
-    # -- its end ------------------------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the files, for all threads of this process. The next call opens them again."""

@@ -1,6 +1,6 @@
 """Move the entries of a diskcache directory into a cache, without running its pickles.
 
-The directory's bytes are taken for hostile: SQLite opens the file read-only, files outside the directory are not read,
+The directory is not trusted: SQLite opens the file read-only, files outside the directory are not read,
 and pickles are read by the sealed codec's own reader, which makes builtins and can't call anything."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = "key, raw, expire_time, tag, mode, filename, value"
 
 @dataclass(slots=True)
 class Moved:
-    """What became of the entries of a directory."""
+    """How many entries of a directory were moved, and why the others were not."""
 
     moved: int = 0
     expired: int = 0
