@@ -32,5 +32,6 @@ def import_directory(options: Namespace) -> int:
         more = ", ..." if len(keys) > EXAMPLES else ""
         say(f"{len(keys):,} skipped: {shown(reason)}\n  {', '.join(keys[:EXAMPLES])}{more}")
     if stored < report.moved:
-        say(f"only {stored:,} had room: give {safe_url(options.url).partition('?')[0]}?max_bytes=... and import again")
+        wider = f"{safe_url(options.url).partition('?')[0]}?max_bytes=..."
+        say(f"only {stored:,} had room: give {wider}, or make room if the disk is full, and import again")
     return 1 if report.skipped or stored < report.moved else 0

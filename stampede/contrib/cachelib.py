@@ -17,6 +17,7 @@ from stampede.api.typing import CacheOptions
 from stampede.codecs.choose import body_of
 from stampede.codecs.envelope import Body
 from stampede.errors import CodecError
+from stampede.settings.options import LONGEST
 
 __all__ = ["Serializer", "StampedeCache"]
 
@@ -85,7 +86,7 @@ class StampedeCache(BaseCache):
         """
         given = self.default_timeout if timeout is None else timeout
         wanted = given.total_seconds() if isinstance(given, timedelta) else given
-        return None if wanted == 0 else max(wanted, 0)
+        return None if wanted == 0 or wanted > LONGEST else max(wanted, 0)
 
     def dumps(self, value: Any) -> bytes | int:
         """Return what is stored for a value. CodecError: it can't be stored."""

@@ -10,13 +10,15 @@ cache = Cache(config={
 from __future__ import annotations
 
 import functools
+import hashlib
 import hmac
 import inspect
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import flask_caching
@@ -29,6 +31,7 @@ from stampede.api.current import current
 from stampede.contrib import cachelib
 from stampede.errors import EngineError, RecursiveComputation
 from stampede.model.result import LeftOut
+from stampede.settings.options import LONGEST
 
 __all__ = ["Cache", "StampedeCache"]
 
@@ -109,12 +112,17 @@ class Cache(flask_caching.Cache):
         `answers` are values."""
         options = inspect.signature(decorate).bind(*args, **kwargs).arguments
         accept, keeps_none = options.get("response_filter"), options.get("cache_none", False)
-        for name, noted in (("unless", "alone"), ("forced_update", "alone"), ("is_stale", "anew")):
+        for name in ("unless", "make_cache_key", "make_name"):
             if callable(options.get(name)):
-                options[name] = _noting(noted, options[name])
+                options[name] = _apart(options[name])
+        if callable(options.get("forced_update")):
+            options["forced_update"] = self._noting_force(_apart(options["forced_update"]))
+        if callable(options.get("is_stale")):
+            options["is_stale"] = _noting_stale(_apart(options["is_stale"]))
 
         def accepts(value: Any) -> bool:
-            return accept is None or bool(accept(value.get_response() if isinstance(value, answers) else value))
+            with _outside():
+                return accept is None or bool(accept(value.get_response() if isinstance(value, answers) else value))
 
         def storable(value: Any) -> bool:
             return (value is not None or keeps_none) and accepts(value)
@@ -128,8 +136,9 @@ class Cache(flask_caching.Cache):
             def computed(*args: Any, **kwargs: Any) -> Any:
                 call, backend = _current.get(), self._backend()
                 run = functools.partial(self.app.ensure_sync(function), *args, **kwargs)
-                if backend is None or call is None or call.alone or not call.key:
-                    return run()
+                if backend is None or call is None or not call.key:
+                    with _outside():
+                        return run()
                 call.shared = True
                 return call.value_of(backend, run, storable)
 
@@ -137,7 +146,8 @@ class Cache(flask_caching.Cache):
 
             @functools.wraps(theirs)
             def decorated(*args: Any, **kwargs: Any) -> Any:
-                theirs.cache_timeout, theirs.make_cache_key = ours.cache_timeout, ours.make_cache_key  # may be set
+                theirs.cache_timeout = ours.cache_timeout  # both may be set
+                theirs.make_cache_key = _apart(ours.make_cache_key)
                 before = _current.get()
                 _current.set(_Call(theirs.cache_timeout, answers, debug=self.app.debug))
                 try:
@@ -154,6 +164,20 @@ class Cache(flask_caching.Cache):
         backend: object = self.cache
         return backend if isinstance(backend, cachelib.StampedeCache) else None
 
+    def _noting_force(self, condition: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `forced_update`, which notes in the call that it is true. Then it returns False: so Flask-Caching asks
+        `get` for the value, as it does for other calls, and we see the key."""
+
+        @functools.wraps(condition)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            result, call = condition(*args, **kwargs), _current.get()
+            if call is None or self._backend() is None or result is not True:
+                return result
+            call.forced = True
+            return False
+
+        return noting
+
     # -- Flask-Caching's verbs, as its decorated functions use them ---------------------------------------------------
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,8 +186,9 @@ class Cache(flask_caching.Cache):
         if call is None or backend is None:
             return super().get(*args, **kwargs)
         key: str = args[0] if args else kwargs["key"]
-        value = backend.get(key, _MISSING)
-        call.key, call.missing = key, value is _MISSING
+        stored = _MISSING if call.forced else backend.cache.get(key, _MISSING)
+        value = _MISSING if stored is _MISSING else backend.loads(stored, _MISSING)
+        call.key, call.stored_before, call.missing = key, stored, value is _MISSING
         return None if call.missing else value
 
     def has(self, *args: Any, **kwargs: Any) -> bool:
@@ -188,12 +213,13 @@ class Cache(flask_caching.Cache):
         for index, key in enumerate(args):
             if found[index] is None and key.endswith(_VERSION):  # all concurrent callers must get the same new one
                 found[index] = backend.loads(backend.cache.get_or_compute(key, lambda: _version(backend), ttl=None))
+        call.versions = dict(zip(args, found, strict=True))
         return found
 
     def set_many(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Store the values in the backend."""
         call, backend = _current.get(), self._backend()
-        if call is None or backend is None or not call.stored:
+        if call is None or backend is None or args[:1] != (call.versions,):
             return super().set_many(*args, **kwargs)
         return _prolong(backend, *args, **kwargs)
 
@@ -207,11 +233,13 @@ def _version(backend: cachelib.StampedeCache) -> bytes | int:
 
 
 def _prolong(backend: cachelib.StampedeCache, versions: dict[str, Any], timeout: Any = None) -> list[Any]:
-    """Let versions live as long as the value that was stored under them. One that `delete_memoized` has changed
-    meanwhile stays changed."""
+    """Let versions live as long as the value that was stored under them, also while it is stale. One that
+    `delete_memoized` has changed meanwhile stays changed."""
+    seconds = backend.seconds(timeout)
+    ttl = None if seconds is None else min(seconds + backend.cache.policy.stale, LONGEST)
     with suppress(EngineError):  # what was computed meanwhile is stored here only, for a few seconds
         for key in versions:
-            backend.cache.touch(key, ttl=backend.seconds(timeout))
+            backend.cache.touch(key, ttl=ttl)
     return list(versions)
 
 
@@ -223,8 +251,10 @@ class _Call:
         self.answers = answers
         self.debug = debug
         self.key = ""  # the key that was looked up last
+        self.stored_before: Any = _MISSING  # what is stored for it, as the backend has it
         self.missing = True  # there was no value
-        self.alone = False  # it shares nothing: `unless` or `forced_update` is true
+        self.versions: dict[str, Any] = {}  # of the memoized function, by key, as they were read last
+        self.forced = False  # it computes for itself: `forced_update` is true
         self.anew = False  # the stored value is not wanted: `is_stale` is true
         self.shared = False  # it asked the engine who is to compute
         self.stored = False  # it computed the value that is stored
@@ -232,23 +262,29 @@ class _Call:
 
     def value_of(self, backend: cachelib.StampedeCache, run: Callable[[], Any], storable: Callable[[Any], bool]) -> Any:
         """Return the value that this call or another one computes, or raise it if it is an exception."""
-        key, ttl = self.key, backend.seconds(normalize_timeout(self.timeout))
-        if self.anew:  # in a flight of its own, whose value is stored in place of the other one, and for the waiters
-            key, ttl = f"{key} anew", 0
+        cache, key, ttl = backend.cache, self.key, backend.seconds(normalize_timeout(self.timeout))
         compute = functools.partial(self.compute, backend, run, storable)
+        refresh = functools.partial(cache.refresh, key, compute, ttl=ttl)
         try:
-            found = backend.cache.get_or_compute(key, compute, ttl=ttl)
+            if self.forced:
+                found = refresh()
+            elif self.anew:  # callers that refuse one stored value share the next; a deletion parts older from newer
+                refused = hashlib.sha256(repr(self.stored_before).encode()).hexdigest()
+                found = cache.get_or_compute(f"{key} anew {refused}", refresh, ttl=0)
+            else:
+                found = cache.get_or_compute(key, compute, ttl=ttl)
         except LeftOut:
             value = self.value
         except RecursiveComputation:
             if self.value is not _MISSING:
                 raise
-            return run()  # of two functions of one key, the outer one is stored
+            with _outside():
+                return run()  # of two functions of one key, the outer one is stored
         else:
             self.stored = self.value is not _MISSING
             value = self.value if self.stored else backend.loads(found, _MISSING)
             if value is _MISSING:  # a class has changed: replace the value
-                self.anew = True
+                self.anew, self.stored_before = True, found
                 return self.value_of(backend, run, storable)
         if isinstance(value, self.answers):
             raise value
@@ -256,8 +292,7 @@ class _Call:
 
     def compute(self, backend: cachelib.StampedeCache, run: Callable[[], Any], storable: Callable[[Any], bool]) -> Any:
         """Return what is to be stored. LeftOut: nothing is, so callers that wait for it compute for themselves."""
-        _current.set(None)  # for other functions that this one calls
-        try:
+        with _outside():
             try:
                 value = run()
             except self.answers as answer:
@@ -272,32 +307,52 @@ class _Call:
                     raise
                 _log.error("%r can't be stored, so each caller computes it: %r", self.key, error)
                 raise LeftOut from None
-            own = value.timeout if isinstance(value, flask_caching.CachedResponse) else None
-            if self.anew:
-                ttl = backend.seconds(own or normalize_timeout(self.timeout))
-                backend.cache.set(self.key, data, ttl=ttl)
-            elif own:
-                current().ttl = own
+            if isinstance(value, flask_caching.CachedResponse) and value.timeout:
+                ttl = backend.seconds(value.timeout)
+                current().ttl = inf if ttl is None else ttl
             return data
-        finally:
-            _current.set(self)
 
 
 _current: ContextVar[_Call | None] = ContextVar("stampede_flask_caching", default=None)
 
 
-def _noting(what: str, condition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the condition of a decorated function, which notes in the call that it is true."""
+@contextmanager
+def _outside() -> Iterator[None]:
+    """Run a block outside of the current call: what the block looks up and stores is not that of the call."""
+    call = _current.get()
+    _current.set(None)
+    try:
+        yield
+    finally:
+        _current.set(call)
+
+
+def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the user's that a decorated function calls before it computes. What it looks up does not
+    become the key of the call. If it fails, the call has no key: Flask-Caching then computes, and stores nothing."""
+
+    @functools.wraps(function)
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        call = _current.get()
+        try:
+            with _outside():
+                return function(*args, **kwargs)
+        except Exception:
+            if call is not None:
+                call.key = ""
+            raise
+
+    return apart
+
+
+def _noting_stale(condition: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `is_stale`, which notes in the call that it is true."""
 
     @functools.wraps(condition)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        call = _current.get()
-        key = "" if call is None else call.key
-        result = condition(*args, **kwargs)
-        if call is not None:
-            call.key = key  # the condition may have looked up others
-            if result is True:
-                setattr(call, what, True)
+        result, call = condition(*args, **kwargs), _current.get()
+        if call is not None and result is True:
+            call.anew = True
         return result
 
     return noting

@@ -17,6 +17,7 @@ from key_value.aio.protocols.key_value import AsyncKeyValue
 from stampede.api.cache import Cache
 from stampede.api.typing import CacheOptions
 from stampede.model.entry import Entry
+from stampede.settings.options import LONGEST
 
 __all__ = ["StampedeStore"]
 
@@ -148,11 +149,13 @@ def _dumped(value: Mapping[str, Any]) -> str:
         raise SerializationError(f"the value can't be written as JSON: {error}") from error
 
 
-def _loaded(text: str) -> Value:
+def _loaded(text: Any) -> Value:
     try:
-        value: Value = json.loads(text)
-    except ValueError as error:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
         raise DeserializationError(f"the value is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DeserializationError(f"the value is no JSON object, but a {type(value).__name__}")
     return value
 
 
@@ -167,4 +170,4 @@ def _seconds(ttl: SupportsFloat | None) -> float | None:
         return None
     if isinstance(ttl, (bool, str)) or not hasattr(ttl, "__float__") or not float(ttl) > 0:
         raise InvalidTTLError(ttl=ttl)
-    return float(ttl)
+    return None if float(ttl) > LONGEST else float(ttl)

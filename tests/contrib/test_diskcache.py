@@ -73,6 +73,7 @@ def test_keys_are_exact_and_come_back(cache: dc.Cache) -> None:
         cache[key] = number
     assert [cache[key] for key in KEYS] == list(range(len(KEYS)))
     assert sorted(map(repr, cache)) == sorted(map(repr, KEYS))
+    assert list(cache.iterkeys()) == list(cache), "llama-cpp-python and others look for keys with a prefix by it"
     assert len(cache) == len(KEYS) and cache
 
 
@@ -173,7 +174,8 @@ def test_expire_zero(cache: dc.Cache) -> None:
     assert cache.set("k", 1, expire=0)
     assert "k" not in cache and len(cache) == 0 and not cache
     assert cache.add("k", 2, expire=-1) and cache.add("k", 3)
-    assert cache.touch("k", expire=0) and not cache.touch("k") and not cache.delete("k")
+    assert cache.set("long", 1, expire=1e12) and cache.get("long", expire_time=True) == (1, None)
+    assert cache.delete("long") and cache.touch("k", expire=0) and not cache.touch("k") and not cache.delete("k")
 
 
 def test_incr_keeps_the_expiry_and_the_tag(cache: dc.Cache) -> None:
@@ -269,6 +271,22 @@ def test_memoize(cache: dc.Cache) -> None:
     assert cache.evict("t") == 2
     with pytest.raises(TypeError, match="parentheses"):
         cache.memoize(price)  # type: ignore[arg-type]
+
+
+def test_none_as_an_argument(cache: dc.Cache) -> None:
+    """diskcache separates positional from named arguments by None, so these calls have one key there."""
+    f = cache.memoize()(lambda x, a=None, z=None: [x, a, z])
+    assert [f(1, None, "z"), f(1, z=None)] == [[1, None, "z"], [1, None, None]]
+    assert [f(1, a=None), f(1, None, "a")] == [[1, None, None], [1, None, "a"]]
+    key = f.__cache_key__  # type: ignore[attr-defined]
+    calls = [key(*args, **{"b": 5} if named else {}) for args in ARGUMENTS for named in (False, True)]
+    assert len(set(calls)) == len(calls)
+
+
+ARGUMENTS: list[tuple[Any, ...]] = [
+    (), (1,), ("b",), ("b", 5), (None,), (None, None), (None, "b"), (None, "b", 5), (None, "b", None), (1, None),
+    (1, None, "b", 5), (1, None, "b", 5, None), (None, 1), (1, None, None, "b", 5), (1, None, "b", 5, 3), (None, 0),
+]  # fmt: skip
 
 
 def test_memoize_zero(cache: dc.Cache) -> None:
@@ -386,7 +404,7 @@ def test_left_out(cache: dc.Cache) -> None:
     """What is left out says what to use instead."""
     with pytest.raises(NotImplementedError, match=r"update\(key, function\)"), cache.transact():
         pass
-    for call in (cache.push, cache.pull, cache.peekitem, cache.iterkeys, lambda: reversed(cache)):
+    for call in (cache.push, cache.pull, cache.peekitem, lambda: cache.iterkeys(True), lambda: reversed(cache)):
         with pytest.raises(dc.Unsupported):
             call()
 

@@ -182,6 +182,37 @@ def test_hostile_rows(tmp_path: Path, old: Path, moved: Callable[..., Cache]) ->
         assert list(new) == ["\udcff"]
 
 
+@pytest.mark.parametrize("name", ["cache.db", "000"])
+def test_links_to_other_directories(tmp_path: Path, old: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The database of another user, which only the user of the command may read, is not copied."""
+    with diskcache.Cache(str(tmp_path / "others")) as cache:
+        cache["secret"] = 1
+    old.mkdir()
+    (old / name).symlink_to(tmp_path / "others" / ("cache.db" if name == "cache.db" else ""))
+    assert main(["diskcache", "import", str(old), f"disk://{tmp_path / 'new'}"]) == 2
+    assert "is a link" in capsys.readouterr().err
+
+
+def test_a_pipe_in_place_of_a_journal(tmp_path: Path, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SQLite would wait for ever for its other end, and could not be interrupted."""
+    with diskcache.Cache(str(old)) as cache:
+        cache["k"] = 1
+    changed(old, "PRAGMA journal_mode = DELETE")
+    os.mkfifo(old / "cache.db-journal")
+    assert main(["diskcache", "import", str(old), f"disk://{tmp_path / 'new'}"]) == 2
+    assert "or a pipe" in capsys.readouterr().err
+
+
+def test_a_huge_file(old: Path, moved: Callable[..., Cache]) -> None:
+    """A file of terabytes, which may need no room on the disk, is skipped. The other entries are copied."""
+    with diskcache.Cache(str(old)) as cache:
+        cache["huge"], cache["k"] = b"x" * 50_000, 1
+    (file,) = old.rglob("*.val")
+    os.truncate(file, 1 << 42)
+    with moved(1) as new:
+        assert list(new) == ["k"]
+
+
 def test_what_is_no_directory(tmp_path: Path, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong arguments and damaged files are errors that say what to do."""
     new = f"disk://{tmp_path / 'new'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -173,6 +174,57 @@ def test_delete_memoized_wins_at_the_last_moment(world: World) -> None:
         assert [price(), price()] == [1, 2]
 
 
+@pytest.mark.parametrize("option", ["forced_update", "is_stale"])
+def test_a_deletion_wins_over_a_value_that_replaces_another(world: World, option: str) -> None:
+    """Also a value that is computed though there is one is not stored if it is deleted meanwhile."""
+    app, cache = world.app()
+    origin, seen = Origin(open=True), {"replace": False}
+
+    @cache.memoize(timeout=60, **{option: lambda *value: seen["replace"]})
+    def price(product: str) -> int:
+        return origin()
+
+    def call() -> int:
+        with app.app_context():
+            return price("tea")
+
+    assert call() == 1
+    origin.has_begun()
+    origin.hold()
+    seen["replace"] = True
+    herd = Herd(call)
+    origin.has_begun()
+    with app.app_context():
+        cache.delete_memoized(price, "tea")
+    seen["replace"] = False
+    origin.let_on()
+    assert herd.join() == [2]
+    assert call() == 3
+
+
+def test_forced_updates_do_not_bring_a_deleted_version_back(world: World) -> None:
+    """When Flask-Caching has stored a value, it reads the versions of the function and writes them back. A deletion
+    between the two must stay, also after `forced_update`."""
+    app, _ = world.app()
+    origin, forced = Origin(open=True), {"now": True}
+
+    class Slow(Cache):
+        def set_many(self, *args: Any, **kwargs: Any) -> list[Any]:
+            if origin.calls == 1 and forced["now"]:
+                forced["now"] = False
+                Herd(delete).join()
+            return super().set_many(*args, **kwargs)
+
+    def delete() -> None:
+        with app.app_context():
+            cache.delete_memoized(price)
+
+    cache = Slow(app)
+    price = cache.memoize(timeout=60, forced_update=lambda: forced["now"])(lambda: origin())
+    with app.app_context():
+        assert [price(), price()] == [1, 2]
+
+
 def test_delete_wins_over_a_view_under_way(world: World) -> None:
     """`cache.delete` and `delete_cached` also end what is being computed."""
     app, cache = world.app()
@@ -273,6 +325,64 @@ def test_stale_values_are_replaced_once(world: World) -> None:
     assert origin.calls <= 5  # the first, the second, and those of callers that came later than they were counted
 
 
+def test_a_stale_memoized_value_is_served(world: World) -> None:
+    """With `stale`, the version of a memoized function must live longer than its values. Otherwise the old value would
+    not be found, and all callers would wait."""
+    app, cache = world.app(CACHE_OPTIONS={"stale": "1h"})
+    origin = Origin(open=True)
+    number = cache.memoize(timeout=1)(lambda: origin())
+
+    def call() -> int:
+        with app.app_context():
+            return number()
+
+    def is_fresh() -> bool:
+        with app.app_context():
+            return cache.cache.has(key)
+
+    with app.app_context():
+        assert number() == 1
+        key = number.make_cache_key(number.uncached)
+    origin.has_begun()
+    origin.hold()
+    until(lambda: not is_fresh())
+    time.sleep(0.1)  # the version was stored a little later than the value
+    leader = Herd(call)
+    origin.has_begun()
+    assert Herd(*[call] * 5).join() == [1] * 5
+    origin.let_on()
+    assert leader.join() == [2] and origin.calls == 2
+
+
+def test_a_deletion_parts_callers_that_refuse_values(world: World) -> None:
+    """A caller that refuses a value that was stored after a deletion does not join those that refuse an older one: the
+    value that they compute began before the deletion."""
+    app, cache = world.app()
+    origin, stale = Origin(open=True), {"now": False}
+    number = cache.memoize(timeout=60, is_stale=lambda value: stale["now"])(lambda: origin())
+
+    def call() -> int:
+        with app.app_context():
+            return number()
+
+    assert call() == 1
+    origin.has_begun()
+    origin.hold()
+    stale["now"] = True
+    old = Herd(call)
+    origin.has_begun()
+    with app.app_context():
+        key = number.make_cache_key(number.uncached)
+        cache.delete(key)
+        cache.set(key, 10)
+    new = Herd(call)
+    origin.has_begun()
+    origin.let_on()
+    assert old.join() == [2] and new.join() == [3]
+    stale["now"] = False
+    assert call() == 3
+
+
 def test_conditions_may_use_the_cache(world: World) -> None:
     """What `unless`, `forced_update` and `is_stale` look up does not become the key of the call."""
     app, cache = world.app()
@@ -298,6 +408,50 @@ def test_conditions_may_use_the_cache(world: World) -> None:
             seen[name] = False
             assert [first, number()] == found, name
         assert cache.get("other") == "untouched"
+
+
+def test_a_function_that_makes_the_key_and_fails(world: World) -> None:
+    """What it looked up before it failed is not the key of the view. So the view neither returns that value nor stores
+    its own one there. As in Flask-Caching, the view is computed, and is not stored."""
+    app, cache = world.app()
+    origin = Origin(open=True)
+
+    def key() -> str:
+        return f"{cache.get('release')}/{flask.request.args['q']}"
+
+    @app.get("/found")
+    @cache.cached(make_cache_key=key)
+    def found() -> str:
+        return f"found {origin()}"
+
+    with app.app_context():
+        cache.set("release", "7")
+    assert [asked(app, "/found")().text for _ in range(2)] == ["found 1", "found 2"]
+    with app.app_context():
+        assert cache.get("release") == "7"
+
+
+def test_a_condition_that_fails(world: World) -> None:
+    """If `is_stale` raises, the caller does not get the value that it could not check."""
+    app, cache = world.app()
+    number = cache.memoize(is_stale=lambda value: value / 0)(Origin(open=True).__call__)
+    with app.app_context():
+        assert [number(), number()] == [1, 2]
+
+
+@pytest.mark.parametrize("option", ["unless", "forced_update"])
+def test_a_function_that_computes_for_itself_uses_the_cache(world: World, option: str) -> None:
+    """Inside a call that `unless` or `forced_update` singles out, the cache answers as it does elsewhere."""
+    app, cache = world.app()
+
+    @cache.memoize(**{option: lambda: True})
+    def stored() -> bool:
+        assert cache.get("other") is None
+        cache.set("other", 1)
+        return bool(cache.has("other"))
+
+    with app.app_context():
+        assert stored()
 
 
 def test_a_function_inside_a_view_has_its_own_call(world: World) -> None:
@@ -344,6 +498,28 @@ def test_a_response_that_sets_its_own_timeout(world: World) -> None:
     with app.app_context():
         lives = [cache.cache.cache.peek(f"view//{name}").fresh for name in ("own", "later")]
     assert [round(each, -1) for each in lives] == [500, 300]
+
+
+@pytest.mark.parametrize("timeout, left", [(-1, None), (2**40, float("inf"))])
+def test_odd_timeouts(world: World, timeout: int, left: float | None) -> None:
+    """A view must not fail because its own timeout is negative, which means that it is not stored, or endless."""
+    app, cache = world.app()
+
+    @app.get("/own")
+    @cache.cached()
+    def own() -> Any:
+        return CachedResponse(flask.make_response("own"), timeout)
+
+    @app.get("/plain")
+    @cache.cached(timeout=timeout)
+    def plain() -> str:
+        return "plain"
+
+    for name in ("own", "plain"):
+        assert asked(app, f"/{name}")().text == name
+        with app.app_context():
+            entry = cache.cache.cache.peek(f"view//{name}")
+        assert (entry and entry.fresh) == left
 
 
 def test_what_cannot_be_stored_is_served(world: World, caplog: pytest.LogCaptureFixture) -> None:

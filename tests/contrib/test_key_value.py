@@ -100,6 +100,8 @@ def test_a_value_expires(opened: Callable[[], Any]) -> None:
                 while await store.get("k") is not None:
                     await asyncio.sleep(0.01)
             assert await store.ttl("k") == (None, None)
+            await store.put("k", {"n": 1}, ttl=1e12)  # as the other stores, which take any positive number
+            assert await store.ttl("k") == ({"n": 1}, None)
 
     asyncio.run(main())
 
@@ -131,9 +133,10 @@ def test_what_is_not_json_is_refused(value: Any) -> None:
             with pytest.raises(SerializationError):
                 await store.put("k", wrong)  # type: ignore[dict-item]
         assert await store.get("k") is None
-        await store.cache.aset("default_collection::k", "{")
-        with pytest.raises(DeserializationError):
-            await store.get("k")
+        for stored in ("{", "[1]", "null", "[" * 100_000, 5, ["{}"], None):
+            await store.cache.aset("default_collection::k", stored)
+            with pytest.raises(DeserializationError):
+                await store.get("k")
 
     asyncio.run(main())
 

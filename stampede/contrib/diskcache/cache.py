@@ -21,6 +21,7 @@ from stampede.api.cache import Cache as StampedeCache
 from stampede.contrib.diskcache.keys import key_of, text_of
 from stampede.engines.disk import DiskEngine
 from stampede.errors import OptionError, StampedeError
+from stampede.settings.options import LONGEST
 
 __all__ = ["ENOVAL", "Cache", "FanoutCache", "Unsupported", "memoized"]
 
@@ -237,7 +238,7 @@ class Cache:
     ) -> Any:
         """Store what `function` returns for the value, or for `default` if there is none, and return it.
 
-        No concurrent change is lost. It is what `transact` with `get` and `set` of one key was used for.
+        No concurrent change is lost. Use it instead of `get` and `set` of one key inside `transact`.
 
         >>> from stampede.contrib.diskcache import Cache
         >>> with Cache() as cache:
@@ -309,6 +310,12 @@ class Cache:
         """Iterate over the keys, in no particular order. They are read page by page."""
         return map(key_of, self._texts())
 
+    def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
+        """Iterate over the keys, in no particular order. Unsupported: `reverse` is true."""
+        if reverse:
+            raise Unsupported("iterkeys(reverse=True) is left out: the keys have no order; sort them: sorted(cache)")
+        return iter(self)
+
     def __len__(self) -> int:
         """Return how many keys there are. It lists them, which takes a second or two for a million."""
         return sum(1 for _ in self._texts())
@@ -318,7 +325,7 @@ class Cache:
         return next(self._texts(), None) is not None
 
     def evict(self, tag: Any, retry: bool = False) -> int:
-        """Remove all values with this tag, and return how many they were. It reads all entries to find them.
+        """Remove all values with this tag, and return the number of values. It reads all entries to find them.
 
         >>> from stampede.contrib.diskcache import Cache
         >>> with Cache() as cache:
@@ -338,7 +345,7 @@ class Cache:
         return len(found)
 
     def clear(self, retry: bool = False) -> int:
-        """Remove all values, and return how many they were."""
+        """Remove all values, and return their number."""
         count = len(self)
         self.stampede.clear()
         return count
@@ -357,8 +364,8 @@ class Cache:
         return int(facts["bytes of keys and values"])
 
     def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
-        """Ask the database, and return an empty list. If it is damaged, it is moved aside. EngineError: it can't be
-        used."""
+        """Query the database, and return an empty list. If it is damaged, it is renamed, and a new one is begun.
+        EngineError: it can't be used."""
         self.stampede.ping()
         return []
 
@@ -374,7 +381,7 @@ class Cache:
     ) -> Callable[[F], F]:
         """Decorate a function, `def` or `async def`, so that its results are stored. Concurrent calls compute once.
 
-        `name` stands for the function in keys, instead of its module and name. `ignore` has positions and names of
+        `name` is used in the keys instead of the function's module and name. `ignore` has positions and names of
         arguments that are left out of the key. `typed` has no effect: `f(3)` and `f(3.0)` always differ. The function
         gets a `__cache_key__` with its parameters, which returns the key.
 
@@ -389,7 +396,7 @@ class Cache:
         return memoized(self, name, expire, tag, ignore)
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return the hits and misses of this process since they were first asked for. They are not counted before.
+        """Return the hits and misses of this process. Counting begins with the first call of this method.
 
         >>> from stampede.contrib.diskcache import Cache
         >>> with Cache() as cache:
@@ -409,7 +416,7 @@ class Cache:
             with self._lock:
                 counts[hit] += 1
 
-    # -- its end ------------------------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the files, for all threads of this process. The next call opens them again."""
@@ -458,7 +465,6 @@ class Cache:
     pull = _left_out("pull", _queue)
     peek = _left_out("peek", _queue)
     peekitem = _left_out("peekitem", "the order in which entries were stored is not kept")
-    iterkeys = _left_out("iterkeys", "sort the keys yourself: sorted(cache)")
     __reversed__ = _left_out("reversed(cache)", "the order in which entries were stored is not kept")
     reset = _left_out("reset", "give the setting to Cache(...)")
     create_tag_index = _left_out("create_tag_index", "a tag needs no index")
@@ -521,7 +527,9 @@ def memoized(
         def key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             counted = tuple(arg for position, arg in enumerate(args) if position not in ignore)
             named = [(word, kwargs[word]) for word in sorted(kwargs) if word not in ignore]
-            return (base, *counted, None, *(part for pair in named for part in pair), *mark)
+            # As diskcache makes it, with one addition: f(1, None, "a") and f(1, a=None) must be two keys.
+            count = (len(counted),) if any(arg is None for arg in counted) else ()
+            return (base, *counted, None, *(part for pair in named for part in pair), *count, *mark)
 
         @functools.wraps(function)
         def blocking(*args: Any, **kwargs: Any) -> Any:
@@ -562,7 +570,7 @@ def memoized(
 
 
 def _ttl(expire: float | None) -> float | None:
-    return None if expire is None else max(expire, 0.0)
+    return None if expire is None or expire > LONGEST else max(expire, 0.0)
 
 
 def _tags(tag: Any) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Move the entries of a diskcache directory into a cache, without running its pickles.
 
-The directory's bytes are taken for hostile: SQLite opens the file read-only, files outside the directory are not read,
+The directory is not trusted: SQLite opens the file read-only, files outside the directory are not read,
 and pickles are read by the sealed codec's own reader, which makes builtins and can't call anything."""
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ DATABASE = "cache.db"
 SHARDS = "[0-9][0-9][0-9]"
 """The folders of a FanoutCache."""
 
+MOST_BYTES = 1_000_000_000
+"""No database of SQLite stores a larger value."""
+
 _RAW, _BINARY, _TEXT, _PICKLE = 1, 2, 3, 4
 _COLUMNS = "key, raw, expire_time, tag, mode, filename, value"
 
 
 @dataclass(slots=True)
 class Moved:
-    """What became of the entries of a directory."""
+    """How many entries of a directory were moved, and why the others were not."""
 
     moved: int = 0
     expired: int = 0
@@ -73,10 +76,18 @@ def move(old: Path, cache: Cache, *, json_disk: bool = False) -> Moved:
 
 
 def _directories(old: Path) -> list[Path]:
-    found = [file.parent for file in (old / DATABASE, *sorted(old.glob(f"{SHARDS}/{DATABASE}"))) if file.is_file()]
+    found = [file for file in (old / DATABASE, *sorted(old.glob(f"{SHARDS}/{DATABASE}"))) if file.is_file()]
     if not found:
         raise OptionError(f"{old} is no directory of diskcache: neither it nor {old}/000 has a {DATABASE}")
-    return found
+    inside = old.resolve()
+    for file in (each for database in found for each in database.parent.glob(f"{DATABASE}*")):
+        # A link may lead to a file of another user, and SQLite waits for ever for a pipe.
+        if not file.is_file() or not file.resolve().is_relative_to(inside):
+            raise OptionError(
+                f"{file} is a link or a pipe, which may lead out of {old}: if you trust it, copy the directory with "
+                "`cp -RL`, and import the copy"
+            )
+    return [file.parent for file in found]
 
 
 def _rows(directory: Path) -> Iterator[_Row]:
@@ -138,6 +149,8 @@ def _content(directory: Path, name: Any) -> bytes:
             raise _Skipped("its file is outside of the directory")
         if not file.is_file():
             raise _Skipped("its file is missing")
+        if file.stat().st_size > MOST_BYTES:
+            raise _Skipped("its file is too large")
         return file.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise _Skipped("its file can't be read") from error

@@ -1,4 +1,5 @@
-"""diskcache's recipes, on stampede's locks and limits. They do not spin, and do not outlive a holder that dies."""
+"""diskcache's recipes, on stampede's locks and limits. Waiters do not poll in a busy loop, and the
+lock of a process that dies is released."""
 
 from __future__ import annotations
 

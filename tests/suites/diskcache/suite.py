@@ -29,7 +29,7 @@ SUITE = Suite(
         r"test_pragma_error|test_close_error|test_core\.test_\w+_timeout|_ioerror|test_get_keyerror4": FAULTS,
         r"test_check$|test_integrity_check": FAULTS,
         r"test_push_|test_peekitem_extras": QUEUE,
-        r"test_core\.test_iter$|test_iterkeys|test_reversed": ORDER,
+        r"test_core\.test_iter$|test_reversed": ORDER,
         r"test_set_twice|test_path|test_cleanup_dirs|test_disk_write_os_error": FILES,
         r"test_init_disk|test_disk_reset|test_custom_disk|test_custom_filename_disk": DISK,
         r"test_fanout\.test_\w+_timeout|test_volume": SHARDS,
