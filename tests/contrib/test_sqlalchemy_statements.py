@@ -386,6 +386,15 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert len(found) == 1 and found.pop().count("\n") == 2
 
 
+def test_operators_of_a_database(near: Shop) -> None:
+    """Operators that SQLAlchemy does not know, such as those of Postgres for JSON, are parts of the key."""
+    statements = [
+        select(Member).where(Member.name.op(sign, is_comparison=True)("b*")).options(FromCache())
+        for sign in ("GLOB", "LIKE")
+    ]
+    assert [len(near.run(lambda session: session.scalars(each).all())[0]) for each in statements] == [1, 0]
+
+
 def test_what_has_no_key_says_so(near: Shop) -> None:
     class NoKey(TypeDecorator[str]):
         impl = String

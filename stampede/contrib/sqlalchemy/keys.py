@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine, Table
 from sqlalchemy.orm import Mapper, MapperProperty
+from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.types import TypeEngine
 
 from stampede.errors import KeyingError
@@ -82,6 +83,8 @@ def _text(part: Any) -> str:
         return f"<{_text(part.parent)}.{part.key}>"
     if isinstance(part, (type, BuiltinFunctionType, FunctionType)):
         return f"<{part.__module__}:{part.__qualname__}>"
+    if isinstance(part, custom_op):
+        return f"<{_text(part._hash_key())}>"
     if isinstance(part, CodeType):  # a lambda in with_loader_criteria, or lambda_stmt
         return f"<{part.co_code.hex()} {part.co_names} {part.co_freevars} {_text(part.co_consts)}>"
     return canonical(part)
