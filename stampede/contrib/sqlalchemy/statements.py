@@ -70,7 +70,8 @@ class StatementCache:
             sessions = listening
         event.listen(sessions, "do_orm_execute", self._execute)
         event.listen(sessions, "after_begin", lambda session, _, connection: self._changes(session).begun(connection))
-        event.listen(sessions, "after_flush", lambda session, _: self._changes(session).flushed(session))
+        event.listen(sessions, "before_flush", lambda session, *_: setattr(self._changes(session), "flushing", True))
+        event.listen(sessions, "after_flush", lambda session, flush: self._changes(session).flushed(session, flush))
         event.listen(sessions, "before_commit", self._before_commit)
         event.listen(sessions, "after_transaction_end", self._after_transaction_end)
 
@@ -124,18 +125,21 @@ class StatementCache:
         if APART in session.info:
             return None
         if not state.is_select:
-            self._changes(session).written(state.statement, state.bind_mapper)
+            if state.bind_mapper is not None:
+                self._changes(session).in_bulk(state.bind_mapper)
             return None
         option = self._option_of(state)
         bind = None if option is None else session.get_bind(**state.bind_arguments)
         if option is None or not isinstance(bind, Engine) or not _may_be_cached(state):
             return None
+        if state.execution_options.get("autoflush", True):
+            session._autoflush()  # as the statement itself would do
         shape, values = shape_of(state.statement, state.parameters)
         known = self._reads.get(shape)
         reads = known or reads_of(state, bind.dialect)
         changes = self._changes(session)
-        changed = changes.names(session)
-        if reads.locks or (changed and (known is None or not changed.isdisjoint(reads.tables))):
+        changed = changes.names()
+        if reads.locks or changes.unknown or (changed and (known is None or not changed.isdisjoint(reads.tables))):
             return None  # the session sees its own changes, which other sessions must not see
         key = key_of(state.statement, (shape, values, option.by_primary_key), bind, state.execution_options)
 
@@ -212,9 +216,13 @@ class StatementCache:
         """Invalidate after a commit, even if it has failed: the database may have made it before the connection broke.
         The session's connections are back in their pool by now, so that a slow cache does not hold them."""
         if transaction.parent is not None:
+            self._changes(session).flushing = False  # the flush may have failed
             return
         changes: Changes | None = session.info.pop(self, None)
-        if changes is None or not changes.committing or not (ended := changes.tags()):
+        if changes is None:
+            return
+        changes.ended()
+        if not changes.committing or not (ended := changes.tags()):
             return
         if changes.suspending:
             await_only(self._aend_tags(ended))
