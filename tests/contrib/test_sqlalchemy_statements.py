@@ -509,6 +509,14 @@ def test_savepoints(near: Shop) -> None:
     assert near.names() == (["rob", "eve", "ann"], 1)
 
 
+def test_a_commit_with_an_open_savepoint(near: Shop) -> None:
+    near.names()
+    with near.sessions.begin() as session:
+        session.begin_nested()
+        _rename(session)
+    assert near.names() == (["rob", "eve", "ann"], 1)
+
+
 def test_orphans_of_a_many_to_one_relationship(near: Shop) -> None:
     """The session deletes an object that it has not been told to delete."""
 

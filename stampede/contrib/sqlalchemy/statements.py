@@ -209,8 +209,9 @@ class StatementCache:
         return found
 
     def _before_commit(self, session: Session) -> None:
-        if not session.in_nested_transaction():
-            self._changes(session).committing = True
+        # This may be the commit of a savepoint only. The event does not tell: a transaction can be committed while a
+        # savepoint in it is open. If the transaction is rolled back later, the invalidation does no harm.
+        self._changes(session).committing = True
 
     def _after_transaction_end(self, session: Session, transaction: Any) -> None:
         """Invalidate after a commit, even if it has failed: the database may have made it before the connection broke.
