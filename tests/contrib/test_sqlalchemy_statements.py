@@ -517,6 +517,19 @@ def test_a_commit_with_an_open_savepoint(near: Shop) -> None:
     assert near.names() == (["rob", "eve", "ann"], 1)
 
 
+@pytest.mark.parametrize("by_engine", [True, False])
+def test_what_an_autocommit_session_flushes_is_committed(near: Shop, by_engine: bool) -> None:
+    near.names()
+    database = create_engine(near.database.url, isolation_level="AUTOCOMMIT") if by_engine else near.database
+    with near.sessions(bind=database) as session:
+        session.connection(execution_options={} if by_engine else {"isolation_level": "AUTOCOMMIT"})
+        _rename(session)
+        session.flush()
+        session.rollback()
+    assert near.names() == (["rob", "eve", "ann"], 1)
+    database.dispose()
+
+
 def test_orphans_of_a_many_to_one_relationship(near: Shop) -> None:
     """The session deletes an object that it has not been told to delete."""
 

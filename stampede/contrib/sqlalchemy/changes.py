@@ -44,7 +44,9 @@ class Changes:
         if connection not in self.connections:  # a savepoint begins on the same connection again
             self.connections.append(connection)
             event.listen(connection, "before_cursor_execute", self._executed)
-        level = connection.get_execution_options().get("isolation_level") or connection.default_isolation_level
+        level = _isolation_level(connection)
+        if level == "AUTOCOMMIT":  # what is flushed is committed, whatever the session does next
+            self.committing = True
         if level in _EACH_SELECT_IS_NEW:
             return
         if connection.dialect.name == "sqlite" and not getattr(
@@ -124,6 +126,13 @@ class Changes:
                 ended |= rows
         ended |= {tags.table(each.fullname) for each in self._tables}
         return ended | {tags.some_rows(each.fullname) for each in in_bulk}
+
+
+def _isolation_level(connection: Connection) -> str | None:
+    found = connection.get_execution_options().get("isolation_level")
+    if found is None and getattr(connection.dialect, "_on_connect_isolation_level", None) == "AUTOCOMMIT":
+        return "AUTOCOMMIT"  # of `create_engine`. The database itself knows no such level
+    return found or connection.default_isolation_level
 
 
 @lru_cache(1024)
