@@ -395,6 +395,35 @@ def test_operators_of_a_database(near: Shop) -> None:
     assert [len(near.run(lambda session: session.scalars(each).all())[0]) for each in statements] == [1, 0]
 
 
+def test_schemas_of_a_connection(near: Shop, tmp_path: Path) -> None:
+    """The option `schema_translate_map` of a session's connection is a part of the key, as that of its engine is."""
+
+    class Model(DeclarativeBase):
+        pass
+
+    class Thing(Model):
+        __tablename__ = "thing"
+        __table_args__ = {"schema": "tenant"}  # noqa: RUF012
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    def attach(connection: Any, _: object) -> None:
+        for name in ("a", "b"):
+            connection.execute(f"ATTACH '{tmp_path}/{name}.db' AS {name}")
+
+    event.listen(near.database, "connect", attach)
+
+    def things(tenant: str) -> Any:
+        with near.sessions() as session:
+            session.connection(execution_options={"schema_translate_map": {"tenant": tenant}})
+            return session.scalars(select(Thing.id).options(FromCache())).all()
+
+    for number, tenant in enumerate(("a", "b")):
+        Model.metadata.create_all(near.database.execution_options(schema_translate_map={"tenant": tenant}))
+        with near.database.begin() as connection:
+            connection.exec_driver_sql(f"INSERT INTO {tenant}.thing VALUES ({number})")
+    assert [things("a"), things("b"), things("a")] == [[0], [1], [0]]
+
+
 def test_what_has_no_key_says_so(near: Shop) -> None:
     class NoKey(TypeDecorator[str]):
         impl = String

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine, Table, event
@@ -115,7 +116,7 @@ class StatementCache:
             raise KeyingError(f"the session is bound to {bind!r}: only statements that run on an Engine are cached")
         options = {**getattr(session, "execution_options", {}), **statement.get_execution_options()}
         facts = (*shape_of(statement, parameters), by_primary_key)
-        return key_of(statement, facts, bind, options)
+        return key_of(statement, facts, bind, self._connection_options(session, bind), options)
 
     # -- one statement --------------------------------------------------------------------------------------------
 
@@ -141,7 +142,8 @@ class StatementCache:
         changed = changes.names()
         if reads.locks or changes.unknown or (changed and (known is None or not changed.isdisjoint(reads.tables))):
             return None  # the session sees its own changes, which other sessions must not see
-        key = key_of(state.statement, (shape, values, option.by_primary_key), bind, state.execution_options)
+        facts = (shape, values, option.by_primary_key)
+        key = key_of(state.statement, facts, bind, self._connection_options(session, bind), state.execution_options)
 
         def compute() -> Rows:
             rows = read(state, lambda each: reads_of(each, bind.dialect).tables)
@@ -207,6 +209,12 @@ class StatementCache:
         """Return what the session's current transaction has changed."""
         found: Changes = session.info.setdefault(self, Changes())
         return found
+
+    def _connection_options(self, session: Session, bind: Engine) -> Mapping[str, Any]:
+        """Return the execution options of the session's connection with this engine, or of the engine: they can tell
+        another schema."""
+        mine = (each for each in self._changes(session).connections if each.engine is bind)
+        return next(mine, bind).get_execution_options()
 
     def _before_commit(self, session: Session) -> None:
         # This may be the commit of a savepoint only. The event does not tell: a transaction can be committed while a
