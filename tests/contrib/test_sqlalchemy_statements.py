@@ -424,6 +424,20 @@ def test_schemas_of_a_connection(near: Shop, tmp_path: Path) -> None:
     assert [things("a"), things("b"), things("a")] == [[0], [1], [0]]
 
 
+def test_a_hook_that_is_registered_late_is_not_skipped(near: Shop) -> None:
+    """A hook that selects the rows that a caller may see runs for each statement, also if it is one session's own."""
+
+    def visible(number: int) -> Any:
+        with near.sessions() as session:
+            rows = with_loader_criteria(Member, Member.id == number)
+            event.listen(
+                session, "do_orm_execute", lambda state: setattr(state, "statement", state.statement.options(rows))
+            )
+            return session.scalars(select(Member.name).options(FromCache())).all()
+
+    assert [visible(1), visible(2), visible(1)] == [["bob"], ["eve"], ["bob"]]
+
+
 def test_what_has_no_key_says_so(near: Shop) -> None:
     class NoKey(TypeDecorator[str]):
         impl = String

@@ -58,7 +58,8 @@ class StatementCache:
         """Connect the cache with these sessions: a `sessionmaker`, an `async_sessionmaker`, a `scoped_session`, a
         subclass of `Session`, or one session.
 
-        Register hooks of your own for `do_orm_execute` that change statements before you call this.
+        Register hooks of your own for `do_orm_execute` before you call this. If a hook is registered later, the
+        sessions that it listens to take nothing from the cache.
 
         >>> Sessions = sessionmaker(database)
         >>> StatementCache(Cache(ttl=600)).listen(Sessions)
@@ -133,6 +134,8 @@ class StatementCache:
         bind = None if option is None else session.get_bind(**state.bind_arguments)
         if option is None or not isinstance(bind, Engine) or not _may_be_cached(state):
             return None
+        if any(hook != self._execute for hook in state._remaining_events()):
+            return None  # later hooks would not run, and one of them may select the rows that this caller may see
         if state.execution_options.get("autoflush", True):
             session._autoflush()  # as the statement itself would do
         shape, values = shape_of(state.statement, state.parameters)
