@@ -51,6 +51,7 @@ from sqlalchemy.orm import (
     selectinload,
     sessionmaker,
     with_loader_criteria,
+    with_polymorphic,
 )
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import String, TypeDecorator
@@ -217,6 +218,16 @@ def test_rows_of_columns_and_single_values(shop: Shop) -> None:
     assert [shop.run(lambda session: session.scalar(number)) for _ in range(2)] == [(3, 1), (3, 0)]
     nothing = select(Member).where(Member.id == 9).options(FromCache())
     assert [shop.run(lambda session: session.scalars(nothing).all()) for _ in range(2)] == [([], 1), ([], 0)]
+
+
+def test_columns_without_a_name(shop: Shop) -> None:
+    both = with_polymorphic(Member, [Boss])
+    statement = select(both, both.id + 1).order_by(both.id).options(FromCache())
+    read = lambda session: [(type(row[0]).__name__, row[1]) for row in session.execute(statement)]  # noqa: E731
+    expected = [("Member", 2), ("Member", 3), ("Boss", 4)]
+    assert [shop.run(read), shop.run(read)] == [(expected, 1), (expected, 0)]
+    alone = select(both).order_by(both.id).options(FromCache())
+    assert shop.run(lambda session: session.scalars(alone).first().id) == (1, 1)  # type: ignore[union-attr]
 
 
 def test_get_and_relationships(shop: Shop) -> None:

@@ -21,8 +21,8 @@ APART = "stampede: reads for a cache"
 """What `Session.info` has if the session reads for a cache. Its own statements don't come from it."""
 
 
-Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[Any, ...]], tuple[str, ...]]
-"""A result as it is stored: the names of its columns, its rows, and the tables that were read."""
+Rows: TypeAlias = tuple[tuple[Any, ...], list[tuple[Any, ...]], tuple[str, ...]]
+"""A result as it is stored: the names of its columns (None: without one), its rows, and the tables that were read."""
 
 
 def read(state: ORMExecuteState, tables_in: Callable[[ORMExecuteState], frozenset[str]]) -> Rows:
@@ -33,7 +33,8 @@ def read(state: ORMExecuteState, tables_in: Callable[[ORMExecuteState], frozense
     with Session(connection, autoflush=False, join_transaction_mode="rollback_only", info={APART: True}) as apart:
         event.listen(apart, "do_orm_execute", lambda each: tables.update(tables_in(each)))
         result = apart.execute(state.statement, state.parameters, execution_options=state.local_execution_options)
-        keys = tuple(map(str, result.keys()))
+        # `result.keys()` leaves out columns without a name, such as a class that is aliased without one.
+        keys: tuple[Any, ...] = tuple(None if each is None else str(each) for each in result._metadata._keys)
         rows = detach([tuple(row) for row in result.freeze()()])
     return keys, rows, tuple(sorted(tables))
 
