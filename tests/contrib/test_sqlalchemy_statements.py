@@ -43,6 +43,7 @@ from sqlalchemy.orm import (
     Bundle,
     DeclarativeBase,
     Mapped,
+    MappedAsDataclass,
     Session,
     joinedload,
     load_only,
@@ -261,6 +262,23 @@ def test_a_joined_collection_needs_unique_as_ever(shop: Shop) -> None:
         return team.members[0].team is team
 
     assert shop.run(back) == (True, 0)
+
+
+def test_classes_without_a_hash(near: Shop) -> None:
+    """Mapped dataclasses have none. SQLAlchemy tells such objects apart by their identity."""
+
+    class Model(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    class Page(Model):
+        __tablename__ = "page"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    Model.metadata.create_all(near.database)
+    near.commit(lambda session: session.add(Page(id=1)))
+    statement = select(Page).join(Topic, Page.id == 1).options(FromCache())
+    read = lambda session: [page.id for page in session.scalars(statement).unique()]  # noqa: E731
+    assert [near.run(read), near.run(read)] == [([1], 1), ([1], 0)]
 
 
 def test_objects_that_the_session_has_are_not_changed(shop: Shop) -> None:

@@ -43,9 +43,21 @@ def bring(state: ORMExecuteState, stored: Rows) -> Result[Any]:
     """Return a stored result for the session. Objects that the session has already are not changed, as by any query."""
     keys, rows, _ = stored
     into = _Bringing(state.session)
-    described = getattr(state.statement, "column_descriptions", ())
-    extra = [(each["expr"],) for each in described] if len(described) == len(keys) else None
-    return IteratorResult(SimpleResultMetaData(keys, extra), iter([tuple(map(into.value, row)) for row in rows]))
+    columns = getattr(state.statement, "column_descriptions", ())
+    extra = [(each["expr"],) for each in columns] if len(columns) == len(keys) else None
+    filters = [_told_apart] * len(keys)
+    unique: dict[str, Any] = (
+        {"_create_unique_filters": lambda _: filters}  # since SQLAlchemy 2.1
+        if "_create_unique_filters" in SimpleResultMetaData.__slots__
+        else {"_unique_filters": filters}
+    )
+    metadata = SimpleResultMetaData(keys, extra, **unique)
+    return IteratorResult(metadata, iter([tuple(map(into.value, row)) for row in rows]))
+
+
+def _told_apart(value: Any) -> Any:
+    """Return what `Result.unique()` compares: objects of mapped classes, such as dataclasses, need not be hashable."""
+    return value if getattr(inspect(value, raiseerr=False), "key", None) is None else id(value)
 
 
 class _Bringing:
