@@ -281,6 +281,25 @@ def test_classes_without_a_hash(near: Shop) -> None:
     assert [near.run(read), near.run(read)] == [([1], 1), ([1], 0)]
 
 
+def test_options_for_what_objects_load_later(shop: Shop) -> None:
+    """Criteria of a statement, such as those of a tenant, hold for what its objects load later, as without a cache."""
+    visible = with_loader_criteria(Member, Member.name != "eve")
+    statement = select(Team).where(Team.id == 1).options(visible, selectinload(Team.badges))
+
+    def lazily(*options: Any) -> Callable[[Session], Any]:
+        return lambda session: [each.name for each in session.scalars(statement.options(*options)).one().members]
+
+    assert [shop.run(lazily())[0], shop.run(lazily(FromCache()))[0]] == [["bob"]] * 2
+    assert shop.run(lazily(FromCache())) == (["bob"], 1)
+    of_members = select(Member).options(selectinload(Member.team), FromCache()).where(Member.id == 1)
+
+    def related(session: Session) -> Any:
+        member = session.scalars(of_members.options(visible)).one()
+        return member.team and [each.name for each in member.team.members]
+
+    assert [shop.run(related)[0], shop.run(related)[0]] == [["bob"]] * 2
+
+
 def test_objects_that_the_session_has_are_not_changed(shop: Shop) -> None:
     """As with any query: what is loaded stays; what is not is loaded. A pending change is not lost."""
     statement = select(Member).where(Member.id == 1).options(FromCache(), selectinload(Member.team))

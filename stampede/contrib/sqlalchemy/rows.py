@@ -42,7 +42,7 @@ def read(state: ORMExecuteState, tables_in: Callable[[ORMExecuteState], frozense
 def bring(state: ORMExecuteState, stored: Rows) -> Result[Any]:
     """Return a stored result for the session. Objects that the session has already are not changed, as by any query."""
     keys, rows, _ = stored
-    into = _Bringing(state.session)
+    into = _Bringing(state)
     columns = getattr(state.statement, "column_descriptions", ())
     extra = [(each["expr"],) for each in columns] if len(columns) == len(keys) else None
     filters = [_told_apart] * len(keys)
@@ -52,7 +52,8 @@ def bring(state: ORMExecuteState, stored: Rows) -> Result[Any]:
         else {"_unique_filters": filters}
     )
     metadata = SimpleResultMetaData(keys, extra, **unique)
-    return IteratorResult(metadata, iter([tuple(map(into.value, row)) for row in rows]))
+    entities = [each.get("entity") for each in columns] if len(columns) == len(keys) else [None] * len(keys)
+    return IteratorResult(metadata, iter([tuple(map(into.root, row, entities)) for row in rows]))
 
 
 def _told_apart(value: Any) -> Any:
@@ -61,37 +62,54 @@ def _told_apart(value: Any) -> Any:
 
 
 class _Bringing:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, state: ORMExecuteState) -> None:
+        self._session = state.session
         self._brought: dict[int, Any] = {}
+        # What an object loads later obeys the options of the statement that has loaded the object. Without them, a
+        # lazy load would ignore the `with_loader_criteria` that select the rows of a tenant.
+        statement: Any = state.statement
+        self._options = tuple(each for each in statement._with_options if each.propagate_to_loaders)
+        self._path: Any = state.loader_strategy_path  # from the object whose relationship is loaded
 
-    def value(self, value: Any) -> Any:
+    def root(self, value: Any, entity: Any) -> Any:
+        """Return the session's value for one in a row, which was selected by this mapped class or alias."""
+        if not self._options or getattr(inspect(value, raiseerr=False), "key", None) is None:
+            return self.value(value, None)
+        found: Any = inspect(type(value) if entity is None else entity)
+        path = found._path_registry
+        return self.value(value, self._path + path if self._path is not None and self._path.path else path)
+
+    def value(self, value: Any, path: Any) -> Any:
         """Return the session's object for a detached one, and a copy of another value that could be changed."""
         if isinstance(value, (list, set, dict)):
             return copy.deepcopy(value)
         state: Any = inspect(value, raiseerr=False)
-        return value if getattr(state, "key", None) is None else self._object(value, state)
+        return value if getattr(state, "key", None) is None else self._object(value, state, path)
 
-    def _object(self, value: Any, state: Any) -> Any:
+    def _object(self, value: Any, state: Any, path: Any) -> Any:
         if id(value) in self._brought:
             return self._brought[id(value)]
         kind: Any = type(value)
         facts, held = facts_of(kind), vars(value)
         mine = self._session.identity_map.get(state.key)
+        new = mine is None
         missing = facts.columns if mine is None else inspect(mine).unloaded
         if mine is None or (not inspect(mine).modified and not missing.isdisjoint(facts.columns & held.keys())):
             columns = (facts.columns & held.keys()) & (missing | facts.identity)
-            plain = facts.make({name: self.value(held[name]) for name in columns}, {})
+            plain = facts.make({name: self.value(held[name], None) for name in columns}, {})
             mine = self._session.merge(plain, load=False)
+        mine_state: Any = inspect(mine)
+        if new and path is not None:
+            mine_state.load_options, mine_state.load_path = self._options, path
         self._brought[id(value)] = mine
-        unloaded = inspect(mine).unloaded
-        for name in (facts.relations & held.keys()) & unloaded:
-            set_committed_value(mine, name, self._related(held[name]))
+        for name in (facts.relations & held.keys()) & mine_state.unloaded:
+            below = None if path is None else path[facts.mapper.relationships[name]].entity_path
+            set_committed_value(mine, name, self._related(held[name], below))
         return mine
 
-    def _related(self, found: Any) -> Any:
+    def _related(self, found: Any, path: Any) -> Any:
         if isinstance(found, dict):
             found = found.values()
         elif not isinstance(found, (list, set)):
-            return self.value(found)
-        return [self.value(each) for each in found]
+            return self.value(found, path)
+        return [self.value(each, path) for each in found]
