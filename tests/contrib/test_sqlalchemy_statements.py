@@ -300,6 +300,19 @@ def test_options_for_what_objects_load_later(shop: Shop) -> None:
     assert [shop.run(related)[0], shop.run(related)[0]] == [["bob"]] * 2
 
 
+def test_a_statement_without_the_option_keeps_its_own_options(near: Shop) -> None:
+    """SQLAlchemy caches compiled statements. The option must not shift the other options of the same statement."""
+    visible = with_loader_criteria(Member, Member.name != "eve")
+
+    def lazily(*options: Any) -> Any:
+        return near.run(
+            lambda session: [each.name for each in session.scalars(select(Team).options(*options)).one().members]
+        )
+
+    near.commit(lambda session: session.delete(session.get_one(Team, 2)))
+    assert [lazily(FromCache(), visible)[0], lazily(visible)[0]] == [["bob"]] * 2
+
+
 def test_objects_that_the_session_has_are_not_changed(shop: Shop) -> None:
     """As with any query: what is loaded stays; what is not is loaded. A pending change is not lost."""
     statement = select(Member).where(Member.id == 1).options(FromCache(), selectinload(Member.team))
