@@ -46,6 +46,7 @@ from sqlalchemy.orm import (
     MappedAsDataclass,
     Session,
     joinedload,
+    lazyload,
     load_only,
     mapped_column,
     relationship,
@@ -298,6 +299,13 @@ def test_options_for_what_objects_load_later(shop: Shop) -> None:
         return member.team and [each.name for each in member.team.members]
 
     assert [shop.run(related)[0], shop.run(related)[0]] == [["bob"]] * 2
+
+
+def test_a_condition_of_a_lazy_load(near: Shop) -> None:
+    lazily = lazyload(Team.members.and_(Member.name != "eve"))
+    statement = select(Team).where(Team.id == 1).options(FromCache(), lazily)
+    read = lambda session: [each.name for each in session.scalars(statement).one().members]  # noqa: E731
+    assert [near.run(read), near.run(read)] == [(["bob"], 2)] * 2
 
 
 def test_a_statement_without_the_option_keeps_its_own_options(near: Shop) -> None:

@@ -259,7 +259,15 @@ def _may_be_cached(state: ORMExecuteState) -> bool:
         and not any(options.get(name) for name in ("populate_existing", "yield_per", "stream_results"))
         # `session.query(...)` wants other rows than `select(...)` does.
         and getattr(state.statement, "get_label_style", lambda: None)() is not SelectLabelStyle.LABEL_STYLE_LEGACY_ORM
+        and not any(map(_is_lazy_with_condition, state.statement._with_options))
     )
+
+
+def _is_lazy_with_condition(option: Any) -> bool:
+    """Return whether this is an option such as `lazyload(Team.members.and_(...))`. The loaded objects themselves carry
+    it, and objects from a cache would load the relationship without the condition."""
+    loads = getattr(option, "context", ())
+    return any(each._extra_criteria and ("lazy", "select") in (each.strategy or ()) for each in loads)
 
 
 def _tags_to_end(changed: tuple[Any, ...]) -> list[str]:
