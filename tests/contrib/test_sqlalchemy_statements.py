@@ -43,14 +43,17 @@ from sqlalchemy.orm import (
     Bundle,
     DeclarativeBase,
     Mapped,
+    MappedAsDataclass,
     Session,
     joinedload,
+    lazyload,
     load_only,
     mapped_column,
     relationship,
     selectinload,
     sessionmaker,
     with_loader_criteria,
+    with_polymorphic,
 )
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import String, TypeDecorator
@@ -219,6 +222,16 @@ def test_rows_of_columns_and_single_values(shop: Shop) -> None:
     assert [shop.run(lambda session: session.scalars(nothing).all()) for _ in range(2)] == [([], 1), ([], 0)]
 
 
+def test_columns_without_a_name(shop: Shop) -> None:
+    both = with_polymorphic(Member, [Boss])
+    statement = select(both, both.id + 1).order_by(both.id).options(FromCache())
+    read = lambda session: [(type(row[0]).__name__, row[1]) for row in session.execute(statement)]  # noqa: E731
+    expected = [("Member", 2), ("Member", 3), ("Boss", 4)]
+    assert [shop.run(read), shop.run(read)] == [(expected, 1), (expected, 0)]
+    alone = select(both).order_by(both.id).options(FromCache())
+    assert shop.run(lambda session: session.scalars(alone).first().id) == (1, 1)  # type: ignore[union-attr]
+
+
 def test_get_and_relationships(shop: Shop) -> None:
     """`Session.get` takes the option, too. Loaded relationships are stored; others load from the database."""
 
@@ -250,6 +263,62 @@ def test_a_joined_collection_needs_unique_as_ever(shop: Shop) -> None:
         return team.members[0].team is team
 
     assert shop.run(back) == (True, 0)
+
+
+def test_classes_without_a_hash(near: Shop) -> None:
+    """Mapped dataclasses have none. SQLAlchemy tells such objects apart by their identity."""
+
+    class Model(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    class Page(Model):
+        __tablename__ = "page"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    Model.metadata.create_all(near.database)
+    near.commit(lambda session: session.add(Page(id=1)))
+    statement = select(Page).join(Topic, Page.id == 1).options(FromCache())
+    read = lambda session: [page.id for page in session.scalars(statement).unique()]  # noqa: E731
+    assert [near.run(read), near.run(read)] == [([1], 1), ([1], 0)]
+
+
+def test_options_for_what_objects_load_later(shop: Shop) -> None:
+    """Criteria of a statement, such as those of a tenant, hold for what its objects load later, as without a cache."""
+    visible = with_loader_criteria(Member, Member.name != "eve")
+    statement = select(Team).where(Team.id == 1).options(visible, selectinload(Team.badges))
+
+    def lazily(*options: Any) -> Callable[[Session], Any]:
+        return lambda session: [each.name for each in session.scalars(statement.options(*options)).one().members]
+
+    assert [shop.run(lazily())[0], shop.run(lazily(FromCache()))[0]] == [["bob"]] * 2
+    assert shop.run(lazily(FromCache())) == (["bob"], 1)
+    of_members = select(Member).options(selectinload(Member.team), FromCache()).where(Member.id == 1)
+
+    def related(session: Session) -> Any:
+        member = session.scalars(of_members.options(visible)).one()
+        return member.team and [each.name for each in member.team.members]
+
+    assert [shop.run(related)[0], shop.run(related)[0]] == [["bob"]] * 2
+
+
+def test_a_condition_of_a_lazy_load(near: Shop) -> None:
+    lazily = lazyload(Team.members.and_(Member.name != "eve"))
+    statement = select(Team).where(Team.id == 1).options(FromCache(), lazily)
+    read = lambda session: [each.name for each in session.scalars(statement).one().members]  # noqa: E731
+    assert [near.run(read), near.run(read)] == [(["bob"], 2)] * 2
+
+
+def test_a_statement_without_the_option_keeps_its_own_options(near: Shop) -> None:
+    """SQLAlchemy caches compiled statements. The option must not shift the other options of the same statement."""
+    visible = with_loader_criteria(Member, Member.name != "eve")
+
+    def lazily(*options: Any) -> Any:
+        return near.run(
+            lambda session: [each.name for each in session.scalars(select(Team).options(*options)).one().members]
+        )
+
+    near.commit(lambda session: session.delete(session.get_one(Team, 2)))
+    assert [lazily(FromCache(), visible)[0], lazily(visible)[0]] == [["bob"]] * 2
 
 
 def test_objects_that_the_session_has_are_not_changed(shop: Shop) -> None:
@@ -386,6 +455,58 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert len(found) == 1 and found.pop().count("\n") == 2
 
 
+def test_operators_of_a_database(near: Shop) -> None:
+    """Operators that SQLAlchemy does not know, such as those of Postgres for JSON, are parts of the key."""
+    statements = [
+        select(Member).where(Member.name.op(sign, is_comparison=True)("b*")).options(FromCache())
+        for sign in ("GLOB", "LIKE")
+    ]
+    assert [len(near.run(lambda session: session.scalars(each).all())[0]) for each in statements] == [1, 0]
+
+
+def test_schemas_of_a_connection(near: Shop, tmp_path: Path) -> None:
+    """The option `schema_translate_map` of a session's connection is a part of the key, as that of its engine is."""
+
+    class Model(DeclarativeBase):
+        pass
+
+    class Thing(Model):
+        __tablename__ = "thing"
+        __table_args__ = {"schema": "tenant"}  # noqa: RUF012
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    def attach(connection: Any, _: object) -> None:
+        for name in ("a", "b"):
+            connection.execute(f"ATTACH '{tmp_path}/{name}.db' AS {name}")
+
+    event.listen(near.database, "connect", attach)
+
+    def things(tenant: str) -> Any:
+        with near.sessions() as session:
+            session.connection(execution_options={"schema_translate_map": {"tenant": tenant}})
+            return session.scalars(select(Thing.id).options(FromCache())).all()
+
+    for number, tenant in enumerate(("a", "b")):
+        Model.metadata.create_all(near.database.execution_options(schema_translate_map={"tenant": tenant}))
+        with near.database.begin() as connection:
+            connection.exec_driver_sql(f"INSERT INTO {tenant}.thing VALUES ({number})")
+    assert [things("a"), things("b"), things("a")] == [[0], [1], [0]]
+
+
+def test_a_hook_that_is_registered_late_is_not_skipped(near: Shop) -> None:
+    """A hook that selects the rows that a caller may see runs for each statement, also if it is one session's own."""
+
+    def visible(number: int) -> Any:
+        with near.sessions() as session:
+            rows = with_loader_criteria(Member, Member.id == number)
+            event.listen(
+                session, "do_orm_execute", lambda state: setattr(state, "statement", state.statement.options(rows))
+            )
+            return session.scalars(select(Member.name).options(FromCache())).all()
+
+    assert [visible(1), visible(2), visible(1)] == [["bob"], ["eve"], ["bob"]]
+
+
 def test_what_has_no_key_says_so(near: Shop) -> None:
     class NoKey(TypeDecorator[str]):
         impl = String
@@ -429,11 +550,11 @@ CHANGES: dict[str, tuple[Callable[[Session], Any], set[str]]] = {
     "update": (_rename, {"members", "topics", "bosses"}),
     "insert": (lambda session: session.add(Member(id=7, name="new")), {"members", "topics", "bosses"}),
     "delete": (lambda session: session.delete(session.get_one(Member, 2)), {"members", "topics", "bosses"}),
-    "subclass": (lambda session: setattr(session.get_one(Boss, 3), "car", "cab"), {"members", "topics", "bosses"}),
+    "subclass": (lambda session: setattr(session.get_one(Boss, 3), "car", "cab"), {"bosses"}),
     "link": (_follow, {"topics"}),
     "one to many": (_leave, {"members", "topics", "bosses"}),
     "orphan": (_take_badge, {"badges"}),
-    "delete a team": (_delete_team, {"teams", "badges", "members", "bosses", "topics"}),
+    "delete a team": (_delete_team, {"teams", "badges"}),
     "cascade": (lambda session: session.execute(delete(Team).where(Team.id == 2)), {"teams", "badges"}),
     "orm update": (lambda session: session.execute(update(Member).values(name="x")), {"members", "topics", "bosses"}),
     "orm insert": (
@@ -441,6 +562,8 @@ CHANGES: dict[str, tuple[Callable[[Session], Any], set[str]]] = {
         {"topics"},
     ),
     "core": (lambda session: session.execute(delete(followed)), {"topics"}),
+    "connection": (lambda session: session.connection().execute(update(Topic).values(name="x")), {"topics"}),
+    "bulk": (lambda session: session.bulk_insert_mappings(Badge, [{"team_id": 1}]), {"badges"}),
     "nothing": (lambda session: setattr(session.get_one(Member, 1), "name", "bob"), set()),
 }
 
@@ -466,8 +589,8 @@ def test_a_commit_ends_what_depends_on_it(near: Shop, change: str) -> None:
     work, ended = CHANGES[change]
     with near.sessions() as session:
         work(session)
-        with session.no_autoflush:
-            assert {name for name, read in reads.items() if near.asks(read, session)} == ended
+        session.flush()
+        assert {name for name, read in reads.items() if near.asks(read, session)} == ended
         session.commit()
     assert {name for name, read in reads.items() if near.run(read)[1]} == ended
 
@@ -496,6 +619,68 @@ def test_savepoints(near: Shop) -> None:
         assert near.names() == (["bob", "eve", "ann"], 0)
         session.commit()
     assert near.names() == (["rob", "eve", "ann"], 1)
+
+
+def test_a_commit_with_an_open_savepoint(near: Shop) -> None:
+    near.names()
+    with near.sessions.begin() as session:
+        session.begin_nested()
+        _rename(session)
+    assert near.names() == (["rob", "eve", "ann"], 1)
+
+
+@pytest.mark.parametrize("by_engine", [True, False])
+def test_what_an_autocommit_session_flushes_is_committed(near: Shop, by_engine: bool) -> None:
+    near.names()
+    database = create_engine(near.database.url, isolation_level="AUTOCOMMIT") if by_engine else near.database
+    with near.sessions(bind=database) as session:
+        session.connection(execution_options={} if by_engine else {"isolation_level": "AUTOCOMMIT"})
+        _rename(session)
+        session.flush()
+        session.rollback()
+    assert near.names() == (["rob", "eve", "ann"], 1)
+    database.dispose()
+
+
+def test_orphans_of_a_many_to_one_relationship(near: Shop) -> None:
+    """The session deletes an object that it has not been told to delete."""
+
+    class Model(DeclarativeBase):
+        pass
+
+    class Locker(Model):
+        __tablename__ = "locker"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    class Pupil(Model):
+        __tablename__ = "pupil"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        locker_id: Mapped[int | None] = mapped_column(ForeignKey(Locker.id))
+        locker: Mapped[Any] = relationship(Locker, cascade="all, delete-orphan", single_parent=True)
+
+    Model.metadata.create_all(near.database)
+    near.commit(lambda session: session.add(Pupil(id=1, locker=Locker(id=1))))
+    lockers = select(Locker.id).options(FromCache())
+    assert near.run(lambda session: session.scalars(lockers).all())[0] == [1]
+    alone = lambda session: session.get(Locker, 1, options=[FromCache(by_primary_key=True)])  # noqa: E731
+    assert near.run(alone)[0] is not None
+    near.commit(lambda session: setattr(session.get_one(Pupil, 1), "locker", None))
+    assert near.run(lambda session: session.scalars(lockers).all())[0] == []
+    assert near.run(alone)[0] is None
+
+
+def test_a_hook_that_changes_another_table(near: Shop) -> None:
+    """A mapper's hook uses the connection while the session flushes."""
+    read = lambda session: session.get_one(Topic, 1, options=[FromCache(by_primary_key=True)]).name  # noqa: E731
+    assert [near.run(read), near.run(read)] == [("tea", 1), ("tea", 0)]
+
+    def hook(mapper: Any, connection: Connection, team: Team) -> None:
+        connection.execute(update(Topic).values(name=team.name))
+
+    event.listen(Team, "after_insert", hook)
+    near.commit(lambda session: session.add(Team(id=9, name="new")))
+    event.remove(Team, "after_insert", hook)
+    assert near.run(read)[0] == "new"
 
 
 def test_a_commit_that_fails_may_have_been_made(near: Shop) -> None:
@@ -544,6 +729,35 @@ def test_own_changes_are_seen_by_their_session_only(shop: Shop) -> None:
         session.commit()
         assert read(session)[0] == ("rob", "pink")
     assert shop.run(read) == ([("rob", "pink"), ("eve", "pink")], 0)
+
+
+UNCOMMITTED: dict[str, Callable[[Session], Any]] = {
+    "connection": lambda session: session.connection().execute(update(Member).values(name="x")),
+    "bulk": lambda session: session.bulk_update_mappings(Member, [{"id": 1, "name": "x", "kind": "member"}]),
+    "text": lambda session: session.execute(text("UPDATE member SET name = 'x'")),
+    "driver": lambda session: session.connection().exec_driver_sql("UPDATE member SET name = 'x'"),
+}
+
+
+@pytest.mark.parametrize("change", UNCOMMITTED)
+def test_uncommitted_rows_are_not_stored(near: Shop, change: str) -> None:
+    """Whatever has changed the rows: if the changes are rolled back, nobody else has seen them."""
+    statement = select(Member.name).where(Member.id == 1).options(FromCache())
+    with near.sessions() as session:
+        UNCOMMITTED[change](session)
+        assert session.scalar(statement) == "x"
+        assert session.scalar(statement) == "x"
+    assert near.run(lambda session: session.scalar(statement)) == ("bob", 1)
+
+
+def test_the_connection_of_a_caller_is_left_as_it_was(near: Shop) -> None:
+    """A session that is bound to a connection leaves no hooks on it."""
+    with near.database.connect() as connection:
+        for _ in range(3):
+            with near.sessions(bind=connection) as session:
+                _rename(session)
+                session.commit()
+        assert not [*connection.dispatch.before_cursor_execute][1:]  # the first one is of the engine
 
 
 def test_changes_made_elsewhere(near: Shop) -> None:
@@ -842,10 +1056,11 @@ Base = declarative_base()
 class Thing(Base):
     __tablename__ = "thing"
     id = Column(Integer, primary_key=True)
-sessions, cache = sessionmaker(create_engine("sqlite://")), Cache()
+engine, cache = create_engine("sqlite://"), Cache()
+Base.metadata.create_all(engine)
+sessions = sessionmaker(engine)
 StatementCache(cache).listen(sessions)
 with sessions() as session:
-    Base.metadata.create_all(session.connection())
     print(session.scalars(select(Thing).options(FromCache())).all(), cache.stats().computations)
 """
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Delete, Table, inspect
-from sqlalchemy.orm import Mapper, RelationshipDirection, Session
-from sqlalchemy.sql import visitors
+from sqlalchemy import Connection, Delete, Table, TextClause, event
+from sqlalchemy.orm import FromStatement, Mapper, Session
 from sqlalchemy.sql.dml import UpdateBase
+from sqlalchemy.sql.selectable import TextualSelect
 
 from stampede.contrib.sqlalchemy import tags
 
@@ -19,6 +19,7 @@ MOST_ROWS = 100
 """The most rows of a table whose tags are ended one by one. If more are changed, the results of all its rows end."""
 
 _EACH_SELECT_IS_NEW = ("READ COMMITTED", "READ UNCOMMITTED", "AUTOCOMMIT")
+_TEXTS = (TextClause, TextualSelect)
 
 
 class Changes:
@@ -27,16 +28,25 @@ class Changes:
     def __init__(self) -> None:
         self.committing = False
         self.suspending = False  # the database's driver is asyncio's
+        self.unknown = False  # SQL has run of which nothing is known
+        self.flushing = False
+        self.connections: list[Connection] = []
         self._snapshot = False  # the transaction sees the database as it was when it began
         self._snapshot_by_writing = False  # ... when it first wrote something
         self._tables: set[Table] = set()
+        self._in_flush: set[Table] = set()
         self._in_bulk: set[Table] = set()
         self._rows: dict[Mapper[Any], set[str]] = {}
 
     def begun(self, connection: Connection) -> None:
         """Take note that the session has begun a transaction on a connection."""
         self.suspending = connection.dialect.is_async
-        level = connection.get_execution_options().get("isolation_level") or connection.default_isolation_level
+        if connection not in self.connections:  # a savepoint begins on the same connection again
+            self.connections.append(connection)
+            event.listen(connection, "before_cursor_execute", self._executed)
+        level = _isolation_level(connection)
+        if level == "AUTOCOMMIT":  # what is flushed is committed, whatever the session does next
+            self.committing = True
         if level in _EACH_SELECT_IS_NEW:
             return
         if connection.dialect.name == "sqlite" and not getattr(
@@ -46,33 +56,55 @@ class Changes:
         else:
             self._snapshot = True
 
+    def ended(self) -> None:
+        """Take note that the session has left its connections: they may be those of its caller."""
+        for each in self.connections:
+            event.remove(each, "before_cursor_execute", self._executed)
+
     @property
     def sees_the_past(self) -> bool:
         """Whether a SELECT of this transaction may not see what other transactions have committed meanwhile."""
         return self._snapshot or (self._snapshot_by_writing and bool(self._tables))
 
-    def flushed(self, session: Session) -> None:
-        """Take note of the objects that a flush has written."""
-        for each, whole in _in_flush(session):
-            state: Any = inspect(each)
-            mapper: Mapper[Any] = state.mapper
-            self._tables |= _tables_of(each, session, whole=whole)
-            rows = self._rows.setdefault(mapper.base_mapper, set())
-            if whole and len(rows) <= MOST_ROWS:
-                now = None if state.expired else mapper.primary_key_from_instance(each)
-                rows |= {tags.row(mapper, identity) for identity in (now, state.identity) if identity is not None}
-            if each in session.deleted:
-                self._deleted(tags.tables_of(mapper))
+    def flushed(self, session: Session, flush: Any) -> None:
+        """Take note of the rows that a flush has written."""
+        self.flushing = False
+        tables: set[Table] = set()
+        for state, (deleted, only_listed) in flush.states.items():
+            each = state.obj()
+            if only_listed or each is None:
+                continue
+            if deleted or each in session.new or session.is_modified(each, include_collections=False):
+                mapper: Mapper[Any] = state.mapper
+                tables |= tags.tables_of(mapper)
+                rows = self._rows.setdefault(mapper.base_mapper, set())
+                if len(rows) <= MOST_ROWS:
+                    now = None if state.expired else mapper.primary_key_from_instance(each)
+                    rows |= {tags.row(mapper, identity) for identity in (now, state.identity) if identity is not None}
+        self._in_bulk |= self._in_flush - tables  # a mapper's hook has changed rows of another table
+        self._in_flush.clear()
 
-    def written(self, statement: Any, mapper: Mapper[Any] | None) -> None:
-        """Take note of a statement that inserts, updates or deletes."""
-        for each in visitors.iterate(statement):
+    def _executed(self, connection: Any, cursor: Any, sql: str, parameters: Any, context: Any, many: Any) -> None:
+        """Take note of a statement that inserts, updates or deletes, whoever has sent it: a flush, the session, or
+        code that uses its connection."""
+        compiled = context.compiled
+        statement = getattr(compiled, "statement", None)
+        if isinstance(statement, FromStatement):
+            statement = statement.element
+        if statement is None or isinstance(statement, _TEXTS):
+            self.unknown |= not sql.lstrip().upper().startswith("SELECT")
+            return
+        for each in (statement, *(cte.element for cte in getattr(compiled, "ctes", None) or ())):
             if isinstance(each, UpdateBase):
-                found = {*tags.tables_in(each.table)} | (tags.tables_of(mapper) if mapper is not None else set())
+                found = {*tags.tables_in(each.table)}
                 self._tables |= found
-                self._in_bulk |= found
+                (self._in_flush if self.flushing else self._in_bulk).update(found)
                 if isinstance(each, Delete):
                     self._deleted(found)
+
+    def in_bulk(self, mapper: Mapper[Any]) -> None:
+        """Take note of a statement of the ORM that changes rows of a class, and does not tell which."""
+        self._in_bulk |= tags.tables_of(mapper)
 
     def _deleted(self, tables: Iterable[Table]) -> None:
         for each in tables:
@@ -80,12 +112,9 @@ class Changes:
             self._tables |= by_database
             self._in_bulk |= by_database
 
-    def names(self, session: Session) -> set[str]:
-        """Return the names of the tables that are changed in this transaction, or will be by the next flush."""
-        changed = set(self._tables)
-        for each, whole in _in_flush(session):
-            changed |= _tables_of(each, session, whole=whole)
-        return {each.fullname for each in changed}
+    def names(self) -> set[str]:
+        """Return the names of the tables that are changed in this transaction."""
+        return {each.fullname for each in self._tables}
 
     def tags(self) -> set[str]:
         """Return the tags that end when the transaction is committed."""
@@ -99,39 +128,11 @@ class Changes:
         return ended | {tags.some_rows(each.fullname) for each in in_bulk}
 
 
-def _in_flush(session: Session) -> Iterator[tuple[Any, bool]]:
-    """Iterate over the objects that a flush writes, and whether it writes their own rows. An object that is removed
-    from a collection is written, too: its foreign key is cleared, or it is deleted as an orphan."""
-    for group, new in ((session.new, True), (session.dirty, False), (session.deleted, True)):
-        for each in group:
-            yield each, new or session.is_modified(each, include_collections=False)
-            state: Any = inspect(each)
-            for relationship in state.mapper.relationships:
-                if relationship.direction is RelationshipDirection.ONETOMANY and not relationship.viewonly:
-                    history = state.attrs[relationship.key].history
-                    for other in (*(history.added or ()), *(history.deleted or ())):
-                        if other is not None:
-                            yield other, True
-
-
-def _tables_of(instance: Any, session: Session, *, whole: bool) -> set[Table]:
-    """Return the tables that flushing an object changes: its own, those that link it with others, and those of others
-    that the session or the database changes if it is deleted."""
-    state: Any = inspect(instance)
-    own = tags.tables_of(state.mapper)
-    found = {*own} if whole else set()
-    deleted = instance in session.deleted
-    if deleted:
-        found.update(*map(_changed_with, own))
-    for relationship in state.mapper.relationships:
-        if relationship.viewonly:
-            continue
-        if relationship.secondary is not None:
-            if deleted or state.attrs[relationship.key].history.has_changes():
-                found.update(tags.tables_in(relationship.secondary))
-        elif deleted and relationship.direction is RelationshipDirection.ONETOMANY:
-            found |= tags.tables_of(relationship.mapper)
-    return found
+def _isolation_level(connection: Connection) -> str | None:
+    found = connection.get_execution_options().get("isolation_level")
+    if found is None and getattr(connection.dialect, "_on_connect_isolation_level", None) == "AUTOCOMMIT":
+        return "AUTOCOMMIT"  # of `create_engine`. The database itself knows no such level
+    return found or connection.default_isolation_level
 
 
 @lru_cache(1024)

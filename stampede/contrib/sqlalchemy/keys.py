@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine, Table
 from sqlalchemy.orm import Mapper, MapperProperty
+from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.types import TypeEngine
 
 from stampede.errors import KeyingError
@@ -36,10 +37,12 @@ def shape_of(statement: Any, parameters: Any = None) -> tuple[str, list[Any]]:
     return _whole(found.key), values
 
 
-def key_of(statement: Any, facts: object, bind: Engine, execution_options: Mapping[str, Any]) -> str:
+def key_of(
+    statement: Any, facts: object, bind: Engine, connection: Mapping[str, Any], execution_options: Mapping[str, Any]
+) -> str:
     """Return the key of a statement that is run on this engine. `facts` is its shape, and all that its result depends
-    on beside the database."""
-    schemas = [each.get("schema_translate_map") for each in (bind.get_execution_options(), execution_options)]
+    on beside the database. `connection` is the execution options of the connection."""
+    schemas = [each.get("schema_translate_map") for each in (connection, execution_options)]
     whole = (_database(bind), schemas, execution_options.get("identity_token"), facts)
     digest = blake2b(canonical(whole).encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
     names = [str(each["name"]) for each in getattr(statement, "column_descriptions", ())]
@@ -82,6 +85,8 @@ def _text(part: Any) -> str:
         return f"<{_text(part.parent)}.{part.key}>"
     if isinstance(part, (type, BuiltinFunctionType, FunctionType)):
         return f"<{part.__module__}:{part.__qualname__}>"
+    if isinstance(part, custom_op):
+        return f"<{_text(part._hash_key())}>"
     if isinstance(part, CodeType):  # a lambda in with_loader_criteria, or lambda_stmt
         return f"<{part.co_code.hex()} {part.co_names} {part.co_freevars} {_text(part.co_consts)}>"
     return canonical(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from sqlalchemy.orm.interfaces import UserDefinedOption
 
@@ -38,6 +38,14 @@ class FromCache(UserDefinedOption):
     """
 
     propagate_to_loaders = False
+
+    # SQLAlchemy keeps compiled statements, and pairs their options with those of a later statement by position. Without
+    # a key of this option, the same statement with it and without it would share a compiled form, and could lose
+    # options such as `with_loader_criteria` in its lazy loads.
+    _is_has_cache_key = True
+
+    def _gen_cache_key(self, anon_map: Any, bindparams: Any) -> tuple[Any, ...]:
+        return (FromCache,)
 
     def __init__(self, *, by_primary_key: bool = False, **options: Unpack[StatementOptions]) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine, Table, event
@@ -57,7 +58,8 @@ class StatementCache:
         """Connect the cache with these sessions: a `sessionmaker`, an `async_sessionmaker`, a `scoped_session`, a
         subclass of `Session`, or one session.
 
-        Register hooks of your own for `do_orm_execute` that change statements before you call this.
+        Register hooks of your own for `do_orm_execute` before you call this. If a hook is registered later, the
+        sessions that it listens to take nothing from the cache.
 
         >>> Sessions = sessionmaker(database)
         >>> StatementCache(Cache(ttl=600)).listen(Sessions)
@@ -70,7 +72,8 @@ class StatementCache:
             sessions = listening
         event.listen(sessions, "do_orm_execute", self._execute)
         event.listen(sessions, "after_begin", lambda session, _, connection: self._changes(session).begun(connection))
-        event.listen(sessions, "after_flush", lambda session, _: self._changes(session).flushed(session))
+        event.listen(sessions, "before_flush", lambda session, *_: setattr(self._changes(session), "flushing", True))
+        event.listen(sessions, "after_flush", lambda session, flush: self._changes(session).flushed(session, flush))
         event.listen(sessions, "before_commit", self._before_commit)
         event.listen(sessions, "after_transaction_end", self._after_transaction_end)
 
@@ -114,7 +117,7 @@ class StatementCache:
             raise KeyingError(f"the session is bound to {bind!r}: only statements that run on an Engine are cached")
         options = {**getattr(session, "execution_options", {}), **statement.get_execution_options()}
         facts = (*shape_of(statement, parameters), by_primary_key)
-        return key_of(statement, facts, bind, options)
+        return key_of(statement, facts, bind, self._connection_options(session, bind), options)
 
     # -- one statement --------------------------------------------------------------------------------------------
 
@@ -124,20 +127,26 @@ class StatementCache:
         if APART in session.info:
             return None
         if not state.is_select:
-            self._changes(session).written(state.statement, state.bind_mapper)
+            if state.bind_mapper is not None:
+                self._changes(session).in_bulk(state.bind_mapper)
             return None
         option = self._option_of(state)
         bind = None if option is None else session.get_bind(**state.bind_arguments)
         if option is None or not isinstance(bind, Engine) or not _may_be_cached(state):
             return None
+        if any(hook != self._execute for hook in state._remaining_events()):
+            return None  # later hooks would not run, and one of them may select the rows that this caller may see
+        if state.execution_options.get("autoflush", True):
+            session._autoflush()  # as the statement itself would do
         shape, values = shape_of(state.statement, state.parameters)
         known = self._reads.get(shape)
         reads = known or reads_of(state, bind.dialect)
         changes = self._changes(session)
-        changed = changes.names(session)
-        if reads.locks or (changed and (known is None or not changed.isdisjoint(reads.tables))):
+        changed = changes.names()
+        if reads.locks or changes.unknown or (changed and (known is None or not changed.isdisjoint(reads.tables))):
             return None  # the session sees its own changes, which other sessions must not see
-        key = key_of(state.statement, (shape, values, option.by_primary_key), bind, state.execution_options)
+        facts = (shape, values, option.by_primary_key)
+        key = key_of(state.statement, facts, bind, self._connection_options(session, bind), state.execution_options)
 
         def compute() -> Rows:
             rows = read(state, lambda each: reads_of(each, bind.dialect).tables)
@@ -204,17 +213,28 @@ class StatementCache:
         found: Changes = session.info.setdefault(self, Changes())
         return found
 
+    def _connection_options(self, session: Session, bind: Engine) -> Mapping[str, Any]:
+        """Return the execution options of the session's connection with this engine, or of the engine: they can tell
+        another schema."""
+        mine = (each for each in self._changes(session).connections if each.engine is bind)
+        return next(mine, bind).get_execution_options()
+
     def _before_commit(self, session: Session) -> None:
-        if not session.in_nested_transaction():
-            self._changes(session).committing = True
+        # This may be the commit of a savepoint only. The event does not tell: a transaction can be committed while a
+        # savepoint in it is open. If the transaction is rolled back later, the invalidation does no harm.
+        self._changes(session).committing = True
 
     def _after_transaction_end(self, session: Session, transaction: Any) -> None:
         """Invalidate after a commit, even if it has failed: the database may have made it before the connection broke.
         The session's connections are back in their pool by now, so that a slow cache does not hold them."""
         if transaction.parent is not None:
+            self._changes(session).flushing = False  # the flush may have failed
             return
         changes: Changes | None = session.info.pop(self, None)
-        if changes is None or not changes.committing or not (ended := changes.tags()):
+        if changes is None:
+            return
+        changes.ended()
+        if not changes.committing or not (ended := changes.tags()):
             return
         if changes.suspending:
             await_only(self._aend_tags(ended))
@@ -239,7 +259,15 @@ def _may_be_cached(state: ORMExecuteState) -> bool:
         and not any(options.get(name) for name in ("populate_existing", "yield_per", "stream_results"))
         # `session.query(...)` wants other rows than `select(...)` does.
         and getattr(state.statement, "get_label_style", lambda: None)() is not SelectLabelStyle.LABEL_STYLE_LEGACY_ORM
+        and not any(map(_is_lazy_with_condition, state.statement._with_options))
     )
+
+
+def _is_lazy_with_condition(option: Any) -> bool:
+    """Return whether this is an option such as `lazyload(Team.members.and_(...))`. The loaded objects themselves carry
+    it, and objects from a cache would load the relationship without the condition."""
+    loads = getattr(option, "context", ())
+    return any(each._extra_criteria and ("lazy", "select") in (each.strategy or ()) for each in loads)
 
 
 def _tags_to_end(changed: tuple[Any, ...]) -> list[str]:
