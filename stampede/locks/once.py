@@ -95,8 +95,8 @@ class Once(TryLock):
         await self._end(holding.access.suspending, holding, error)
 
     async def _end(self, side: LocksSide, holding: Holding, error: BaseException | None) -> None:
-        if not holding.unreleased:
-            return  # it was not this caller's turn, or was released inside the block
+        if holding.hold is None or holding.over or holding.hold.foreign:
+            return  # it was not this caller's turn, or was released inside the block; in a forked child it never is
         if error is None:
             rest = self._every * (1 - TOLERANCE) - (monotonic() - holding.since)
         else:  # a cancellation or an exit says nothing about the work
@@ -106,10 +106,10 @@ class Once(TryLock):
             return
         try:
             await holding.detached(side, rest)
-        except (EngineError, LockLost):
+        except BaseException as failure:  # also a cancellation
             # Unknown is whether the engine keeps the lock for `rest`. It is not released: the work may be done.
             holding.let_end()
-            if error is None:
+            if error is None or not isinstance(failure, (EngineError, LockLost)):
                 raise
 
     @overload  # an async function matches both: the narrower overload comes first

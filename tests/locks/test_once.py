@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -246,6 +248,52 @@ def test_a_failure_is_more_important_than_a_lost_turn() -> None:
 
     with pytest.raises(ValueError, match="disk space"):
         work()
+
+
+def test_a_cancellation_at_the_end_of_a_run(on: str) -> None:
+    """If the task is cancelled while its turn ends, the lock ends with the period: it is not renewed for ever."""
+    nightly = once("nightly", every=2 * BRIEF, lease=BRIEF, on=on)
+
+    async def work() -> None:
+        async with nightly as mine:
+            assert mine
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()  # it arrives in the end of the block
+
+    async def cancelled() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.create_task(work())
+        end = time.monotonic() + PATIENCE
+        while True:
+            async with once("nightly", every="1d", on=on) as mine:
+                if mine:
+                    break
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+
+    asyncio.run(cancelled())
+    assert not nightly.held
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_that_leaves_the_block(on: str) -> None:
+    """The turn is the parent's: a child that is forked in the block ends it without an effect, and without an error."""
+    nightly = once("nightly", every="1d", on=on)
+    with nightly as mine:
+        assert mine
+        child = os.fork()
+        if child == 0:
+            try:
+                nightly.__exit__(None, None, None)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        with once("nightly", every="1d", on=on) as other:
+            assert not other
+    with nightly as mine:
+        assert not mine
 
 
 @pytest.mark.redis
