@@ -112,6 +112,9 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
         except (AlreadyRunning, EngineError) as error:
             self._put_off(error)
             raise Ignore from error
+        except BaseException:  # such as a time limit, while it waits for the lease of a killed worker
+            self._once.leave(name, request.id)
+            raise
         with run:
             try:
                 return self.run(*args, **kwargs)

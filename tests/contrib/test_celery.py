@@ -232,6 +232,19 @@ def test_a_killed_worker_whose_message_comes_back(tasks: Any, worker: object, st
     assert first.get(timeout=PATIENCE) == word
 
 
+def test_a_time_limit_while_it_waits(tasks: Any, worker: object, stage: Stage, word: str) -> None:
+    """A task that exceeds its time limit while it waits for an equal one, or for a dead worker, gives its lock back."""
+    with tasks.cache.lock(f"task:{tasks.work.lock_name([word])} runs"):
+        first = tasks.work.apply_async([word], soft_time_limit=1)
+        with pytest.raises(SoftTimeLimitExceeded):
+            first.get(timeout=PATIENCE)
+    second = tasks.work.delay(word)
+    assert second != first
+    stage.began()
+    stage.go()
+    assert second.get(timeout=PATIENCE) == word
+
+
 def test_a_message_that_is_delivered_twice(tasks: Any, worker: Path, stage: Stage, word: str) -> None:
     """A message that is delivered again while its task runs, as by Redis after its visibility timeout, is ignored."""
     first = tasks.work.delay(word)
