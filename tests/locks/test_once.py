@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from servers import PATIENCE, free_port
 
-from stampede import EngineError, LockLost, OptionError, get_cache, once
+from stampede import CodecError, EngineError, LockLost, OptionError, get_cache, once
 from stampede.locks.holding import holds_of
 from stampede.runtime.colour import run_blocking
 from stampede.testing import isolated
@@ -356,6 +356,18 @@ def test_locks_that_end_with_their_process() -> None:
     """Locks of files end with their process. They are refused at once, and not when the work is done."""
     with pytest.raises(OptionError, match="file:// ends with its process"):
         once("nightly", every="1d", on="file://")
+
+
+def test_work_that_is_not_done_when_the_function_returns() -> None:
+    """A def that returns a coroutine has done nothing yet. That is an error, and no turn."""
+
+    async def work() -> None: ...
+
+    nightly = once("nightly", every="1d", on="memory://")
+    with pytest.raises(CodecError, match="async def"):
+        nightly(lambda: work())()
+    with nightly as mine:
+        assert mine
 
 
 def test_only_functions_are_decorated() -> None:
