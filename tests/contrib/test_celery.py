@@ -188,11 +188,12 @@ def test_unique_on_an_unknown_argument(tasks: Any) -> None:
         tasks.wrong.delay(1)
 
 
-@pytest.mark.parametrize("when", ["countdown", "eta"])
+@pytest.mark.parametrize("when", ["countdown", "eta", "text"])
 def test_the_time_in_the_queue(tasks: Any, word: str, when: str) -> None:
     """A task that no worker takes keeps its lock for `once_queued`, an hour, after its countdown or eta."""
-    later = 600 if when == "countdown" else tasks.app.now() + timedelta(seconds=600)
-    tasks.work.apply_async([word], **{when: later})
+    eta = tasks.app.now() + timedelta(seconds=600)
+    later = {"countdown": {"countdown": 600}, "eta": {"eta": eta}, "text": {"eta": eta.isoformat()}}
+    tasks.work.apply_async([word], **later[when])
     lock = tasks.cache.lock(f"task:{tasks.work.lock_name([word])}").acquire(wait=0)
     assert lock.refusal is not None
     assert 3600 < lock.refusal.lease <= 4200
