@@ -44,15 +44,22 @@ def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         each.close()
 
 
+LONG = 60.0
+"""The seconds of a lease that does not end during the test."""
+
+
 class Shop:
     """A function of one cache, and the queue of its tasks."""
 
     def __init__(self, cache: Cache, colour: str, **options: Any) -> None:
         self.queued: list[Any] = []
         self.computed = 0
+        self.fails = False
         options = {"refresh_by": self.enqueue, "version": 1, **options}
 
         def price(item: str, *, shop: int = 1) -> int:
+            if self.fails:
+                raise ValueError("no price")
             self.computed += 1
             return self.computed
 
@@ -118,6 +125,31 @@ def test_a_worker_that_does_not_come(caches: Any, colour: str) -> None:
     run(shop.price.expire("tea"))
     until(lambda: shop("tea") == 1 and len(shop.queued) >= 2)
     assert shop.computed == 1
+
+
+def failed(cache: Cache, lease: float) -> Shop:
+    """A shop whose worker has failed to compute a stale price."""
+    shop = Shop(cache, "sync", lease=lease)
+    shop("tea")
+    shop.price.expire("tea")
+    shop("tea")
+    shop.fails = True
+    with pytest.raises(ValueError, match="no price"):
+        shop.work()
+    return shop
+
+
+def test_a_worker_that_fails(caches: Any) -> None:
+    """After a computation that failed in the worker, the stored value is served, and no task is enqueued for a lease."""
+    shop = failed(caches(), LONG)
+    assert [shop("tea") for _ in range(5)] == [1] * 5
+    assert shop.queued == []
+
+
+def test_a_worker_that_failed_is_asked_again(caches: Any) -> None:
+    """A lease after the failure, the task is enqueued again."""
+    shop = failed(caches(), BRIEF)
+    until(lambda: shop("tea") == 1 and len(shop.queued) > 0)
 
 
 def test_a_missing_value_is_computed_here(caches: Any, colour: str) -> None:
