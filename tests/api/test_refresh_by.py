@@ -140,7 +140,7 @@ def failed(cache: Cache, lease: float) -> Shop:
 
 
 def test_a_worker_that_fails(caches: Any) -> None:
-    """After a computation that failed in the worker, the stored value is served, and no task is enqueued for a lease."""
+    """After a failure in the worker, the stored value is served, and no task is enqueued for a lease."""
     shop = failed(caches(), LONG)
     assert [shop("tea") for _ in range(5)] == [1] * 5
     assert shop.queued == []
