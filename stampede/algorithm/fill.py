@@ -13,7 +13,7 @@ from typing import Any
 from stampede import events
 from stampede.algorithm.admission import compute_at_origin, drop_place, leave_origin
 from stampede.algorithm.call import Call
-from stampede.algorithm.finish import finish, is_own, release, served
+from stampede.algorithm.finish import finish, is_own, quietly, release, served
 from stampede.algorithm.flight import SAFETY, Computing, Flight, nested
 from stampede.algorithm.patience import compute_alone, compute_in_background, own_wait_left, patience_left, wait_left
 from stampede.errors import WAY_OUT, ComputationFailed, EngineError, OriginFull, RecursiveComputation
@@ -361,11 +361,12 @@ async def compute(call: Call, flight: Flight, existing: Entry[Any] | None) -> Re
 
 
 async def ask_worker(call: Call, existing: Entry[Any]) -> Result | None:
-    """Ask a worker to refresh the value (`refresh_by`), give the lease up, and serve the stored value. Return None if
-    the worker can't be asked. The key rests for a lease, so that no other caller asks before the worker has begun; but
-    not for longer than there is a value to serve."""
+    """Ask a worker to refresh the value (`refresh_by`), and serve the stored value. Return None if the worker can't be
+    asked. The lease is left to the worker: it is not renewed, and the worker takes it over. Until then no other caller
+    asks a worker. The lease ends with the value, so that no caller waits for a worker without a value to serve."""
     assert call.policy.refresh_by is not None
-    _, error = await ended(call.resources.colour.call(call.policy.refresh_by))
+    resources, began = call.resources, call.resources.clock()
+    _, error = await ended(resources.colour.call(call.policy.refresh_by))
     try:
         if error is not None and not is_own(error):
             _log.warning("%r can't be refreshed by a worker, and is computed here: %r", call.label, error)
@@ -375,6 +376,10 @@ async def ask_worker(call: Call, existing: Entry[Any]) -> Result | None:
             return Result(error=error)
     finally:
         del error  # it refers to this frame
-    rest = min(call.policy.lease, existing.keep)
-    await release(call, None, rest)
-    return served(call, existing, "computing", until=rest, as_of=call.asked)
+    rest = min(call.policy.lease, existing.keep - (resources.clock() - began))
+    if rest > 0:
+        await resources.colour.shielded(quietly(resources.port.renew, call.key, call.token, rest))
+        call.may_hold_lease = False
+    else:
+        await release(call)
+    return served(call, existing, "computing", until=max(rest, 0.0), as_of=call.asked)

@@ -219,6 +219,8 @@ async def give_up(
         return Result(error=error)
     may_serve = covers(call, existing, error)
     rest = max(call.policy.retry_after, cost if may_serve else 0.0)
+    if call.policy.refresh_by is not None and existing is not None:
+        rest = max(rest, call.policy.lease)  # a worker that fails is not asked again at once
     verdict = Verdict("failed", f"{type(error).__module__}.{type(error).__qualname__}", message_of(error))
     as_of = await lease_known_valid_at(call)
     await release(call, verdict, rest)

@@ -298,12 +298,11 @@ class ScopeSide(Stored):
             # Asked now: the resident is in its place, and not served yet. If another caller changed the key in a newer
             # generation, either it has killed the resident, or we see that generation here. Neither the resident's home
             # nor a ticket taken after the change knows of generations.
-            if (
-                epoch != core.epoch
-                or current_prefix != prefix
-                or (self.generations.mark and self.resources.predates_mark(resident.entry))
-            ):
+            if epoch != core.epoch or current_prefix != prefix:
                 local_tier.residents.drop(physical)
+                return result
+            if self.generations.mark and self.resources.predates_mark(resident.entry):
+                local_tier.drop(physical)  # the memory engine keeps it, to be served stale
                 return result
             local_tier.open(resident, result, policy)
         if home is not None:
@@ -338,10 +337,12 @@ class ScopeSide(Stored):
         if prefix is None and any(result.ticket is not None for _, _, result in placed):
             prefix = await self.learn()
         for resident, call, result in placed:
-            if (prefix is None or prefix + call.label == call.key) and not self.resources.predates_mark(resident.entry):
+            if prefix is not None and prefix + call.label != call.key:
+                local_tier.drop_older(call.key)
+            elif self.resources.predates_mark(resident.entry):
+                local_tier.drop(call.key)  # the memory engine keeps it, to be served stale
+            else:
                 local_tier.open(resident, result, call.policy)
-            elif local_tier.residents is not None:
-                local_tier.residents.drop(call.key)
 
     async def at_once(self, work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """Run work over calls `of_many` in as few round trips as possible. Return what each piece gave or raised."""

@@ -170,7 +170,7 @@ class Cached(Binding):
         tier = scope.core.local_tier.residents
         home = None if tier is None else functools.partial(self._adopt, scope, args, kwargs)
         policy = None if self._ttl is None else scope.policy.with_options(ttl=self._ttl(*args, **kwargs))
-        if self._refresh_by is not None and not force:
+        if self._refresh_by is not None:
             enqueue = functools.partial(self._refresh_by, *args, **kwargs)
             policy = replace(policy or scope.policy, refresh_by=enqueue)
         tags = None if self._tags is None else self._tags(*args, **kwargs)  # beside the policy, whose copy costs more

@@ -112,6 +112,9 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
         except (AlreadyRunning, EngineError) as error:
             self._put_off(error)
             raise Ignore from error
+        except BaseException:  # such as a time limit, while it waits for the lease of a killed worker
+            self._once.leave(name, request.id)
+            raise
         with run:
             try:
                 return self.run(*args, **kwargs)
@@ -134,7 +137,9 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
         self.signature_from_request(countdown=self._once.lease).apply_async()
 
     def _seconds_until(self, when: Any) -> float:
-        """Return the seconds until a task is to run: `when` is a countdown, an eta or None."""
+        """Return the seconds until a task is to run: `when` is a countdown, an eta, perhaps as a text, or None."""
+        if isinstance(when, str):
+            when = datetime.fromisoformat(when)
         if isinstance(when, datetime):
             now = self.app.now()
             when = (when - (now if when.tzinfo else now.replace(tzinfo=None))).total_seconds()

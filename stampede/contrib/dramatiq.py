@@ -74,10 +74,13 @@ class Once(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Take the lock for a new message, or keep it for one that is sent again: a retry, or after its delay."""
-        actor = broker.get_actor(message.actor_name)
-        if actor.options.get("once", False) is False:
+        actor = broker.actors.get(message.actor_name)  # None: it is an actor of another program
+        if actor is None or actor.options.get("once", False) is False:
             return
         new = OPTION not in message.options
+        if not new and (run := self._runs.get(message.message_id)) is not None:  # Retries comes after this middleware
+            run.retry((delay or 0) / 1000)
+            return
         try:
             if new:
                 message.options[OPTION] = self._key(actor)(*message.args, **message.kwargs)

@@ -84,10 +84,12 @@ def once_job(
             kwargs = dict(kwargs or {})
             name = key(*args, **kwargs)
             job = queue.create_job(once, tuple(args), kwargs, meta={**(meta or {}), META: name}, **options)
+            job.save()  # before it has the lock: otherwise another caller finds no such job, and takes the lock away
             try:
                 _enter(tasks, name, job)
-            except AlreadyQueued as error:
-                if raise_on_duplicate or error.task_id is None:
+            except BaseException as error:
+                queue.connection.delete(job.key)
+                if not isinstance(error, AlreadyQueued) or raise_on_duplicate or error.task_id is None:
                     raise
                 return queue.job_class.fetch(error.task_id, queue.connection, queue.serializer)
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -70,7 +71,7 @@ def key_of(name: str, function: Callable[..., Any], unique_on: str | Collection[
 
 
 class OnceTasks:
-    """The locks of tasks, on the engine of one cache, which also stores the ids of the tasks that are queued.
+    """The locks of tasks, on the engine of one cache, which also stores the ids of the tasks that have them.
 
     - `cache`: the name of a cache in the settings, or a Cache.
     - `lease`: seconds after which the lock of a killed worker ends.
@@ -91,7 +92,7 @@ class OnceTasks:
         return cache.lock(in_namespace(cache.namespace, f"task:{name}"), lease=self.lease, token=token)
 
     def _id(self, name: str) -> str | None:
-        """Return the id of the task that is queued or runs. It is asked of the engine, not of the local tier."""
+        """Return the id of the task that has this lock. It is asked of the engine, not of the local tier."""
         entry = self.cache.peek(f"task:{name}")
         return None if entry is None else str(entry.value)
 
@@ -116,20 +117,21 @@ class OnceTasks:
         """Give the place in the queue back, for a task that will not run. If that fails, it ends after `queued`."""
         _quietly(name, lambda: self._give_back(name, task_id, self._lock(name, task_id).acquire(wait=0)))
 
-    def _give_back(self, name: str, task_id: str, place: Holding) -> None:
-        if not place.unreleased:
+    def _give_back(self, name: str, task_id: str, lock: Holding) -> None:
+        if not lock.unreleased:
             return  # refused, or kept for a retry
         if self._id(name) == task_id:  # before the release, after which another task stores its own
             self.cache.invalidate(f"task:{name}")
-        place.release()
+        lock.release()
 
     def run(self, name: str, task_id: str) -> Run:
         """Take the task over, and return its run, to be ended. AlreadyRunning: a worker that lives runs it already."""
         patience = 1.5 * self.lease + 1.0  # longer than the lease of a dead worker
-        alone = self._lock(f"{name} runs").acquire(wait=patience)
+        alone = self._lock(runs := _runs(name)).acquire(wait=patience)
         if not alone:
-            raise AlreadyRunning(name, twice=self._id(name) == task_id)
+            raise AlreadyRunning(name, twice=self._id(runs) == task_id)
         try:
+            self.cache.set(f"task:{runs}", task_id, ttl=KNOWN)
             place = self._lock(name, task_id).acquire(wait=0)
         except BaseException:
             _quietly(name, alone.release)
@@ -153,8 +155,8 @@ class Run:
 
     def end(self) -> None:
         """Give both locks back. Losing one is logged: the work is done, so the task does not fail for it."""
-        _quietly(self._name, lambda: self._tasks._give_back(self._name, self._id, self._place))
-        _quietly(self._name, self._alone.release)
+        for name, holding in ((self._name, self._place), (_runs(self._name), self._alone)):
+            _quietly(self._name, partial(self._tasks._give_back, name, self._id, holding))
 
     def __enter__(self) -> Run:
         return self
@@ -163,6 +165,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+
+def _runs(name: str) -> str:
+    """Return the name of the lock of a task's run."""
+    return f"{name} runs"
 
 
 def _quietly(name: str, act: Callable[[], object]) -> None:

@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from stampede.errors import EngineError, LockLost, OptionError
 from stampede.locks.holding import Holding, LocksSide
 from stampede.locks.lock import TryLock
-from stampede.model.ports import Engine
-from stampede.runtime.colour import run_blocking
+from stampede.model.ports import Busy, Engine
+from stampede.runtime.colour import lasting, run_blocking
 from stampede.runtime.signatures import is_async
 from stampede.settings.options import Seconds, seconds
 
@@ -78,6 +78,13 @@ class Once(TryLock):
             )
         super()._use(engine)
 
+    def _refuse(self, refusal: Busy) -> None:
+        if refusal.grace:  # "not mine" would mean that the work is done, or being done
+            raise EngineError(
+                f"{self._access.called} was just started, and can't tell for another {round(refusal.lease, 1):g} s "
+                f"whether {self.name!r} was done"
+            )
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -95,8 +102,8 @@ class Once(TryLock):
         await self._end(holding.access.suspending, holding, error)
 
     async def _end(self, side: LocksSide, holding: Holding, error: BaseException | None) -> None:
-        if not holding.unreleased:
-            return  # it was not this caller's turn, or was released inside the block
+        if holding.hold is None or holding.over or holding.hold.foreign:
+            return  # it was not this caller's turn, or was released inside the block; in a forked child it never is
         if error is None:
             rest = self._every * (1 - TOLERANCE) - (monotonic() - holding.since)
         else:  # a cancellation or an exit says nothing about the work
@@ -106,10 +113,10 @@ class Once(TryLock):
             return
         try:
             await holding.detached(side, rest)
-        except (EngineError, LockLost):
+        except BaseException as failure:  # also a cancellation
             # Unknown is whether the engine keeps the lock for `rest`. It is not released: the work may be done.
             holding.let_end()
-            if error is None:
+            if error is None or not isinstance(failure, (EngineError, LockLost)):
                 raise
 
     @overload  # an async function matches both: the narrower overload comes first
@@ -131,6 +138,6 @@ class Once(TryLock):
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> Any:
             with self as mine:
-                return function(*args, **kwargs) if mine else None
+                return lasting(function(*args, **kwargs)) if mine else None  # an awaitable is work to be done
 
         return called

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,22 @@ def caches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         each.close()
 
 
+LONG = 60.0
+"""The seconds of a lease that does not end during the test."""
+
+
 class Shop:
     """A function of one cache, and the queue of its tasks."""
 
     def __init__(self, cache: Cache, colour: str, **options: Any) -> None:
         self.queued: list[Any] = []
         self.computed = 0
+        self.fails = False
         options = {"refresh_by": self.enqueue, "version": 1, **options}
 
         def price(item: str, *, shop: int = 1) -> int:
+            if self.fails:
+                raise ValueError("no price")
             self.computed += 1
             return self.computed
 
@@ -119,6 +127,31 @@ def test_a_worker_that_does_not_come(caches: Any, colour: str) -> None:
     assert shop.computed == 1
 
 
+def failed(cache: Cache, lease: float) -> Shop:
+    """A shop whose worker has failed to compute a stale price."""
+    shop = Shop(cache, "sync", lease=lease)
+    shop("tea")
+    shop.price.expire("tea")
+    shop("tea")
+    shop.fails = True
+    with pytest.raises(ValueError, match="no price"):
+        shop.work()
+    return shop
+
+
+def test_a_worker_that_fails(caches: Any) -> None:
+    """After a failure in the worker, the stored value is served, and no task is enqueued for a lease."""
+    shop = failed(caches(), LONG)
+    assert [shop("tea") for _ in range(5)] == [1] * 5
+    assert shop.queued == []
+
+
+def test_a_worker_that_failed_is_asked_again(caches: Any) -> None:
+    """A lease after the failure, the task is enqueued again."""
+    shop = failed(caches(), BRIEF)
+    until(lambda: shop("tea") == 1 and len(shop.queued) > 0)
+
+
 def test_a_missing_value_is_computed_here(caches: Any, colour: str) -> None:
     """A caller that has nothing to serve computes the value itself."""
     shop = Shop(caches(), colour)
@@ -148,6 +181,55 @@ def test_no_key_rests_without_a_value(colour: str) -> None:
         assert (shop("tea"), len(shop.queued)) == (1, 1)
         clock.advance(2)
         assert shop("tea") == 2
+
+
+def ends_value(how: str, shop: Shop) -> None:
+    if how == "tags":
+        shop.price.cache.invalidate_tags("prices")
+    elif how == "invalidate_all":
+        run(shop.price.invalidate_all())
+    else:
+        run(shop.price.invalidate("tea"))
+
+
+@pytest.mark.parametrize("how", ["invalidate", "invalidate_all", "tags"])
+def test_a_value_that_is_removed_before_the_worker_comes(caches: Any, colour: str, how: str) -> None:
+    """If the value is invalidated while a worker is to refresh it, the next caller computes it, and gets no error."""
+    shop = Shop(caches(), colour, tags=["prices"], lease=BRIEF)
+    shop("tea")
+    run(shop.price.expire("tea"))
+    assert (shop("tea"), len(shop.queued)) == (1, 1)
+    ends_value(how, shop)
+    assert (shop("tea"), len(shop.queued)) == (2, 1)
+
+
+def test_a_function_that_refuses_stale_values(caches: Any) -> None:
+    """Another function of the key, with `stale=0`, gets a new value, and no error, before the worker has come."""
+    cache = caches()
+    shop = Shop(cache, "sync", key="price of {item}", lease=BRIEF)
+    strict = cache.cached(key="price of {item}", stale=0)(lambda item: 7)
+    shop("tea")
+    shop.price.expire("tea")
+    assert (shop("tea"), len(shop.queued)) == (1, 1)
+    assert strict("tea") == 7
+
+
+def test_a_slow_queue(caches: Any) -> None:
+    """If the value ends while its task is enqueued, the next caller computes it, and gets no error."""
+    shop = Shop(caches(), "sync", ttl=BRIEF, stale=BRIEF, refresh_by=lambda item, shop: time.sleep(3 * BRIEF))
+    shop("tea")
+    time.sleep(1.2 * BRIEF)
+    assert (shop("tea"), shop("tea")) == (1, 2)
+
+
+def test_all_values_are_expired(caches: Any, colour: str) -> None:
+    """After `expire_all`, each value is served until a worker has refreshed it."""
+    shop = Shop(caches(), colour)
+    shop("tea")
+    run(shop.price.expire_all())
+    assert [shop("tea") for _ in range(3)] == [1] * 3
+    shop.work()
+    assert (shop("tea"), shop.computed, shop.queued) == (2, 2, [])
 
 
 def test_a_queue_that_is_down(caches: Any, colour: str, caplog: pytest.LogCaptureFixture) -> None:

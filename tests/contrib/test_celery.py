@@ -188,11 +188,12 @@ def test_unique_on_an_unknown_argument(tasks: Any) -> None:
         tasks.wrong.delay(1)
 
 
-@pytest.mark.parametrize("when", ["countdown", "eta"])
+@pytest.mark.parametrize("when", ["countdown", "eta", "text"])
 def test_the_time_in_the_queue(tasks: Any, word: str, when: str) -> None:
     """A task that no worker takes keeps its lock for `once_queued`, an hour, after its countdown or eta."""
-    later = 600 if when == "countdown" else tasks.app.now() + timedelta(seconds=600)
-    tasks.work.apply_async([word], **{when: later})
+    eta = tasks.app.now() + timedelta(seconds=600)
+    later = {"countdown": {"countdown": 600}, "eta": {"eta": eta}, "text": {"eta": eta.isoformat()}}
+    tasks.work.apply_async([word], **later[when])
     lock = tasks.cache.lock(f"task:{tasks.work.lock_name([word])}").acquire(wait=0)
     assert lock.refusal is not None
     assert 3600 < lock.refusal.lease <= 4200
@@ -230,6 +231,19 @@ def test_a_killed_worker_whose_message_comes_back(tasks: Any, worker: object, st
     assert tasks.late.delay(word) == first
     stage.go()
     assert first.get(timeout=PATIENCE) == word
+
+
+def test_a_time_limit_while_it_waits(tasks: Any, worker: object, stage: Stage, word: str) -> None:
+    """A task that exceeds its time limit while it waits for an equal one, or for a dead worker, gives its lock back."""
+    with tasks.cache.lock(f"task:{tasks.work.lock_name([word])} runs"):
+        first = tasks.work.apply_async([word], soft_time_limit=1)
+        with pytest.raises(SoftTimeLimitExceeded):
+            first.get(timeout=PATIENCE)
+    second = tasks.work.delay(word)
+    assert second != first
+    stage.began()
+    stage.go()
+    assert second.get(timeout=PATIENCE) == word
 
 
 def test_a_message_that_is_delivered_twice(tasks: Any, worker: Path, stage: Stage, word: str) -> None:

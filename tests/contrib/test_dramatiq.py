@@ -22,7 +22,9 @@ pytest.importorskip("redis")
 
 import dramatiq
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import Retries
 from dramatiq.results import ResultFailure
+from dramatiq.worker import Worker
 
 from stampede import Cache, EngineError, KeyingError, OptionError
 from stampede.contrib.dramatiq import OPTION, AlreadyQueued, NotNow, Once
@@ -213,6 +215,37 @@ def test_once_of_nothing_is_one_message(actors: Any, word: str) -> None:
     assert OPTION not in actors.usual.send(word).options
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_order_of_the_middleware(first: bool) -> None:
+    """Whether `Once` comes before or after `Retries`, a message that waits for its retry keeps its lock."""
+    retries = Retries(max_retries=1, min_backoff=3_600_000, max_backoff=3_600_000)
+    with Cache() as cache:
+        both = [Once(cache), retries]
+        broker = StubBroker(middleware=both if first else both[::-1])
+        actor = dramatiq.actor(_failing, broker=broker, once=True)
+        worker = Worker(broker, worker_timeout=50, worker_threads=1)
+        worker.start()
+        try:
+            message = actor.send(1)
+            until(lambda: bool(worker.consumers["default.DQ"].delay_queue.queue))
+            with pytest.raises(AlreadyQueued) as error:
+                actor.send(1)
+            assert error.value.task_id == message.message_id
+        finally:
+            worker.stop()
+
+
+def test_an_actor_of_another_program(caplog: pytest.LogCaptureFixture) -> None:
+    """A message for an actor that this program does not know is sent as usual, and nothing is logged."""
+    with Cache() as cache:
+        broker = StubBroker(middleware=[Once(cache)])
+        broker.declare_queue("default")
+        message: dramatiq.Message[None] = dramatiq.Message("default", "elsewhere", args=(), kwargs={}, options={})
+        broker.enqueue(message)
+    assert broker.queues["default"].qsize() == 1
+    assert not caplog.records
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -249,3 +282,7 @@ def test_once_of_an_unknown_argument() -> None:
 
 
 def _nothing(number: object) -> None: ...
+
+
+def _failing(number: int) -> None:
+    raise ValueError(number)

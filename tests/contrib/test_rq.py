@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from herd import until
+from herd import Herd, until
 from servers import PATIENCE, RedisServer, free_port
 
 pytest.importorskip("rq")
@@ -99,6 +99,16 @@ def test_equal_calls_are_one_job(jobs: Any, queue: Queue, word: str) -> None:
         go(jobs, word, 2)
     assert [first.return_value(), other.return_value()] == [word, word * 2]
     assert jobs.work.enqueue(queue, word) != first
+
+
+def test_many_callers_at_once(jobs: Any, queue: Queue, word: str) -> None:
+    """Of many callers at the same moment, one enqueues the job, and all get it. The others leave nothing behind."""
+    before = set(queue.connection.scan_iter("rq:job:*"))
+    for each in range(5):
+        found = Herd(*[lambda each=each: jobs.work.enqueue(queue, word, each)] * 4).join()
+        assert len({job.id for job in found}) == 1
+    assert len(queue.job_ids) == len(set(queue.job_ids)) == 5
+    assert len(set(queue.connection.scan_iter("rq:job:*")) - before) == 5
 
 
 def test_a_job_that_fails(jobs: Any, queue: Queue, word: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from servers import PATIENCE, free_port
 
-from stampede import EngineError, LockLost, OptionError, get_cache, once
+from stampede import CodecError, EngineError, LockLost, OptionError, get_cache, once
 from stampede.locks.holding import holds_of
 from stampede.runtime.colour import run_blocking
 from stampede.testing import isolated
@@ -248,6 +250,47 @@ def test_a_failure_is_more_important_than_a_lost_turn() -> None:
         work()
 
 
+def test_a_cancellation_at_the_end_of_a_run(on: str) -> None:
+    """If the task is cancelled while its turn ends, the lock ends with the period: it is not renewed for ever."""
+    nightly = once("nightly", every="1d", on=on)
+
+    async def work() -> None:
+        async with nightly as mine:
+            assert mine
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()  # it arrives in the end of the block
+
+    async def cancelled() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.create_task(work())
+        assert nightly.token is None  # nothing is held any more, or renewed
+        async with nightly as mine:
+            assert not mine
+
+    asyncio.run(cancelled())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_that_leaves_the_block(on: str) -> None:
+    """The turn is the parent's: a child that is forked in the block ends it without an effect, and without an error."""
+    nightly = once("nightly", every="1d", on=on)
+    with nightly as mine:
+        assert mine
+        child = os.fork()
+        if child == 0:
+            try:
+                nightly.__exit__(None, None, None)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        with once("nightly", every="1d", on=on) as other:
+            assert not other
+    with nightly as mine:
+        assert not mine
+
+
 @pytest.mark.redis
 def test_without_the_engine_no_caller_runs(turn: Any) -> None:
     """If the engine can't be asked, no caller runs: it may have been done already."""
@@ -308,6 +351,18 @@ def test_locks_that_end_with_their_process() -> None:
     """Locks of files end with their process. They are refused at once, and not when the work is done."""
     with pytest.raises(OptionError, match="file:// ends with its process"):
         once("nightly", every="1d", on="file://")
+
+
+def test_work_that_is_not_done_when_the_function_returns() -> None:
+    """A def that returns a coroutine has done nothing yet. That is an error, and no turn."""
+
+    async def work() -> None: ...
+
+    nightly = once("nightly", every="1d", on="memory://")
+    with pytest.raises(CodecError, match="async def"):
+        nightly(lambda: work())()
+    with nightly as mine:
+        assert mine
 
 
 def test_only_functions_are_decorated() -> None:

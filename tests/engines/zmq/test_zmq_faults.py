@@ -26,7 +26,7 @@ from disk_world import Script
 from proxy import Proxy
 from server_process import free_port, freeze
 
-from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, StampedeError, try_lock
+from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, StampedeError, once, try_lock
 from stampede.cli.command import main
 from stampede.engines import open_engine
 from stampede.engines.zmq import wire
@@ -210,6 +210,8 @@ def test_who_is_refused_in_a_grace_is_told_so(open_: Open, colour: str, capsys: 
             with pytest.raises(LockTimeout, match=said), lock:
                 pass
             assert lock.locked()
+        with pytest.raises(EngineError, match="can't tell for another 2"), once("nightly", every=20, on=engine):
+            pass
         assert main(["locks", began.url]) == 0
         assert (
             capsys.readouterr().out.splitlines()[0].startswith(f"{began.url} has just been started, and for another 2")
