@@ -104,7 +104,7 @@ class StatementCache:
         await self.cache.ainvalidate_tags(*_tags_to_end(changed), via=via)
 
     def key(self, session: Session, statement: Any, parameters: Any = None, *, by_primary_key: bool = False) -> str:
-        """Return the key of a statement's result in the cache. Give the statement with its option `FromCache`.
+        """Return the key of a statement's result in the cache. The statement may have its option `FromCache`, or not.
 
         >>> users = select(User).options(FromCache())
         >>> session.scalars(users).first().name
@@ -115,6 +115,8 @@ class StatementCache:
         bind = session.get_bind(clause=statement)
         if not isinstance(bind, Engine):
             raise KeyingError(f"the session is bound to {bind!r}: only statements that run on an Engine are cached")
+        if not any(isinstance(each, FromCache) for each in statement._with_options):
+            statement = statement.options(FromCache())  # it is a part of the statement's shape
         options = {**getattr(session, "execution_options", {}), **statement.get_execution_options()}
         facts = (*shape_of(statement, parameters), by_primary_key)
         return key_of(statement, facts, bind, self._connection_options(session, bind), options)

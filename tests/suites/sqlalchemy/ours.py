@@ -93,7 +93,7 @@ class Environment:
         if isinstance(statement, Query):
             statement = select(*[each["entity"] for each in statement.column_descriptions])
         assert self.statements is not None
-        return self.statements.key(self.sessions(), statement.options(FromCache()))
+        return self.statements.key(self.sessions(), statement)
 
     def close(self) -> None:
         self.sessions.remove()
