@@ -54,6 +54,7 @@ class Proxy:
         self.forge: Callable[[bytes], bytes] | None = None  # changes each piece to the server
         self.met = 0  # number of faults that have happened
         self.accepted = 0
+        self.turns = 0  # how often a server has replied to what a client had sent, over all connections
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
         self._open = threading.Event()
@@ -180,6 +181,7 @@ class _Pair:
         self._client = client
         self._server = server
         self._fault: _Fault | None = None  # the fault of the next reply
+        self._asked = False  # since the last reply
 
     def start(self) -> None:
         for work in (self._up, self._down):
@@ -216,6 +218,7 @@ class _Pair:
     def _up(self) -> None:
         while data := self._client.recv(_PIECE):
             self._proxy._wait()
+            self._asked = True
             if self._proxy.forge is not None:
                 data = self._proxy.forge(data)
             fault = self._proxy._found(data)
@@ -233,6 +236,9 @@ class _Pair:
         silent = False
         while data := self._server.recv(_PIECE):
             self._proxy._wait()
+            if self._asked:
+                self._asked = False
+                self._proxy.turns += 1
             # Look here, not earlier: a client with a reply may send its next request before this loop continues.
             fault, self._fault = self._fault, None
             if fault is not None:
