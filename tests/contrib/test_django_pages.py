@@ -325,6 +325,40 @@ def test_wrong_options_are_named_at_once() -> None:
         cache_page(600)(View(lambda request: None))(get("/"))
 
 
+def test_times_may_be_texts() -> None:
+    """A timeout may be a text, as elsewhere in the library, and may be for ever."""
+    assert cache_page("10m")(View())(get("/"))["Cache-Control"] == "max-age=600"
+    assert cache_page("forever", key_prefix="f")(View())(get("/"))["Cache-Control"] == f"max-age={365 * 86_400}"
+    assert render("{% cached '10m' menu %}x{% endcached %}") == "x"
+
+
+def test_tags_are_checked_where_the_view_is_decorated() -> None:
+    """Wrong tags are an error there. Arguments of the view may come by position, and one tag may be a text."""
+
+    def show(request: HttpRequest, shop: int, page: int = 1) -> HttpResponse:
+        calls.append(shop)
+        return HttpResponse("x")
+
+    calls: list[int] = []
+    for wrong in (["shop:{shopp}"], "shop:{", [5]):
+        with pytest.raises(OptionError, match="tags"):
+            cache_page(600, tags=wrong)(show)  # type: ignore[arg-type]
+    page = cache_page(600, tags="shop:{shop}")(show)
+    for _ in range(2):
+        page(get("/"), 5)
+        page(get("/"), 5)
+        cache.invalidate_tags("shop:5")
+    assert calls == [5, 5]
+
+
+def test_a_tag_in_a_variable_may_have_blanks() -> None:
+    """Only a text in the template is split. A name from a variable is one tag, whatever it has in it."""
+    fragment = "{% cached 600 cook tags=tag %}{{ n }}{% endcached %}"
+    assert render(fragment, tag="cook:bob jr", n=1) == "1"
+    cache.invalidate_tags("cook:bob jr")
+    assert render(fragment, tag="cook:bob jr", n=2) == "2"
+
+
 def test_a_tag_that_a_visitor_makes_too_long() -> None:
     """A part of a URL may be longer than a tag may be. The page is answered, without this tag."""
     page = cache_page(600, tags=["shop:{shop}"])(View())
@@ -511,7 +545,7 @@ def test_fragments_vary_and_have_tags() -> None:
     fragment = '{% cached time menu user tags=tags using="default" %}{{ n }}{% endcached %}'
 
     def shown(user: str, **names: Any) -> str:
-        return render(fragment, user=user, n=lambda: next(numbers), **{"time": 600, "tags": "a b", **names})
+        return render(fragment, user=user, n=lambda: next(numbers), **{"time": 600, "tags": ["a", "b"], **names})
 
     assert [shown("ann"), shown("bob"), shown("ann")] == ["0", "1", "0"]
     cache.delete(make_template_fragment_key("menu", ["ann"]))
@@ -526,7 +560,9 @@ def test_fragments_vary_and_have_tags() -> None:
     "text, told",
     [
         ("{% cached 600 %}{% endcached %}", "a timeout and a name"),
-        ("{% cached 'x' menu %}{% endcached %}", "timeout of 'cached' is 'x'"),
+        ("{% cached 'x' menu %}{% endcached %}", "timeout is 'x'"),
+        ("{% cached 600 menu tags=nothing %}{% endcached %}", "tags of 'cached' are ''"),
+        ("{% cached 600 menu tags=5 %}{% endcached %}", "tags of 'cached' are 5"),
         ("{% cached 600 menu using='other' %}{% endcached %}", "'other'"),
         ("{% cached 600 menu using='theirs' %}{% endcached %}", "not a StampedeCache"),
     ],

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from hashlib import blake2b
 from http.cookies import Morsel
+from inspect import signature
 from math import inf
 from typing import Any, NamedTuple
 
@@ -33,7 +34,9 @@ from stampede.algorithm.context import Context, Inside, running
 from stampede.api.cache import Cache
 from stampede.api.current import current
 from stampede.contrib.django.backend import StampedeCache
-from stampede.settings.options import DEFAULT, LONGEST_TAG
+from stampede.keys.maker import tags_of_call
+from stampede.keys.parameters import Parameters
+from stampede.settings.options import DEFAULT, LONGEST_TAG, Seconds, checked_tags, seconds
 
 __all__ = ["CacheMiddleware", "cache_page"]
 
@@ -55,20 +58,23 @@ class _Page(NamedTuple):
     flags: Sequence[str] = ()
 
 
+YEAR = 365 * 86_400
+"""The most seconds for which a response tells browsers to keep it."""
+
 ANSWERS = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 """Exceptions of a view that Django answers with a response."""
 
 
 def cache_page(
-    timeout: float | None,
+    timeout: Seconds,
     *,
     cache: str | None = None,
     key_prefix: str | None = None,
-    tags: Iterable[str] | Callable[..., Iterable[str]] = (),
+    tags: str | Iterable[str] | Callable[..., Iterable[str]] = (),
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Cache the responses of a view, `def` or `async def`, for `timeout` seconds, as Django's `cache_page` does.
-    Concurrent requests of one page run the view once.
+    Concurrent requests of one page run the view once. None is for what the response's `max-age` says.
 
     `tags` name the page for `invalidate_tags`: format strings over the view's arguments, or a function of the request
     and these. Other options are those of a computation, such as `stale="1h"`.
@@ -78,9 +84,12 @@ def cache_page(
     """
 
     DEFAULT.with_options(**options)  # raises for a wrong one
+    ttl = None if timeout is None else seconds("timeout", timeout)
+    given = [tags] if isinstance(tags, str) else tags if callable(tags) else list(tags)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
-        pages = _Pages(view, timeout, cache or "default", key_prefix or "", tags, options, outermost=False)
+        make = given if callable(given) else _tags_of(view, given)
+        pages = _Pages(view, ttl, cache or "default", key_prefix or "", make, options, outermost=False)
         if iscoroutinefunction(view):
 
             @wraps(view)
@@ -113,7 +122,7 @@ class CacheMiddleware:
 
     def __init__(self, get_response: Callable[..., Any]) -> None:
         alias, prefix = settings.CACHE_MIDDLEWARE_ALIAS, settings.CACHE_MIDDLEWARE_KEY_PREFIX
-        self._pages = _Pages(get_response, None, alias, prefix, (), {}, outermost=True)
+        self._pages = _Pages(get_response, None, alias, prefix, lambda request: (), {}, outermost=True)
         self._suspending = iscoroutinefunction(get_response)
         if self._suspending:
             markcoroutinefunction(self)
@@ -131,7 +140,7 @@ class _Pages:
         timeout: float | None,
         alias: str,
         prefix: str,
-        tags: Iterable[str] | Callable[..., Iterable[str]],
+        tags: Callable[..., Iterable[str]],
         options: Mapping[str, Any],
         *,
         outermost: bool,
@@ -141,7 +150,7 @@ class _Pages:
         # In another thread, the view would have neither the request's language nor its database connection.
         self.outermost, self.options = outermost, {**options, "background": False, "patience": None, "deadline": None}
         self._alias = alias
-        self._tags = tags if callable(tags) else list(tags)
+        self._tags = tags
 
     @property
     def backend(self) -> StampedeCache:
@@ -154,11 +163,9 @@ class _Pages:
     def cache(self) -> Cache:
         return self.backend.stampede
 
-    def tags(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> list[str]:
+    def tags(self, request: HttpRequest, *args: Any, **kwargs: Any) -> list[str]:
         """Return the page's tags. One that is too long can't be invalidated, either: a visitor may choose its text."""
-        given = self._tags
-        found = given(request, **kwargs) if callable(given) else [tag.format_map(kwargs) for tag in given]
-        return [tag for tag in found if len(tag) <= LONGEST_TAG]
+        return [tag for tag in self._tags(request, *args, **kwargs) if len(tag) <= LONGEST_TAG]
 
     def serve(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         view, visit = partial(self.view, request, *args, **kwargs), _Visit(self, request)
@@ -176,7 +183,9 @@ class _Pages:
             visit.use(self.cache.get(next(visit.page_keys(), "")))
         elif visit.method == "GET":
             for key in visit.page_keys():
-                visit.use(self.cache.get_or_compute(key, render, tags=self.tags(request, kwargs), **self.options))
+                visit.use(
+                    self.cache.get_or_compute(key, render, tags=self.tags(request, *args, **kwargs), **self.options)
+                )
         if visit.is_over:
             return visit.answer()
         with _context():
@@ -200,12 +209,27 @@ class _Pages:
             visit.use(await self.cache.aget(next(visit.page_keys(), "")))
         elif visit.method == "GET":
             for key in visit.page_keys():
-                tags = self.tags(request, kwargs)
+                tags = self.tags(request, *args, **kwargs)
                 visit.use(await self.cache.aget_or_compute(key, render, tags=tags, **self.options))
         if visit.is_over:
             return visit.answer()
         with _context():
             return await view()
+
+
+def _tags_of(view: Callable[..., Any], tags: list[str]) -> Callable[..., list[str]]:
+    """Return a function that fills the arguments of the view into these tags. OptionError: they name others."""
+    shape = signature(view)
+    if any(each.kind is each.VAR_KEYWORD for each in shape.parameters.values()):  # such as a class's `as_view()`
+        checked_tags("tags", tags)
+    else:
+        tags_of_call(tags, Parameters(view, ()))
+
+    def fill(*args: Any, **kwargs: Any) -> list[str]:
+        arguments = shape.bind(*args, **kwargs).arguments
+        return [tag.format_map({**arguments, **kwargs}) for tag in tags]
+
+    return fill
 
 
 class _Visit:
@@ -313,7 +337,7 @@ class _Visit:
         if ttl is None:
             ttl = settings.CACHE_MIDDLEWARE_SECONDS
         if ttl:
-            patch_response_headers(response, ttl)
+            patch_response_headers(response, int(min(ttl, YEAR)))
         return ttl if response.status_code == 200 else 0
 
     @property

@@ -9,6 +9,8 @@ from django.core.cache.utils import make_template_fragment_key
 from django.template import Library, Node, TemplateSyntaxError
 
 from stampede.contrib.django.backend import StampedeCache
+from stampede.errors import OptionError
+from stampede.settings.options import seconds
 
 register = Library()
 
@@ -19,25 +21,36 @@ class _Fragment(Node):  # type: ignore[misc]
         self._vary_on, self._options = vary_on, options
 
     def render(self, context: Any) -> Any:
-        options = {name: each.resolve(context) for name, each in self._options.items()}
         timeout = self._timeout.resolve(context)
         try:
-            seconds = None if timeout is None else int(timeout)
-        except (ValueError, TypeError):
-            raise TemplateSyntaxError(f"the timeout of 'cached' is {timeout!r}: give seconds, or None") from None
-        tags = options.get("tags", ())
+            ttl = None if timeout is None else seconds("timeout", timeout)
+        except OptionError as error:
+            raise TemplateSyntaxError(f"'cached': {error}") from None
+        tags, using = self._tags(context), self._options.get("using")
         key = make_template_fragment_key(self._name, [each.resolve(context) for each in self._vary_on])
-        backend = _cache(options.get("using"))
+        backend = _cache(None if using is None else using.resolve(context))
         return backend.stampede.get_or_compute(
             backend.make_and_validate_key(key),
             lambda: self.nodelist.render(context),
-            ttl=seconds if seconds is None else max(seconds, 0),
-            tags=tags.split() if isinstance(tags, str) else list(tags),
+            ttl=ttl,
+            tags=tags,
             # In another thread, the template's context would be shared, and the language lost.
             background=False,
             patience=None,
             deadline=None,
         )
+
+    def _tags(self, context: Any) -> list[str]:
+        given = self._options.get("tags")
+        if given is None:
+            return []
+        if isinstance(given.var, str):  # written in the template
+            return str(given.resolve(context)).split()
+        tags = given.resolve(context)
+        found = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, (list, tuple, set)) else None
+        if not found or "" in found:
+            raise TemplateSyntaxError(f"the tags of 'cached' are {tags!r}: give a text, or a list of texts")
+        return found
 
 
 def _cache(alias: str | None) -> StampedeCache:
@@ -59,8 +72,9 @@ def cached(parser: Any, token: Any) -> Node:
         {% load stampede %}
         {% cached 600 sidebar request.user.pk tags="menu" %} ... {% endcached %}
 
-    First the seconds, then a name, then values on which the part depends. `tags=` are names for `invalidate_tags`, in a
-    text with blanks between them, or a list. `using=` is another cache of `CACHES`.
+    First the seconds, then a name, then values on which the part depends. `tags=` are names for `invalidate_tags`: a
+    text in the template, with blanks between them, or a variable with one name or a list of names. `using=` is another
+    cache of `CACHES`.
     """
     nodelist = parser.parse(("endcached",))
     parser.delete_first_token()
