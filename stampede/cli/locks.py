@@ -77,7 +77,7 @@ def break_lock(urls: Sequence[str], name: str) -> int:
     taken = sum(_broken(each.url, name) for each in places)
     if taken:
         say(f"the lock {shown(name)} was taken from {taken} holder(s){_at(places, urls)}")
-        say("the code under it goes on, and learns of the loss at the lock's next renewal, or at the end of its block")
+        say("code that still runs under it learns of the loss at the lock's next renewal, or at the end of its block")
     else:
         say(f"no process holds the lock {shown(name)}{_at(answers.given, urls)}")
     answers.end(refusals=not taken)

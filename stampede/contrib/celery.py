@@ -19,8 +19,8 @@ from kombu.utils.uuid import uuid
 
 from stampede.api.cache import Cache
 from stampede.contrib.tasks import AlreadyQueued, AlreadyRunning, OnceTasks, key_of
-from stampede.errors import EngineError
-from stampede.settings.options import Seconds
+from stampede.errors import EngineError, OptionError
+from stampede.settings.options import Seconds, nearest
 
 __all__ = ["AlreadyQueued", "Once"]
 
@@ -59,6 +59,13 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
     raise_on_duplicate = False
     _locks: OnceTasks | None = None
     _key: Callable[..., str] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = [name for name in vars(Once) if name.startswith("once_")]
+        for name in vars(cls):
+            if name.startswith("once_") and name not in known:
+                raise OptionError(f"a task has no option {name!r}: {nearest(name, known)}")
 
     def lock_name(self, args: Any = None, kwargs: Any = None) -> str:
         """Return the name of the lock of a task with these arguments. KeyingError: they can't be told apart exactly.

@@ -44,7 +44,8 @@ class StampedeCache(cachelib.StampedeCache, BaseCache):
 
     - `CACHE_STAMPEDE_URL` (default: `memory://`): the engine;
     - `CACHE_KEY_PREFIX`: the namespace. Applications of one namespace on one engine share their keys;
-    - `SECRET_KEY`: signs what is stored, so that it may be any object that pickle can store. `SECRET_KEY_FALLBACKS` are
+    - `SECRET_KEY`: signs what is stored, so that it may be any object that pickle can store. Set it before the cache is
+      made: without it, responses of views can't be stored. `SECRET_KEY_FALLBACKS` are
       still accepted. An application without them stores only values that `codec="sealed"` knows;
     - `CACHE_OPTIONS`: further arguments of `stampede.Cache`, such as `{"stale": "1h", "local": True}`.
 

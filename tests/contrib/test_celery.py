@@ -451,3 +451,11 @@ def test_the_default_cache(tasks: Any) -> None:
         assert get_cache().peek("task:by default:()").value == first.id
         assert by_default.delay() == first
     del tasks.app.tasks["by default"]
+
+
+def test_a_misspelt_option(tasks: Any) -> None:
+    """An option that does not exist is an error that names the right one."""
+    with pytest.raises(OptionError, match="'once_quued': did you mean 'once_queued'"):
+
+        @tasks.app.task(base=Once, once_quued="1h")
+        def send() -> None: ...
