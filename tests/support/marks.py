@@ -42,7 +42,6 @@ SERVERS = {"redis", "memcached", "mariadb", "postgres", "dynamodb", "zmq", "etcd
 """Marks of tests that start a server."""
 
 SLOW = {
-    "test_published_suites.py",
     "test_benchmarks.py",
     "test_cell_engines.py",
     "test_chaos.py",
@@ -159,7 +158,6 @@ SLOW = {
 """Files, classes and functions that use processes or faults, or take seconds: `make quick` skips them."""
 
 FIRST = {
-    "test_published_suites.py",
     "test_docs.py::test_the_python_runs[engines.md]",
     "test_typing.py::test_checkers_agree[mypy]",
     "test_typing.py::test_checkers_agree[pyright]",
