@@ -208,7 +208,7 @@ def test_a_hit_is_one_round_trip(far: Far, colour: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(generations, "BRIEFLY", 0.0)
     with Cache(far.url, ttl=600, early=0, namespace="shop") as cache:
         for call in calls_of(cache, colour):
-            assert min(far.trips(call) for _ in range(3)) == 1
+            until(lambda call=call: far.trips(call) == 1)  # a request in two packets may have two replies
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
