@@ -30,8 +30,8 @@ _MISSING: Any = object()
 class StampedeCache(BaseCache):  # type: ignore[misc]
     """A backend for Django's `CACHES`, with one computation over the whole fleet in `get_or_set`.
 
-    `LOCATION` is the URL of an engine, and `OPTIONS` has options of `stampede.Cache`. `MAX_ENTRIES` bounds those
-    engines that can be bounded (memory, disk, Postgres).
+    `LOCATION` is the URL of an engine, and `OPTIONS` has options of `stampede.Cache`. `MAX_ENTRIES` bounds the
+    number of entries in memory or on Postgres; other engines refuse it.
 
         CACHES = {
             "default": {
@@ -283,7 +283,7 @@ class StampedeCache(BaseCache):  # type: ignore[misc]
         return self._cache.invalidate_many(list(self._cache.keys(start + _prefix(pattern))))
 
     def _start(self, version: int | None) -> str:
-        """Return what all names begin with that keys of this version get."""
+        """Return the text that comes before each key of this version."""
         name = str(self.make_key("\0", version=version))
         if not name.endswith("\0") or "\0" in name[:-1]:
             raise OptionError("keys can't be listed, because KEY_FUNCTION does not put the key behind a fixed text")

@@ -19,6 +19,9 @@ from stampede.settings.options import LONGEST_TAG
 
 __all__ = ["TaggedManager", "TaggedQuerySet", "invalidate_tags", "tagged", "tagged_models"]
 
+MOST_KEYS = 500
+"""The most keys in one query. Databases have a maximum of their own."""
+
 _templates: dict[type[models.Model], list[str]] = {}
 
 
@@ -90,11 +93,13 @@ def _value(row: models.Model, name: str) -> Any:
     return value if hasattr(value, "resolve_expression") else field.to_python(value)
 
 
-def _tags_of_rows(rows: models.QuerySet[Any]) -> set[str]:
-    """Return the tags of these rows, as they are stored now."""
-    names = ["pk", *_columns(rows.model)]
-    found = rows.order_by().values_list(*names)
-    return {tag for row in found for tag in _tags(rows.model, dict(zip(names, row, strict=True)).__getitem__)}
+def _rows(rows: models.QuerySet[Any]) -> list[dict[str, Any]]:
+    """Return the primary keys of these rows and the columns that the templates name, as they are stored now."""
+    return list(rows.order_by().values("pk", *_columns(rows.model)))
+
+
+def _tags_of_rows(model: type[models.Model], rows: Iterable[dict[str, Any]]) -> set[str]:
+    return {tag for row in rows for tag in _tags(model, row.__getitem__)}
 
 
 def _before_save(sender: Any, instance: models.Model, raw: bool, using: str, **_: Any) -> None:
@@ -102,7 +107,7 @@ def _before_save(sender: Any, instance: models.Model, raw: bool, using: str, **_
     # A new object may have the primary key of a stored row, unless Django has made that key.
     made = instance._state.adding and instance._meta.pk.has_default() and not raw
     if _columns(sender) and instance.pk is not None and not made:
-        old = _tags_of_rows(sender._base_manager.using(using).filter(pk=instance.pk))
+        old = _tags_of_rows(sender, _rows(sender._base_manager.using(using).filter(pk=instance.pk)))
     instance._stampede_tags = old
 
 
@@ -113,7 +118,7 @@ def _after_change(sender: Any, instance: models.Model, using: str, **_: Any) -> 
 
 def _after_relation(instance: models.Model, action: str, model: Any, pk_set: Any, using: str, **_: Any) -> None:
     if action.startswith("post_"):
-        others = _tags_of_rows(model._base_manager.using(using).filter(pk__in=pk_set)) if pk_set else ()
+        others = _tags_of_rows(model, _rows(model._base_manager.using(using).filter(pk__in=pk_set or ())))
         invalidate_tags(*{*others, *_tags(type(instance), partial(_value, instance))}, using=using)
 
 
@@ -124,13 +129,13 @@ class TaggedQuerySet(models.QuerySet):  # type: ignore[misc]
         self._for_write = True  # rows of the primary database, not of a replica
         if not _templates_of(self.model):
             return int(super().update(**values))
-        columns = _columns(self.model)
-        tags, keys = _tags_of_rows(self), list(self.order_by().values_list("pk", flat=True)) if columns else []
+        rows = _rows(self)
         count: int = super().update(**values)
-        if columns & {self.model._meta.get_field(name).attname for name in values if name != "pk"}:
-            rows = self.model._base_manager.using(self.db)
-            tags.update(*(_tags_of_rows(rows.filter(pk__in=keys[at : at + 500])) for at in range(0, len(keys), 500)))
-        invalidate_tags(*tags, using=self.db)
+        if _columns(self.model) & {self.model._meta.get_field(name).attname for name in values if name != "pk"}:
+            keys, manager = [row["pk"] for row in rows], self.model._base_manager.using(self.db)
+            for at in range(0, len(keys), MOST_KEYS):
+                rows += _rows(manager.filter(pk__in=keys[at : at + MOST_KEYS]))
+        invalidate_tags(*_tags_of_rows(self.model, rows), using=self.db)
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]
