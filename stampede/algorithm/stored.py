@@ -92,7 +92,7 @@ class Stored:
         """Return the fresh entry of each key, or None."""
         prefix = None
         if len(keys) == 1 and self.resources.look is not None:
-            entry, prefix = await self.look_for(keys[0])
+            entry, prefix = await self._look_for(keys[0])
             if entry is not None:
                 return [entry]
         found = [self.resources.softened(entry) for entry in await self._found(keys, prefix)]
@@ -107,15 +107,14 @@ class Stored:
     async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [self.resources.softened(entry) for entry in await self._found(keys)]
 
-    async def look_for(self, key: str) -> tuple[Entry[Any] | None, str]:
+    async def _look_for(self, key: str) -> tuple[Entry[Any] | None, str]:
         """Return the entry if it is fresh, and the current prefix, both asked for in one round trip. Keep the entry in
         the local tier, as a call does. None: it is not fresh, or has to be read in another way."""
         local_tier, before, at = self.core.local_tier, self.generations.prefix, _clock()
         sample = local_tier.sample(before + key)
-        call = Call("", key, lambda: None, self.policy, self.resources, None, at)
+        call = Call("", key, lambda: None, self.policy, self.resources, None, at)  # it only looks, and never computes
         prefix = await self.generations.learn(self.open_store(), self.colour, call)
-        if prefix != before or self.resources.look is None:
-            return None, prefix
+        assert self.resources.look is not None
         ask = Ask(self.policy.lease)
         ask.looked, at = call.looked, at if call.looked is None else call.looked_at
         found = await self.resources.look(prefix + key, ask)
@@ -123,7 +122,8 @@ class Stored:
             return None, prefix
         if local_tier.residents is not None:
             result = Result(found.entry, ticket=found.ticket, at=at)
-            resident = local_tier.place(prefix + key, self.called, result, sample, self.generations.guard)
+            sampled = sample if prefix == before else None  # otherwise it is another key's
+            resident = local_tier.place(prefix + key, self.called, result, sampled, self.generations.guard)
             if (self.generations.recall() or prefix) != prefix:
                 local_tier.residents.drop(prefix + key)
             elif resident is not None:
