@@ -140,7 +140,7 @@ class Once(Task):  # type: ignore[misc]  # celery has no types
         if isinstance(error, AlreadyRunning) and error.twice:
             _log.warning("task %s[%s] was delivered again while it runs, and is ignored", self.name, self.request.id)
             return
-        _log.warning("task %s[%s] can't run now, and is put off: %r", self.name, self.request.id, error)
+        _log.warning("task %s[%s] can't run now, and is sent again for later: %r", self.name, self.request.id, error)
         self.signature_from_request(countdown=self._once.lease).apply_async()
 
     def _seconds_until(self, when: Any) -> float:

@@ -92,7 +92,7 @@ class OnceTasks:
         return cache.lock(in_namespace(cache.namespace, f"task:{name}"), lease=self.lease, token=token)
 
     def _id(self, name: str) -> str | None:
-        """Return the id of the task that has this lock. It is asked of the engine, not of the local tier."""
+        """Return the id of the task that has this lock. The engine is asked, not the local tier."""
         entry = self.cache.peek(f"task:{name}")
         return None if entry is None else str(entry.value)
 
@@ -127,25 +127,25 @@ class OnceTasks:
     def run(self, name: str, task_id: str) -> Run:
         """Take the task over, and return its run, to be ended. AlreadyRunning: a worker that lives runs it already."""
         patience = 1.5 * self.lease + 1.0  # longer than the lease of a dead worker
-        alone = self._lock(runs := _runs(name)).acquire(wait=patience)
-        if not alone:
+        running = self._lock(runs := _runs(name)).acquire(wait=patience)
+        if not running:
             raise AlreadyRunning(name, twice=self._id(runs) == task_id)
         try:
             self.cache.set(f"task:{runs}", task_id, ttl=KNOWN)
             place = self._lock(name, task_id).acquire(wait=0)
         except BaseException:
-            _quietly(name, alone.release)
+            _quietly(name, running.release)
             raise
         if not place:
             _log.warning("task %s was queued for longer than %g s, and was queued again meanwhile", name, self.queued)
-        return Run(self, name, task_id, alone, place)
+        return Run(self, name, task_id, running, place)
 
 
 class Run:
     """One run of a task, while its locks are renewed. It is a context manager: the task ends with the block."""
 
-    def __init__(self, tasks: OnceTasks, name: str, task_id: str, alone: Holding, place: Holding) -> None:
-        self._tasks, self._name, self._id, self._alone, self._place = tasks, name, task_id, alone, place
+    def __init__(self, tasks: OnceTasks, name: str, task_id: str, running: Holding, place: Holding) -> None:
+        self._tasks, self._name, self._id, self._running, self._place = tasks, name, task_id, running, place
 
     def retry(self, delay: float) -> None:
         """Keep the place in the queue for another run, which begins in `delay` seconds. Call it when the message of
@@ -155,7 +155,7 @@ class Run:
 
     def end(self) -> None:
         """Give both locks back. Losing one is logged: the work is done, so the task does not fail for it."""
-        for name, holding in ((self._name, self._place), (_runs(self._name), self._alone)):
+        for name, holding in ((self._name, self._place), (_runs(self._name), self._running)):
             _quietly(self._name, partial(self._tasks._give_back, name, self._id, holding))
 
     def __enter__(self) -> Run:

@@ -20,7 +20,7 @@ from stampede.errors import KeyingError
 from stampede.keys.canonical import canonical
 from stampede.keys.names import DATA, GENERATED, MAIN, found_by_name, inmost_of, module_of, name_of, root_of
 
-__all__ = ["Identity", "identity_of"]
+__all__ = ["Identity", "code_text", "identity_of"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _FunctionWriter:
                     f"<{name_of(layer)}>" if hasattr(layer, "__qualname__") else self._captured_text("function", layer)
                 )
             else:
-                yield _code_text(code)
+                yield code_text(code)
                 yield from self._closure(code, getattr(layer, "__closure__", None) or ())
                 yield from self._defaults(code, layer)
             known.append(layer)
@@ -180,7 +180,7 @@ class _FunctionWriter:
         return None
 
 
-def _code_text(code: CodeType) -> str:
+def code_text(code: CodeType) -> str:
     """Return what a code object does as text, equal in all processes of one Python version, without line numbers."""
     parts = (
         code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code, code.co_names,
@@ -191,7 +191,7 @@ def _code_text(code: CodeType) -> str:
 
 def _constant_text(value: Any) -> str:
     if isinstance(value, CodeType):
-        return _code_text(value)
+        return code_text(value)
     if isinstance(value, frozenset):
         return f"frozenset({sorted(map(_constant_text, value))})"
     if isinstance(value, tuple):

@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("psycopg")
+pytest.importorskip("sqlalchemy")
+
+from addresses import EMPTY
 from servers import PATIENCE, free_port
 
 from stampede import CodecError, EngineError, LockLost, OptionError, get_cache, once
@@ -33,22 +39,9 @@ def _own_engines() -> Iterator[None]:
 
 
 @pytest.fixture(params=["memory", "disk", "sql", "redis", "postgres"])
-def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def on(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an engine whose locks can outlast their block."""
-    if request.param == "redis":
-        pytest.importorskip("redis")
-        yield request.getfixturevalue("server").url
-    elif request.param == "postgres":
-        pytest.importorskip("psycopg")
-        from postgres_server import shared_postgres
-
-        shared_postgres().prepare()
-        yield shared_postgres().postgres_url
-    elif request.param == "sql":
-        pytest.importorskip("sqlalchemy")
-        yield f"sql+sqlite:///{tmp_path}/values.db"
-    else:
-        yield f"{request.param}://" + ("" if request.param == "memory" else str(tmp_path))
+    return EMPTY[request.param](tmp_path)
 
 
 @pytest.fixture

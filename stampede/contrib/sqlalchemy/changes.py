@@ -1,4 +1,4 @@
-"""What the transaction of a session has changed, and which tags end with it."""
+"""What the transaction of a session has changed, and which tags its commit invalidates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from stampede.contrib.sqlalchemy import tags
 __all__ = ["Changes"]
 
 MOST_ROWS = 100
-"""The most rows of a table whose tags are ended one by one. If more are changed, the results of all its rows end."""
+"""The most rows of a table whose tags are invalidated one by one. If more rows are changed, the results of all rows of
+the table are invalidated."""
 
 _EACH_SELECT_IS_NEW = ("READ COMMITTED", "READ UNCOMMITTED", "AUTOCOMMIT")
 _TEXTS = (TextClause, TextualSelect)
@@ -27,7 +28,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.committing = False
-        self.suspending = False  # the database's driver is asyncio's
+        self.suspending = False  # the database's driver is asynchronous
         self.unknown = False  # SQL has run of which nothing is known
         self.flushing = False
         self.connections: list[Connection] = []
@@ -117,7 +118,7 @@ class Changes:
         return {each.fullname for each in self._tables}
 
     def tags(self) -> set[str]:
-        """Return the tags that end when the transaction is committed."""
+        """Return the tags to invalidate when the transaction is committed."""
         in_bulk, ended = set(self._in_bulk), set()
         for mapper, rows in self._rows.items():
             if len(rows) > MOST_ROWS:

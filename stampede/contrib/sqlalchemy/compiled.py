@@ -1,4 +1,4 @@
-"""What a statement reads: the tables that its SQL names, as SQLAlchemy's compiler meets them."""
+"""The tables that a statement reads. SQLAlchemy's compiler notes them while it writes the SQL."""
 
 from __future__ import annotations
 

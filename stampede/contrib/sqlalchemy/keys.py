@@ -18,6 +18,7 @@ from sqlalchemy.types import TypeEngine
 
 from stampede.errors import KeyingError
 from stampede.keys import canonical
+from stampede.keys.identity import code_text
 
 __all__ = ["key_of", "shape_of"]
 
@@ -88,7 +89,7 @@ def _text(part: Any) -> str:
     if isinstance(part, custom_op):
         return f"<{_text(part._hash_key())}>"
     if isinstance(part, CodeType):  # a lambda in with_loader_criteria, or lambda_stmt
-        return f"<{part.co_code.hex()} {part.co_names} {part.co_freevars} {_text(part.co_consts)}>"
+        return code_text(part)
     return canonical(part)
 
 

@@ -1,8 +1,8 @@
-"""The tags of statements' results. A result carries the tags of all tables that its statement reads, or those of the
-rows that it has found.
+"""The tags of statements' results. A result carries the tags of all tables that its statement reads, or those of its
+rows.
 
-A row that is flushed ends the tag of its tables, and its own. A statement that changes many rows does not tell which.
-So it ends the tag "some rows" of its table, too, which results by row carry."""
+A flush invalidates the tags of the tables and of the rows that it writes. A statement that changes many rows does not
+tell which. So it also invalidates the tag "some rows" of its table, which results by row carry."""
 
 from __future__ import annotations
 
