@@ -106,7 +106,8 @@ class _Calls:
             except IndexError:
                 return
             began = monotonic()
-            self._over = context.copy().run(run_blocking, self._fetch(key, waited)) or self._over
+            if context.copy().run(run_blocking, self._fetch(key, waited)):
+                self._over = True
             result = self.results.get(key)
             waited += 0.0 if result is None or result.stored else monotonic() - began
 
