@@ -23,6 +23,7 @@ from stampede.algorithm.flight import Computing, nested
 from stampede.algorithm.loaders import BatchFunction, Computed, WantedKey
 from stampede.algorithm.patience import Delivery, deadline_error
 from stampede.algorithm.scope import ScopeSide, later
+from stampede.algorithm.stored import Ahead
 from stampede.errors import WaitTimeout
 from stampede.leases.keeper import Hold
 from stampede.model.entry import Entry
@@ -150,10 +151,12 @@ class _Batch:
         trouble: BaseException | None = None
         began = monotonic()
         try:
-            current_prefix = await self._scope.current_prefix()
+            policies = {key: self._policy.with_options(**self._own_of(key)) for key in keys}
+            looks = self._once is None and not self._seen
+            ahead = await self._scope.look_ahead({key: each.tags for key, each in policies.items()} if looks else {})
             self.asked = monotonic() - began
-            for key in keys:
-                self._lead(current_prefix, key, began)
+            for key, policy in policies.items():
+                self._lead(ahead, key, policy, began)
             for key, led in self._led.items():
                 call = led.call
                 if call.seen is not None and place is not None and not place.reserve():
@@ -196,17 +199,14 @@ class _Batch:
         finally:
             self.asked += monotonic() - began
 
-    def _lead(self, current_prefix: str, key: str, began: float) -> None:
+    def _lead(self, ahead: Ahead, key: str, policy: Policy, began: float) -> None:
         """Lead the key's flight, or add the key to `others` if another caller leads it."""
-        local_tier = self._scope.core.local_tier
-        policy = self._policy.with_options(**self._own_of(key))
-        call = self._scope.of_many(current_prefix, key, self._loader.origin(key), policy, began, self._once)
-        call.sample = local_tier.sample(call.key)
+        call = self._scope.of_many(ahead, key, self._loader.origin(key), policy, began, self._once)
         call.answered_by(self._work())  # without a local variable: a traceback may keep this frame for long
         flight, leading = call.resources.flights.join(call.key, call.loop, anew=call.anew, leader=call)
         if leading:
             self._led[key] = WantedKey(key, call, flight)
-            call.seen = None if call.force else self._seen.get(key) or local_tier.take_due(call.key)
+            call.seen = None if call.force else self._seen.get(key) or self._scope.core.local_tier.take_due(call.key)
         else:
             flight.leave(call)
             self.others.append(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from stampede import events
 from stampede.algorithm.background import BackgroundPlace
@@ -20,7 +20,10 @@ from stampede.model.result import Result
 from stampede.runtime.colour import Colour, Loop
 from stampede.settings.options import Policy
 
-__all__ = ["STEP", "Call", "Gate", "Gates", "HitLikelihood", "Marks", "Once", "OriginPlace", "Resources"]
+__all__ = ["STEP", "Call", "Gate", "Gates", "HitLikelihood", "Looked", "Marks", "Once", "OriginPlace", "Resources"]
+
+Looked: TypeAlias = Mapping[str, Found | None]
+"""Fresh entries by key, as bytes. The key of each entry that was looked for and not found has None."""
 
 
 class OriginPlace(Protocol):
@@ -144,8 +147,7 @@ class Call(Leader):
     from_others = False  # the value was computed by another caller while this one waited
     background: BackgroundPlace | None = None  # where the value can be computed while the caller goes on
     existing: Entry[Any] | None = None  # what is stored while it computes
-    looked: Mapping[str, Found | None] | None = None  # what was found while the generation was asked for, by key
-    looked_at: float = -inf  # the moment before that
+    looked: Looked | None = None  # what was found while the generation was asked for
     overruled = False  # a tag of the value may have been invalidated while it was computed
     context: Context | None = None  # of its computation, if the function asked for it
 

@@ -149,7 +149,7 @@ async def look(call: Call) -> Result | None:
         ask.tags = resources.tags.of_call(call.tags, call.policy)
     at = resources.clock()
     if call.looked is not None:
-        ask.looked, at, call.looked = call.looked, call.looked_at, None
+        ask.looked, at, call.looked = call.looked, call.began, None
     found = await resources.look(call.key, ask)
     if found is None:
         return None

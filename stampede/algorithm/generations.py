@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import TypeAlias, cast
 
-from stampede.algorithm.call import Call, Marks
+from stampede.algorithm.call import Looked, Marks
 from stampede.algorithm.core import Core
 from stampede.errors import EngineClosed, EngineError
 from stampede.keys import generation, quoted
@@ -17,7 +17,6 @@ from stampede.local_tier.pulses import ScopePulse
 from stampede.model.entry import new_id
 from stampede.model.ports import Changes, Pulse, Recalls, Store, Ticket
 from stampede.model.result import own_copy
-from stampede.model.tags import key_of_tag
 from stampede.runtime.colour import Bell, Colour, Loop, running_loop
 
 __all__ = ["Generations"]
@@ -34,6 +33,9 @@ SAFETY = 1.0
 
 Where: TypeAlias = tuple[int, Loop | None]
 """The process and the event loop of a question."""
+
+Keys: TypeAlias = Callable[[], Sequence[str]]
+"""Returns the keys to look for."""
 
 
 class _Asking:
@@ -73,37 +75,38 @@ class Generations(Marks):
     def prefix(self) -> str:
         return self.known[1]
 
-    async def learn(self, store: Store, colour: Colour, call: Call | None = None) -> str:
-        """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked. With a
-        call, what it is about to look for may be asked for in the same round trip."""
-        outage, epoch = self.core.outage, self.core.epoch
+    async def learn(self, store: Store, colour: Colour, keys: Keys) -> tuple[str, Looked | None]:
+        """Ask for the current generation, and return its prefix; the known prefix if the engine cannot be asked. Return
+        also what is found under these keys of the known prefix, if that is current and all was asked for together."""
+        outage, epoch, before, looked = self.core.outage, self.core.epoch, self.prefix, None
         if not self.core.engine.changes and (prefix := self.recall()) is not None:
-            return prefix  # an engine with `changes` is asked all the same, as its news may be late
+            return prefix, None  # an engine with `changes` is asked all the same, as its news may be late
         probed = outage if self.core.is_down() else None
         if probed is not None and not probed.may_ask():
-            return self._unsure()
+            return self._unsure(), None
         try:
             # A probe asks the engine itself, as what is remembered may have ended during the outage.
             if probed is not None:
                 current = await self._current_generations(store)
             else:
-                current = await self._together(store, colour, call)
+                current, looked = await self._together(store, colour, keys)
         except EngineClosed:
             raise
         except EngineError as error:
             if outage is not None:
                 outage.failed(error, probing=probed is not None)
-            return self._unsure()
+            return self._unsure(), None
         if probed is not None:
             probed.answered()
-        return self._keep_prefix(epoch, *current)
+        prefix = self._keep_prefix(epoch, *current)
+        return prefix, looked if prefix == before else None
 
     async def _current_generations(self, store: Store) -> tuple[str, str]:
         """Return both current generations, as the engine itself has them."""
         own = (await store.generations(self.name))[0]
         return own, (await store.generations(self.namespace))[0] if self._nested else ""
 
-    async def _together(self, store: Store, colour: Colour, call: Call | None) -> tuple[str, str]:
+    async def _together(self, store: Store, colour: Colour, keys: Keys) -> tuple[tuple[str, str], Looked | None]:
         """Return both current generations, asked for in one round trip. Callers that come while a question is under way
         wait for its answer: without that, a herd would ask a thousand times."""
         where, began = (os.getpid(), running_loop() if colour.suspending else None), _clock()
@@ -111,20 +114,22 @@ class Generations(Marks):
             mine = _Asking(_clock())
             asking = self._asking.setdefault(where, mine)
             if asking is mine:
-                return await self._ask(store, mine, where, call)
+                return await self._ask(store, mine, where, keys)
             if not await colour.park(asking.bell, SAFETY):  # whoever has asked is slow, or does not run any more
                 if self._asking.get(where) is asking:
                     del self._asking[where]
-                return await self._ask(store, _Asking(_clock()), where, call)
+                return await self._ask(store, _Asking(_clock()), where, keys)
             if asking.error is not None and not asking.error.partial:
                 raise own_copy(asking.error)
             if self.recall() is not None:  # as it is believed now: a bump may have returned since that was asked
-                return self.known[2:]
+                return self.known[2:], None
             if asking.current is not None and asking.sent >= began:
-                return asking.current
+                return asking.current, None
 
-    async def _ask(self, store: Store, mine: _Asking, where: Where, call: Call | None) -> tuple[str, str]:
-        looks = self._looks_of(call)
+    async def _ask(
+        self, store: Store, mine: _Asking, where: Where, keys: Keys
+    ) -> tuple[tuple[str, str], Looked | None]:
+        looks = keys() if self._is_looked_for else ()
         try:
             found, generations = await store.look_too(looks, self.scopes)
             mine.current = generations[0], generations[1] if self._nested else ""
@@ -135,20 +140,11 @@ class Generations(Marks):
             if self._asking.get(where) is mine:
                 del self._asking[where]
             mine.bell.ring()
-        if call is not None and looks:
-            call.looked, call.looked_at = dict(zip(looks, found, strict=True)), mine.sent
-        return mine.current
-
-    def _looks_of(self, call: Call | None) -> list[str]:
-        """Return the keys that the call is about to look for, if the generation is still the one that is known."""
-        if call is None or call.force or call.seen is not None or call.once is not None or not self._is_looked_for:
-            return []
-        tags, key = call.resources.tags, self.prefix + call.label
-        names = () if tags is None else tags.names_for(key, tags.names(call.tags))
-        return [key, *map(key_of_tag, names)]
+        return mine.current, dict(zip(looks, found, strict=True)) if looks else None
 
     @property
     def _is_looked_for(self) -> bool:
+        """Whether keys of the known prefix are likely to be current."""
         return self.core.engine.near is None and self.known[0] >= 0 and self.is_of_engine(self.known)
 
     def _unsure(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
@@ -17,14 +17,14 @@ from stampede.algorithm.fill import fill, look
 from stampede.algorithm.finish import quietly
 from stampede.algorithm.gather import Gathering, run_together
 from stampede.algorithm.generations import Generations
-from stampede.algorithm.stored import Stored
+from stampede.algorithm.stored import Ahead, Stored
 from stampede.algorithm.tags import TaggedClaims, TagPorts
 from stampede.errors import OptionError
 from stampede.leases.keeper import Hold, keeper
 from stampede.local_tier.residents import Resident
 from stampede.model import early
 from stampede.model.entry import Entry
-from stampede.model.ports import Ask, Asked, Claims, Found, Looks, Store
+from stampede.model.ports import Ask, Asked, Claims, Found, Looks, Store, Ticket
 from stampede.model.result import Result
 from stampede.outages.outage import GuardedClaims
 from stampede.runtime import greenlets
@@ -257,13 +257,10 @@ class ScopeSide(Stored):
             call.force,
         )
         epoch, prefix = core.epoch, self.generations.recall()
-        sample = None
+        samples: Mapping[str, Ticket] = {}
         if prefix is None:
-            before = self.generations.prefix
-            sample = local_tier.sample(before + key)  # before the engine is asked, which may also look for the entry
-            prefix = await self.generations.learn(self.open_store(), self.colour, call)
-            if prefix != before:
-                sample = call.looked = None
+            looks = not force and seen is None and call.once is None
+            prefix, call.looked, samples = await self.learn_and_look({key: call.tags} if looks else {})
         call.key = physical = prefix + key
         if call.once is not None and call.once.has(core.flights, physical):
             call.once = None
@@ -271,7 +268,7 @@ class ScopeSide(Stored):
         if local_tier.residents is not None:
             if seen is None and usual:
                 call.seen = seen = local_tier.take_due(physical)
-            call.sample = (sample or local_tier.sample(physical)) if local_tier.shared else None
+            call.sample = samples.get(physical) or local_tier.sample(physical) if local_tier.shared else None
         if call.once is not None:
             result = await _once(call)
         else:
@@ -357,11 +354,10 @@ class ScopeSide(Stored):
         turns."""
         if self.colour.suspending or self.core.engine.many is None or not keys:
             return {}
-        began, prefix = _clock(), await self.current_prefix()
-        calls = [self.of_many(prefix, key, _never, policy_of(key), began) for key in keys]
-        if self.core.engine.looks:
-            for call in calls:
-                call.sample = self.core.local_tier.sample(call.key)
+        began, policies = _clock(), {key: policy_of(key) for key in keys}
+        ahead = await self.look_ahead({key: policy.tags for key, policy in policies.items()})
+        calls = [self.of_many(ahead, key, _never, policy, began) for key, policy in policies.items()]
+        if self.core.engine.looks or ahead.looked is not None:
             found = await self.at_once([look(call) for call in calls])
             ends = [
                 (call, result)
@@ -380,7 +376,7 @@ class ScopeSide(Stored):
 
     def of_many(
         self,
-        prefix: str,
+        ahead: Ahead,
         key: str,
         origin: Callable[[], Any],
         policy: Policy,
@@ -388,10 +384,13 @@ class ScopeSide(Stored):
         once: Once | None = None,
     ) -> Call:
         """Return the call for one of a caller's many keys, to be asked `at_once` with the others."""
-        resources, loop = self._gathered, _loop() if self.colour.suspending else None
-        if once is not None and once.has(resources.flights, prefix + key):
+        resources, loop, physical = self._gathered, _loop() if self.colour.suspending else None, ahead.prefix + key
+        if once is not None and once.has(resources.flights, physical):
             once = None
-        return Call(prefix + key, key, origin, policy, resources, loop, began, once=once, claims_only=True)
+        call = Call(physical, key, origin, policy, resources, loop, began, once=once, claims_only=True)
+        call.looked = ahead.looked
+        call.sample = ahead.samples.get(physical) or self.core.local_tier.sample(physical)
+        return call
 
     def _hold(self, call: Call, max_hold: float) -> Hold:
         key, token = call.key, call.token

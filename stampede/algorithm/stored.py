@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from stampede import events
-from stampede.algorithm.call import Call, Resources
+from stampede.algorithm.call import Looked, Resources
 from stampede.algorithm.core import Core
 from stampede.algorithm.encoded import EncodedStore
 from stampede.algorithm.flight import Flight
@@ -16,9 +16,9 @@ from stampede.algorithm.generations import Generations
 from stampede.algorithm.tags import TagPorts
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.entry import Entry, new_id
-from stampede.model.ports import Ask, Asked, Changes, Lists, Shown, Side, Store
+from stampede.model.ports import Ask, Asked, Changes, Lists, Shown, Side, Store, Ticket
 from stampede.model.result import Result
-from stampede.model.tags import Tags, judge, names_in, packed
+from stampede.model.tags import Tags, judge, key_of_tag, names_in, packed
 from stampede.runtime.colour import Colour, lasting, run_blocking, settled
 from stampede.settings.options import Policy, checked_tags
 
@@ -35,6 +35,14 @@ STAY = object()
 
 TRIES = 1000
 """How many times a value is made again because another writer was faster."""
+
+
+class Ahead(NamedTuple):
+    """What is known before keys are claimed."""
+
+    prefix: str  # of the current generation
+    looked: Looked | None  # what was found while that was asked for
+    samples: Mapping[str, Ticket]  # of the local tier, by key, taken before that
 
 
 Again: TypeAlias = "Callable[[Stored], Coroutine[Any, Any, object]]"
@@ -75,7 +83,26 @@ class Stored:
 
     async def learn(self) -> str:
         """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
-        return await self.generations.learn(self.open_store(), self.colour)
+        return (await self.learn_and_look({})).prefix
+
+    async def learn_and_look(self, wanted: Mapping[str, Sequence[str]]) -> Ahead:
+        """Do what `learn` does. If that takes a round trip, look in the same one for these keys, with the tags that are
+        given for each and those of its last entry."""
+        physical = [self.prefix + key for key in wanted]
+        samples = {key: self.core.local_tier.sample(key) for key in physical}  # before the engine is asked
+
+        def keys() -> list[str]:
+            own = [self.tags.names(tags) for tags in wanted.values()]
+            tags = [self.tags.names_for(key, names) for key, names in zip(physical, own, strict=True)]
+            return [*physical, *{key_of_tag(name): None for names in tags for name in names}]
+
+        prefix, looked = await self.generations.learn(self.open_store(), self.colour, keys)
+        return Ahead(prefix, looked, samples)
+
+    async def look_ahead(self, wanted: Mapping[str, Sequence[str]]) -> Ahead:
+        """Do what `learn_and_look` does, unless the current prefix is known."""
+        prefix = self.generations.recall()
+        return await self.learn_and_look(wanted) if prefix is None else Ahead(prefix, None, {})
 
     async def current_prefix(self) -> str:
         """Return the prefix of the current generation, from memory if possible, or else by `learn`."""
@@ -90,15 +117,15 @@ class Stored:
 
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         """Return the fresh entry of each key, or None."""
-        prefix = None
-        if len(keys) == 1 and self.resources.look is not None:
-            entry, prefix = await self._look_for(keys[0])
-            if entry is not None:
-                return [entry]
-        found = [self.resources.softened(entry) for entry in await self._found(keys, prefix)]
-        if prefix is not None and found[0] is not None and found[0].tags:
-            self.tags.hint(prefix + keys[0], names_in(found[0].tags))  # the next question asks for them, too
-        return [entry if entry is not None and entry.fresh > 0 else None for entry in found]
+        prefix, entries = await self._look_for(keys)
+        left = [key for key in keys if key not in entries]
+        for key, entry in zip(left, await self._found(left, prefix) if left else (), strict=True):
+            self.resources.softened(entry)
+            if entry is not None and entry.tags:
+                self.tags.hint(prefix + key, names_in(entry.tags))  # the next question asks for them, too
+            if entry is not None and entry.fresh > 0:
+                entries[key] = entry
+        return [entries.get(key) for key in keys]
 
     async def peek(self, key: str) -> Entry[Any] | None:
         """Return the stored entry, fresh or stale, or None."""
@@ -107,28 +134,29 @@ class Stored:
     async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [self.resources.softened(entry) for entry in await self._found(keys)]
 
-    async def _look_for(self, key: str) -> tuple[Entry[Any] | None, str]:
-        """Return the entry if it is fresh, and the current prefix, both asked for in one round trip. Keep the entry in
-        the local tier, as a call does. None: it is not fresh, or has to be read in another way."""
-        local_tier, before, at = self.core.local_tier, self.generations.prefix, _clock()
-        sample = local_tier.sample(before + key)
-        call = Call("", key, lambda: None, self.policy, self.resources, None, at)  # it only looks, and never computes
-        prefix = await self.generations.learn(self.open_store(), self.colour, call)
-        assert self.resources.look is not None
-        ask = Ask(self.policy.lease)
-        ask.looked, at = call.looked, at if call.looked is None else call.looked_at
-        found = await self.resources.look(prefix + key, ask)
-        if found is None or found.entry.raised or self.resources.predates_mark(found.entry):
-            return None, prefix
-        if local_tier.residents is not None:
-            result = Result(found.entry, ticket=found.ticket, at=at)
-            sampled = sample if prefix == before else None  # otherwise it is another key's
-            resident = local_tier.place(prefix + key, self.called, result, sampled, self.generations.guard)
-            if (self.generations.recall() or prefix) != prefix:
-                local_tier.residents.drop(prefix + key)
-            elif resident is not None:
-                local_tier.open(resident, result, self.policy)
-        return found.entry, prefix
+    async def _look_for(self, keys: Sequence[str]) -> tuple[str, dict[str, Entry[Any]]]:
+        """Return the current prefix and the fresh entries by key, asked for together if that is possible. Keep the
+        entries in the local tier, as a call does. Keys that have to be read in another way are left out."""
+        resources, local_tier, at = self.resources, self.core.local_tier, _clock()
+        if resources.look is None:
+            return await self.learn(), {}
+        prefix, looked, samples = await self.learn_and_look(dict.fromkeys(keys, ()))
+        entries: dict[str, Entry[Any]] = {}
+        for key in keys if looked is not None or len(keys) == 1 else ():
+            physical = prefix + key
+            found = await resources.look(physical, Ask(self.policy.lease, looked=looked))
+            if found is None or found.entry.raised or resources.predates_mark(found.entry):
+                continue
+            entries[key] = found.entry
+            if local_tier.residents is not None:
+                result = Result(found.entry, ticket=found.ticket, at=at)
+                sample = samples.get(physical)
+                resident = local_tier.place(physical, self.called, result, sample, self.generations.guard)
+                if (self.generations.recall() or prefix) != prefix:
+                    local_tier.residents.drop(physical)
+                elif resident is not None:
+                    local_tier.open(resident, result, self.policy)
+        return prefix, entries
 
     async def _found(self, keys: Sequence[str], prefix: str | None = None) -> list[Entry[Any] | None]:
         """Return the stored entry of each key; while the engine is down, those that this process has computed. `prefix`

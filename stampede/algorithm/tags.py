@@ -371,11 +371,12 @@ class TaggedClaims:
         found: Found | None
         if looked is not None and looked.keys() >= {key, *map(key_of_tag, names)}:
             found, known = looked[key], _tags_of(names, [looked[key_of_tag(name)] for name in names])
-        elif self.tags.of_many:
-            assert self._looks is not None
+        elif not self.tags.of_many:
+            found, known = await self.tags.look_all(key, names)
+        elif self._looks is not None:
             found, known = await self.tags.along(names, self._looks.look(key))
         else:
-            found, known = await self.tags.look_all(key, names)
+            return None  # its tags have become known since `looked` was asked for
         entry = None if found is None else self._decoded(key, found.entry)
         if found is None or entry is None or entry.fresh <= 0:
             return None

@@ -289,9 +289,7 @@ class Cache:
         (None, 'nothing')
         """
         found = self._root.at_hand(self._key(key))
-        if found is not None:
-            return found.value
-        return run_blocking(self._get(self._root, [key])).get(key, default)
+        return found.value if found is not None else run_blocking(self._get(self._root, [key])).get(key, default)
 
     async def aget(self, key: str, default: Any = None) -> Any:
         found = self._root.at_hand(self._key(key))
@@ -500,10 +498,10 @@ class Cache:
         >>> cache.get_many(["tea", "coffee"])
         {'tea': 3}
         """
-        return run_blocking(self._get(self._root, list(keys)))
+        return run_blocking(self._get_many(self._root, list(keys)))
 
     async def aget_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        return await self._get(self._aroot, list(keys))
+        return await self._get_many(self._aroot, list(keys))
 
     @showing(PolicyOptions)
     def set_many(self, values: Mapping[str, Any], **options: Unpack[PolicyOptions]) -> None:
@@ -641,6 +639,12 @@ class Cache:
         entries = await root.get([self._key(key) for key in keys])
         found = zip(keys, entries, strict=True)
         return {key: entry.value for key, entry in found if entry is not None and not entry.raised}
+
+    async def _get_many(self, root: ScopeSide, keys: Sequence[str]) -> dict[str, Any]:
+        at_hand = {key: found.value for key in keys if (found := root.at_hand(self._key(key))) is not None}
+        left = [key for key in keys if key not in at_hand]
+        values = at_hand | (await self._get(root, left) if left else {})
+        return {key: values[key] for key in keys if key in values}
 
     # -- blocks ---------------------------------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ def test_what_is_believed_is_not_asked_for(kind: str, memory_path: Path, monkeyp
 
 
 def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
-    """Return calls that hit: of functions and of `get`, on values without tags and with two tags."""
+    """Return calls that hit: of functions, of `get`, and of many keys, on values without tags and with two tags."""
 
     async def avalue(number: int) -> int:
         return number
@@ -255,8 +255,18 @@ def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
     with_tags = cache.cached(version=2, tags=["{number}", "all"])(value if colour == "sync" else avalue)
     cache.set("plain", 1)
     cache.set("tagged", 1, tags=["all", "some"])
-    get = cache.get if colour == "sync" else cache.aget
-    calls = [partial(plain, 1), partial(with_tags, 1), partial(get, "plain"), partial(get, "tagged")]
+    get, get_many, load = (
+        (cache.get, cache.get_many, cache.get_or_compute_many)
+        if colour == "sync"
+        else (cache.aget, cache.aget_many, cache.aget_or_compute_many)
+    )
+    keys = ["plain", "tagged"]
+    calls = [
+        *(partial(plain, 1), partial(with_tags, 1)),
+        *(partial(get, "plain"), partial(get, "tagged")),
+        *(partial(get_many, keys), partial(load, keys, lambda missing: {})),
+        *([partial(each.many, [(1,), (2,)]) for each in (plain, with_tags)] if colour == "sync" else []),
+    ]
     with asyncio.Runner() as runner:
         for each in calls:
             call = each if colour == "sync" else lambda each=each: runner.run(each())
@@ -266,13 +276,21 @@ def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("verb", ["get", "get_many"])
 def test_what_get_has_found_stays_here(
-    caches: tuple[Cache, Cache], colour: str, monkeypatch: pytest.MonkeyPatch
+    caches: tuple[Cache, Cache], verb: str, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a local tier, `get` keeps what it has found, as a call does, and does not ask for it again."""
+    """With a local tier, `get` and `get_many` keep what they have found, as a call does, and do not ask for it
+    again."""
     here, there = caches
     with asyncio.Runner() as runner:
-        get = here.get if colour == "sync" else lambda key: runner.run(here.aget(key))
+
+        def get(key: str) -> Any:
+            given = [key, "other"] if verb == "get_many" else key
+            found = getattr(here, verb)(given) if colour == "sync" else runner.run(getattr(here, "a" + verb)(given))
+            return found.get(key) if verb == "get_many" else found
+
+        there.set("other", 0)
         for tags in ([], ["all"]):
             there.set("k", 1, tags=tags)
 
