@@ -140,7 +140,7 @@ class Generations(Marks):
             if self._asking.get(where) is mine:
                 del self._asking[where]
             mine.bell.ring()
-        return mine.current, dict(zip(looks, found, strict=True)) if looks else None
+        return mine.current, found if looks else None
 
     @property
     def _is_looked_for(self) -> bool:

@@ -134,16 +134,19 @@ class Stored:
     async def _read(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [self.resources.softened(entry) for entry in await self._found(keys)]
 
-    async def _look_for(self, keys: Sequence[str]) -> tuple[str, dict[str, Entry[Any]]]:
-        """Return the current prefix and the fresh entries by key, asked for together if that is possible. Keep the
-        entries in the local tier, as a call does. Keys that have to be read in another way are left out."""
+    async def _look_for(self, keys: Sequence[str]) -> tuple[str, dict[str, Entry[Any] | None]]:
+        """Return the current prefix and the fresh entry of each key, or None, asked for together if that is possible.
+        Keep the entries in the local tier, as a call does. Keys that have to be read in another way are left out."""
         resources, local_tier, at = self.resources, self.core.local_tier, _clock()
         if resources.look is None:
             return await self.learn(), {}
         prefix, looked, samples = await self.learn_and_look(dict.fromkeys(keys, ()))
-        entries: dict[str, Entry[Any]] = {}
+        entries: dict[str, Entry[Any] | None] = {}
         for key in keys if looked is not None or len(keys) == 1 else ():
             physical = prefix + key
+            if looked is not None and physical in looked and looked[physical] is None:
+                entries[key] = None
+                continue
             found = await resources.look(physical, Ask(self.policy.lease, looked=looked))
             if found is None or found.entry.raised or resources.predates_mark(found.entry):
                 continue

@@ -124,8 +124,8 @@ class TagPorts:
 
     async def look_all(self, key: str, names: Sequence[bytes]) -> tuple[Found | None, Known]:
         """Return the entry if it is fresh, and these tags, which are read with it. This is no work for `run`."""
-        (found, *tags), _ = await self._exact.look_too([key, *[key_of_tag(name) for name in names]], ())
-        return found, _tags_of(names, tags)
+        found, _ = await self._exact.look_too([key, *map(key_of_tag, names)], ())
+        return found.get(key), _tags_of(names, found)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what the work returns. Its questions may be put aside."""
@@ -152,13 +152,12 @@ class TagPorts:
     async def current(self, names: Sequence[bytes]) -> Known:
         """Return the tags, with tickets where the engine has some. Those that are not stored are left out."""
         keys = [key_of_tag(name) for name in names]
-        found: list[Found | None]
         if self._near is not None:
-            found = [self._near.look(key) for key in keys]
+            found = {key: self._near.look(key) for key in keys}
         elif not self.of_many and not self.aside:
             found, _ = await self._exact.look_too(keys, ())
         elif self._looks is not None:
-            found = await self._all([self._looks.look(key) for key in keys])
+            found = dict(zip(keys, await self._all([self._looks.look(key) for key in keys]), strict=True))
         else:
             return await self._read(names)
         return _tags_of(names, found)
@@ -167,8 +166,7 @@ class TagPorts:
         """Return whether the tags of an entry that `Near` has found are current, and give it a ticket for them, too."""
         assert self._near is not None
         names = list(names_in(entry.tags))
-        seen = [self._near.look(key_of_tag(name)) for name in names]
-        known = _tags_of(names, seen)
+        known = _tags_of(names, {(key := key_of_tag(name)): self._near.look(key) for name in names})
         found.ticket = ticket_of(entry, found.ticket, known)
         return bool(judge(entry, known))
 
@@ -283,11 +281,11 @@ class TagPorts:
             del results  # an error in it refers to this frame
 
 
-def _tags_of(names: Sequence[bytes], found: Sequence[Found | None]) -> Known:
+def _tags_of(names: Sequence[bytes], found: Mapping[str, Found | None]) -> Known:
     return {
         name: tag
-        for name, each in zip(names, found, strict=True)
-        if each is not None and (tag := Tag.of(each.entry, each.ticket)) is not None
+        for name in names
+        if (each := found.get(key_of_tag(name))) is not None and (tag := Tag.of(each.entry, each.ticket)) is not None
     }
 
 
@@ -366,17 +364,16 @@ class TaggedClaims:
     async def look(
         self, key: str, names: Sequence[bytes], looked: Mapping[str, Found | None] | None = None
     ) -> Found | None:
-        """Return the entry if it is fresh, and its tags, which are read with it, are current. `looked` may have them
-        already."""
-        found: Found | None
-        if looked is not None and looked.keys() >= {key, *map(key_of_tag, names)}:
-            found, known = looked[key], _tags_of(names, [looked[key_of_tag(name)] for name in names])
-        elif not self.tags.of_many:
-            found, known = await self.tags.look_all(key, names)
-        elif self._looks is not None:
+        """Return the entry if it is fresh, and its tags, which are read with it, are current. With `looked`, they have
+        been read already, or not at all."""
+        if looked is not None:
+            complete = looked.keys() >= {key, *map(key_of_tag, names)}
+            found, known = looked[key] if complete else None, _tags_of(names, looked)
+        elif self.tags.of_many:
+            assert self._looks is not None
             found, known = await self.tags.along(names, self._looks.look(key))
         else:
-            return None  # its tags have become known since `looked` was asked for
+            found, known = await self.tags.look_all(key, names)
         entry = None if found is None else self._decoded(key, found.entry)
         if found is None or entry is None or entry.fresh <= 0:
             return None

@@ -68,8 +68,8 @@ class _Nothing:
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [None] * len(keys)
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        return [None] * len(keys), [""] * len(scopes)
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+        return dict.fromkeys(keys), [""] * len(scopes)
 
 
 class _NoLock:

@@ -205,10 +205,10 @@ class _Verbs:
         await self._overrule(key, _tombstone(self._computations.max_hold), past)
         return _served(there) is not None
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         found, generations = await self._store.look_too(keys, scopes)
-        entries = [None if each is None else _served(each.entry) for each in found]
-        return [None if entry is None else Found(entry) for entry in entries], generations
+        entries = {key: None if each is None else _served(each.entry) for key, each in found.items()}
+        return {key: None if entry is None else Found(entry) for key, entry in entries.items()}, generations
 
     async def generations(self, scope: str) -> Sequence[str]:
         return await self._store.generations(scope)

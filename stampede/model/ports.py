@@ -204,10 +204,10 @@ class Store(Protocol):
     async def invalidate(self, key: str) -> bool:
         """Remove value, verdict and rest, cancel a valid lease, wake the herd. Return whether there was a value."""
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        """Return the entry of each key if it is fresh, and the current generation of each scope: the part of a physical
-        key that `bump` changes. All is read in one round trip where that is possible. None, also in any doubt, means
-        claim."""
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+        """Return the entry of each key if it is fresh, or None, and the current generation of each scope: the part of a
+        physical key that `bump` changes. All is read in one round trip where that is possible. Keys are left out that
+        have to be read in another way."""
 
     async def generations(self, scope: str) -> Sequence[str]:
         """Return the current generation, and after it those that ended a moment ago. The first one includes every bump

@@ -174,8 +174,8 @@ class GuardedClaims:
                 names = tagged.names_for(key, ask.tags)
             if names and tagged is not None:
                 found = await tagged.look(key, names, looked)
-            elif looked is not None and key in looked:
-                found = looked[key]
+            elif looked is not None:
+                found = looked.get(key)
             elif self._looks is not None:
                 found = await self._looks.look(key)
             else:

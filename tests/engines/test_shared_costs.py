@@ -243,7 +243,8 @@ def test_what_is_believed_is_not_asked_for(kind: str, memory_path: Path, monkeyp
 
 
 def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
-    """Return calls that hit: of functions, of `get`, and of many keys, on values without tags and with two tags."""
+    """Return calls that hit: of functions, of `get`, and of many keys, on values without tags and with two tags. `get`
+    and `get_many` also ask for what is not there."""
 
     async def avalue(number: int) -> int:
         return number
@@ -264,7 +265,7 @@ def calls_of(cache: Cache, colour: str) -> Iterator[Callable[[], object]]:
     calls = [
         *(partial(plain, 1), partial(with_tags, 1)),
         *(partial(get, "plain"), partial(get, "tagged")),
-        *(partial(get_many, keys), partial(load, keys, lambda missing: {})),
+        *(partial(get, "missing"), partial(get_many, [*keys, "missing"]), partial(load, keys, lambda missing: {})),
         *([partial(each.many, [(1,), (2,)]) for each in (plain, with_tags)] if colour == "sync" else []),
     ]
     with asyncio.Runner() as runner:

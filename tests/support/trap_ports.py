@@ -168,8 +168,8 @@ class TrapPort:
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [await self._verb("get", key, None, lambda key=key: self.model.kept(key)) for key in keys]  # type: ignore[misc]
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        return [await self.look(key) for key in keys], [""] * len(scopes)
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+        return {key: await self.look(key) for key in keys}, [""] * len(scopes)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:
         return await self._verb("replace", key, seen, lambda: self.model.replace(key, seen, entry))

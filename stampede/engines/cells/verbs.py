@@ -121,11 +121,11 @@ class CellKeys:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # no cell reports the next one
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         names = [_named(key) for key in keys]
         records, generations = await self._generations.ask(self._records, scopes, names)
         now = self._records.clock()
-        found = [self._hit(name, each, now) for name, each in zip(names, records, strict=True)]
+        found = {key: self._hit(name, each, now) for key, name, each in zip(keys, names, records, strict=True)}
         return found, [current for current, *_ in generations]
 
     async def generations(self, scope: str) -> Sequence[str]:

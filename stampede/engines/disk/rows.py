@@ -240,8 +240,8 @@ class Rows:
         after = rows[-1][0] if len(rows) == PAGE else None
         return [key.decode("utf-8", "surrogatepass") for key in found], after
 
-    def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
-        return [self.look(key) for key in keys], [self.generation(scope) for scope in scopes]
+    def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+        return {key: self.look(key) for key in keys}, [self.generation(scope) for scope in scopes]
 
     def generation(self, scope: str, *, surely: bool = False) -> str:
         """Return the generation of a scope. It is remembered until the next bump. `surely`: check first that the

@@ -174,9 +174,9 @@ class MemcachedKeys(MemcachedGenerations):
                 entries[at] = record.served(items.read(reply).kept, 0.0)
         return entries
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         """Return what `look` finds, and the generations. Each server is asked once. If one of several servers is down
-        while generations are asked for, its keys are not found, and the claim finds out why."""
+        while generations are asked for, its keys are left out, and the claim finds out why."""
         now, names, ids = time.monotonic(), [items.name_of(key) for key in keys], [asked_of(scope) for scope in scopes]
         wanted: defaultdict[MemcachedNode, dict[bytes, None]] = defaultdict(dict)
         for name in names:
@@ -205,10 +205,11 @@ class MemcachedKeys(MemcachedGenerations):
         else:
             for question in questions:
                 await question()
-        found = [
-            None if (reply := seen.get((self._line.servers.of(name), name))) is None else self._found(name, reply)
-            for name in names
-        ]
+        found = {
+            key: self._found(name, reply)
+            for key, name in zip(keys, names, strict=True)
+            if (reply := seen.get((self._line.servers.of(name), name))) is not None
+        }
         generations = []
         for scope, some in zip(scopes, ids, strict=True):
             server = self._line.servers.of(some[1])

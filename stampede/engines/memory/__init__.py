@@ -351,11 +351,11 @@ class _Verbs:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # hits in this process need none
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         self._keys.check()
         now = self._keys.clock()
-        entries = [self._keys.kept(key, now) for key in keys]
-        found = [None if entry is None or entry.fresh <= 0 else Found(entry) for entry in entries]
+        entries = {key: self._keys.kept(key, now) for key in keys}
+        found = {key: None if entry is None or entry.fresh <= 0 else Found(entry) for key, entry in entries.items()}
         return found, [self.generation_at_hand(scope) for scope in scopes]
 
     async def generations(self, scope: str) -> Sequence[str]:

@@ -145,7 +145,7 @@ class PostgresKeys:
         entry = fresh_of(rows[0]) if rows else None
         return None if entry is None else Found(entry, self._ticket(ids, stamp, reporter))
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         ids, news, now = [names(key) for key in keys], self._news, time.monotonic()
         news.follow()
         if scopes:
@@ -155,10 +155,10 @@ class PostgresKeys:
         looking = [(ALL_SEEN, ([each.id for each in ids],))] if keys else []
         rows = await self._line.ask_all([*looking, *map(_asking, scopes)])
         seen = {row[0]: fresh_of(row[1:]) for row in rows[0]} if keys else {}
-        found = [
-            None if (entry := seen.get(each.id)) is None else Found(entry, self._ticket(each, stamp, reporter))
-            for each, stamp in zip(ids, stamps, strict=True)
-        ]
+        found = {
+            key: None if (entry := seen.get(each.id)) is None else Found(entry, self._ticket(each, stamp, reporter))
+            for key, each, stamp in zip(keys, ids, stamps, strict=True)
+        }
         heard = zip(scopes, rows[len(looking) :], samples, strict=True)
         return found, [self._heard(scope, some, sample, now)[0] for scope, some, sample in heard]
 

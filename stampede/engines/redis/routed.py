@@ -143,16 +143,17 @@ class RoutedKeys(_Routed):
             answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
         return _whole(answers)
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         """Return what `look` finds, and the generations. The shards of the keys are asked first. If one of them is
-        down, nothing is found there: the claim finds out why."""
+        down, its keys are left out: the claim finds out why."""
 
         async def look(port: RedisKeys, some: Sequence[str]) -> list[Any]:
-            return (await port.look_too(some, ()))[0]
+            found, _ = await port.look_too(some, ())
+            return [{key: found[key]} if key in found else {} for key in some]
 
         answers = await self._many(keys, lambda key: key, look)
-        found = [None if isinstance(each, EngineError) and each.partial else each for each in answers]
-        found = _whole(found)
+        answers = _whole([{} if isinstance(each, EngineError) and each.partial else each for each in answers])
+        found = {key: each for answer in answers for key, each in answer.items()}
         return found, (await self.of_generations(lambda keys: keys.look_too((), scopes)))[1] if scopes else []
 
     async def page(self, prefix: str, cursor: Any = None) -> tuple[list[str], Any]:

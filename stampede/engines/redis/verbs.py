@@ -131,7 +131,7 @@ class RedisKeys:
             return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[list[Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
         news, at = self._news, time.monotonic()
         if news.tracks:
             news.follow()
@@ -155,16 +155,18 @@ class RedisKeys:
         except EngineError as error:
             if not keys or not is_about_rights(error):
                 raise
-            return [None] * len(keys), (await self.look_too((), scopes))[1] if scopes else []
-        found: list[Found | None] = []
+            return {}, (await self.look_too((), scopes))[1] if scopes else []
+        found: dict[str, Found | None] = {}
         start, follows = 0, reporter and reporter == news.reporter
         for key, (key_names, known, stamp, commands) in zip(keys, asked, strict=True):
             some, start = replies[start : start + len(commands)], start + len(commands)
             entry = self._seen(key_names, known, some, at)
-            if entry is not None:
-                found.append(Found(entry, news.ticket(key_names.slot, stamp) if follows else None))
-            else:
-                found.append(await self.look(key) if known is not None and some[0] is not None else None)
+            string = some[1 if known is None else 0]
+            if entry is not None or string is None:
+                ticket = news.ticket(key_names.slot, stamp) if follows else None
+                found[key] = None if entry is None else Found(entry, ticket)
+            elif known is not None and (again := await self.look(key)) is not None:
+                found[key] = again
         heard = zip(scopes, replies[start:], samples, strict=True)
         return found, [self._take_reply(scope, some, sample, reporter, at)[0] for scope, some, sample in heard]
 
