@@ -120,7 +120,12 @@ class RedisNews(Feed):
 
     def connect(self) -> _Connection:
         connection = _Connection(self)
-        self._check(connection)
+        try:
+            connection.begin()
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _check(self, connection: _Connection) -> None:
@@ -151,10 +156,13 @@ class _Connection:
         self._expected: deque[Callable[[Any], object]] = deque()  # handlers of the next answers
         self._leaving: list[bytes] = []
         self.connection: Any = news.server.connection(protocol=3)
-        self.number = self._number()
-        news.server.met(self)
-        self._sock = socket_of(self.connection)
+        self.number = 0
         self._pushes = parser(Refusal)
+
+    def begin(self) -> None:
+        self.number = self._number()
+        self._news.server.met(self)
+        self._sock = socket_of(self.connection)
 
     def fileno(self) -> int:
         number: int = self._sock.fileno()

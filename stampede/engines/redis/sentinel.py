@@ -83,6 +83,9 @@ class Service(RedisConnector):
             raise ConnectionError(f"no sentinel knows a working master of {self._service!r}{why}") from unknown
         except ODD as odd:
             raise ConnectionError(f"the sentinels returned an invalid address: {odd}") from odd
+        finally:
+            if self.closed:  # by another thread, perhaps before this one has made a connection
+                self.close()
         self._watch.sentinels = watch.sentinels
         return host, port
 

@@ -73,6 +73,15 @@ def test_a_closed_engine_leaves_no_connection_to_a_sentinel() -> None:
     wait_until(lambda: not any(_connected(each.port) for each in house.sentinels))  # one may be opening at this moment
 
 
+def test_who_asks_a_sentinel_of_a_closed_engine_leaves_no_connection() -> None:
+    """The thread of the news may ask for the master while another thread closes the engine."""
+    house = flushed()
+    server = of_sentinel_url(house.url, {})
+    server.close()
+    assert server.master() == ("127.0.0.1", house.master.port)
+    assert not any(_connected(each.port) for each in house.sentinels)
+
+
 def _connected(port: int) -> bool:
     """Whether this process has a connection to this port of the loopback address."""
     ours: set[str] = set()
