@@ -108,7 +108,6 @@ class _Wire:
                 raise TimeoutError(f"no answer for {patience:g} s")
             server.hang_detector.heard = time.monotonic()
             talk.feed()
-            unsent = unsent and talk.flush()
             while (answer := talk.gets()) is not MORE:
                 if isinstance(answer, Exception):
                     check_refusal(answer)
@@ -116,6 +115,7 @@ class _Wire:
                 if len(answers) == count:
                     self.since = inf
                     return answers
+            unsent = (unsent or talk.pooled) and talk.flush()  # through a pooler, `gets` sends the next command
 
     def _look(self) -> None:
         if self.is_cut():
