@@ -56,8 +56,9 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
     def cut(self, before: float) -> None:
         """Cut the connections that have waited for the server since before this moment."""
         for wire in list(self.all):
-            if wire.since < before:
-                wire.cut = wire.since
+            since = wire.since  # read once: its thread may get an answer meanwhile
+            if since < before:
+                wire.cut = since
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> list[Answer]:
         wire.asking = True

@@ -30,6 +30,7 @@ from servers import Authority
 
 from stampede import EngineError, events, try_lock
 from stampede.engines.postgres import PostgresEngine, from_url
+from stampede.engines.postgres.connect import of_url
 from stampede.engines.postgres.schema import grants
 from stampede.model.entry import Entry, new_id
 from stampede.model.ports import Ask, Asked, Busy, Granted
@@ -143,6 +144,15 @@ def test_a_server_that_lets_nobody_in_takes_no_longer_than_its_time(
             return False
 
     until(answers)
+
+
+def test_a_server_that_lets_somebody_in_answers(server: PostgresServer) -> None:
+    """A new connection shows that the server does not hang. Otherwise one slow connection would end other questions."""
+    line, began = of_url(server.postgres_url, {}), time.monotonic()
+    for connect in (lambda: line.connection().connection, line.listening):
+        with closing(connect()):
+            assert line.hang_detector.heard > began
+        line.hang_detector.heard = began
 
 
 @both
