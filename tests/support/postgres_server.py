@@ -23,9 +23,15 @@ from psycopg import sql
 from server_process import PATIENCE, ServerProcess, freeze
 from servers import in_memory, missing, to_empty, wait_until
 
+from stampede.engines.postgres import connect
 from stampede.engines.postgres.schema import make, statements
 
 __all__ = ["MovedClock", "PgBouncer", "PostgresServer", "prepared_postgres", "process", "shared_postgres"]
+
+
+_connector = connect._server
+connect._server = lambda name, given: _connector(name, {"timeout": PATIENCE, **given})
+"""Engines wait for long unless their test gives a `timeout`: a new backend needs much time beside other work."""
 
 
 def _program(name: str) -> str:

@@ -56,8 +56,9 @@ class _Wires(Pool["_Wire", Sequence[Command], list[Answer]]):
     def cut(self, before: float) -> None:
         """Cut the connections that have waited for the server since before this moment."""
         for wire in list(self.all):
-            if wire.since < before:
-                wire.cut = wire.since
+            since = wire.since  # read once: its thread may get an answer meanwhile
+            if since < before:
+                wire.cut = since
 
     def exchange(self, wire: _Wire, commands: Sequence[Command]) -> list[Answer]:
         wire.asking = True
@@ -108,7 +109,6 @@ class _Wire:
                 raise TimeoutError(f"no answer for {patience:g} s")
             server.hang_detector.heard = time.monotonic()
             talk.feed()
-            unsent = unsent and talk.flush()
             while (answer := talk.gets()) is not MORE:
                 if isinstance(answer, Exception):
                     check_refusal(answer)
@@ -116,6 +116,7 @@ class _Wire:
                 if len(answers) == count:
                     self.since = inf
                     return answers
+            unsent = (unsent or talk.pooled) and talk.flush()  # through a pooler, `gets` sends the next command
 
     def _look(self) -> None:
         if self.is_cut():

@@ -108,6 +108,7 @@ class PostgresConnector:
             first = Talk(made, pooled=True)  # it may be: that is not known yet
             own = made.info.backend_pid
             ((pid, version, *_),) = query(first, (self._identify, (own,)), self.timeout)
+            self.hang_detector.heard = time.monotonic()
             check_version(version, self.name, self.init)
             self.pooled = pid != own  # a pooler invents a pid for each of its clients
             made._pool = None  # as with connections of a pool: no ResourceWarning if the program ends without `close`
@@ -145,6 +146,7 @@ class PostgresConnector:
             with self.hang_up.asking(made):
                 own = made.info.backend_pid
                 pid, when, _ = made.execute(BACKEND, (own,), binary=True).fetchone() or (0, 0.0, "")
+                self.hang_detector.heard = time.monotonic()
                 if pid == own:
                     self._check_same(pid, when)
                     return made

@@ -182,8 +182,8 @@ class _Transport:
         self._flush()
 
     def _read(self) -> None:
-        self._wire.buffer_updated(0)
-        if self._writing and not self._wire.dead:
+        self._wire.buffer_updated(0)  # through a pooler, this also sends the next command
+        if (self._writing or self._talk.pooled) and not self._wire.dead:
             self._flush()
 
     def _written(self) -> None:

@@ -26,8 +26,9 @@ from stampede.engines.postgres.verbs import slot_of_scope
 from stampede.model.entry import Entry, new_id
 from stampede.runtime.colour import run_blocking as run
 
-LATE = 1.0
-"""Seconds within which each change must be seen on a busy machine. On an idle one it takes a few milliseconds."""
+LATE = 10.0
+"""Seconds within which each change must be seen on a busy machine. On an idle one it takes a few milliseconds, and
+without a notification it is never seen."""
 
 
 @pytest.fixture
@@ -96,7 +97,6 @@ CHANGES: dict[str, Callable[[Any, Cache], object]] = {
 }
 
 
-@pytest.mark.alone
 def test_a_local_tier_follows_what_others_change(server: PostgresServer) -> None:
     """A change in one process reaches the local tiers of others, which would serve the old value until it expires."""
     lags: dict[str, float] = {}
@@ -271,17 +271,17 @@ def test_an_administrator_ends_what_listens(server: PostgresServer) -> None:
             assert read(cache) == "meanwhile"
 
 
-@pytest.mark.alone
 def test_a_server_that_hangs(server: PostgresServer, keeper: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the server hangs, tickets are invalid: the server may drop this listener and not notify it of changes."""
-    monkeypatch.setattr(feed, "TICK", 0.1)
     its, news = kept(keeper), keeper._all.news
-    server.freeze()
-    try:
-        until(lambda: not news.reporter)
-        assert not holds(its)
-    finally:
-        server.thaw()
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, "TICK", 0.1)
+        server.freeze()
+        try:
+            until(lambda: not news.reporter)
+            assert not holds(its)
+        finally:
+            server.thaw()
     until(lambda: news.reporter)
     its = kept(keeper)
     assert holds(its)

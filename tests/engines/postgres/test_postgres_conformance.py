@@ -40,8 +40,9 @@ class TestPostgresAsync(TestPostgres):
     suspending = True
 
 
-def test_the_first_claim_has_a_sign_of_life() -> None:
+def test_the_first_claim_has_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first claim has a sign of life already. Without it, a killed process would block the key for its lease."""
+    monkeypatch.setattr("stampede.engines.postgres.news.AT_FIRST", 60.0)
     shared_postgres().prepare()
     engine = PostgresEngine(shared_postgres().postgres_url)
     try:

@@ -14,6 +14,7 @@ from herd import Herd, until
 from postgres_server import PostgresServer, shared_postgres
 
 from stampede import Cache
+from stampede.leases.keeper import keeper
 
 LEASE = 60.0
 """Longer than any test here takes."""
@@ -41,18 +42,24 @@ Mine = Callable[..., Cache]
 
 
 def cache_at(url: str, **options: Any) -> Cache:
-    return Cache(url, **{"local": True, "early": 0, "lease": LEASE, **options})
+    """Return a cache that listens: it has a sign of life, and is notified when a lease ends."""
+    cache = Cache(url, **{"local": True, "early": 0, "lease": LEASE, **options})
+    cache.get("another")
+    until(lambda: cache.engine._all.news.listens)  # type: ignore[attr-defined]
+    return cache
 
 
 def hold(pipe: Connection, url: str, lease: float) -> None:
-    """One call whose computation waits for its value from the pipe. Send the result and the count of lost leases."""
+    """One call whose computation waits for its value from the pipe. Send the result and the count of lost leases. If
+    told to renew, it renews its lease at once."""
     cache = cache_at(url, lease=lease)
-    cache.get("another")
-    until(lambda: cache.engine._all.news.listens)  # type: ignore[attr-defined]
 
     def compute() -> Any:
         pipe.send("computing")
-        return pipe.recv()
+        while (told := pipe.recv()) == "renew":
+            for each in keeper.holds():
+                keeper.look_at(each, 0.0)
+        return told
 
     pipe.send((cache.get_or_compute("k", compute), cache.stats().lease_lost))
     pipe.recv()
@@ -64,7 +71,7 @@ def test_a_killed_holder_that_was_not_bound_holds_nobody_up(server: PostgresServ
     with other(hold, url, lease) as holder, cache_at(url, lease=lease) as cache:
         assert holder.hear() == "computing"
         herd = Herd(*[lambda: cache.get_or_compute("k", lambda: "alive")] * 4)
-        until(lambda: server.ask("SELECT FROM stampede.leases WHERE homes IS NOT NULL"))
+        until(lambda: server.ask("SELECT FROM stampede.leases WHERE homes IS NOT NULL") or not herd.waiting)
         holder.kill()
         assert herd.join() == ["alive"] * 4
         assert cache.stats().computations == 1
@@ -99,12 +106,12 @@ def test_a_holder_whose_connection_is_cut_stores_what_nobody_else_computes(serve
 
 def test_a_renewed_lease_is_bound_to_the_connection_that_is_there(server: PostgresServer, mine: Mine) -> None:
     """A renewed lease is bound to the new connection: a holder that has connected again does not count as dead."""
-    cache, lease = mine(), 1.0
-    with other(hold, server.postgres_url, lease) as holder:
+    cache, bound = mine(), "SELECT FROM stampede.leases WHERE pid <> %s AND stampede.lives(pid, started)"
+    with other(hold, server.postgres_url, LEASE) as holder:
         assert holder.hear() == "computing"
         ((pid,),) = server.ask("SELECT pid FROM stampede.leases")
         server.ask("SELECT pg_terminate_backend(%s)", pid)
-        until(lambda: server.ask("SELECT FROM stampede.leases WHERE pid <> %s AND stampede.lives(pid, started)", pid))
+        until(lambda: (holder.tell("renew"), server.ask(bound, pid))[1])
         herd = Herd(lambda: cache.get_or_compute("k", lambda: "another"))
         until(lambda: server.ask("SELECT FROM stampede.leases WHERE homes IS NOT NULL"))
         holder.tell("value")

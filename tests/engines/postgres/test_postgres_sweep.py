@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from herd import until
 from postgres_server import shared_postgres
 
 from stampede.engines.postgres import PostgresEngine
@@ -80,7 +81,7 @@ def test_what_is_over_goes(engine: PostgresEngine) -> None:
     assert rows() == 10
 
 
-def test_it_is_done_by_those_who_write(engine: PostgresEngine) -> None:
+def test_it_is_done_by_those_who_write() -> None:
     """Writers sweep, once every `WRITES` writes: there is no server of ours that could do it."""
     done = threading.Event()
 
@@ -101,13 +102,13 @@ def test_a_process_that_writes_sweeps(engine: PostgresEngine) -> None:
     store(engine, "old", 60.0)
     over("old")
     assert rows() == 1
-    end = threading.Event()
-    for number in range(50 * WRITES):
-        store(engine, f"k{number % 7}", 60.0)
-        if shared_postgres().ask("SELECT count(*) FROM stampede.entries WHERE gone = 1") == [(0,)]:
-            end.set()
-            break
-    assert end.is_set()
+
+    def is_swept() -> bool:
+        for number in range(WRITES):
+            store(engine, f"k{number % 7}", 60.0)
+        return shared_postgres().ask("SELECT count(*) FROM stampede.entries WHERE gone = 1") == [(0,)]
+
+    until(is_swept)
 
 
 def test_leases_that_hold_nothing_go(engine: PostgresEngine) -> None:
@@ -134,7 +135,8 @@ def test_processes_that_are_gone_are_told_nothing(engine: PostgresEngine) -> Non
             " FROM pg_stat_get_activity(pg_backend_pid())"
         )
         swept()
-        assert shared_postgres().ask("SELECT home FROM stampede.keepers") == [("alive",)]
+        homes = shared_postgres().ask("SELECT home FROM stampede.keepers")
+        assert ("alive",) in homes and ("dead",) not in homes
     shared_postgres().say("DELETE FROM stampede.keepers")
 
 
@@ -188,9 +190,10 @@ def test_a_flood_of_new_keys(engine: PostgresEngine) -> None:
     try:
         for number in range(3000):
             store(bounded, f"k{number}", 60.0)
+        until(lambda: rows() <= 2600)  # the last sweeps may be under way
     finally:
         bounded.close()
-    assert 1000 < rows() <= 2600
+    assert rows() > 1000
 
 
 def test_a_sample_tells_how_many_there_are(engine: PostgresEngine) -> None:
