@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -374,8 +375,8 @@ def test_a_large_value_on_its_way_is_life(cached: Cached, asker: Askers, engine:
 def test_who_is_told_that_a_server_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits older than `YOUNG` are told that a server hangs, unless the server has replied since."""
     clock, told = FakeClock(), []
-    monkeypatch.setattr(hang_detector.time, "monotonic", clock)
-    monkeypatch.setattr(hang_detector.watch, "add", lambda watched, moment: None)
+    monkeypatch.setattr(hang_detector, "time", SimpleNamespace(monotonic=clock))  # of this module alone
+    monkeypatch.setattr(hang_detector, "watch", SimpleNamespace(add=lambda watched, moment: None))
     its = hang_detector.HangDetector()
     its.waiters = told.append
     begun = clock()
