@@ -14,10 +14,11 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
+from herd import until
 from interrupting import Line, lines_in, lines_of, looked
 from memcached_server import shared_memcached
 from servers import RedisServer, shared_redis
@@ -29,13 +30,6 @@ from stampede.errors import OptionError
 from stampede.model.ports import Busy
 from stampede.runtime import process_lock
 from stampede.runtime.colour import run_blocking
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = monotonic() + seconds
-    while not condition():
-        assert monotonic() < deadline, "it never came to that"
-        sleep(0.001)
 
 
 def in_thread(function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -116,13 +110,17 @@ def test_a_hostile_holder_s_name_is_nobody_s_and_no_path(tmp_path: Path, holder:
 
 
 @pytest.mark.parametrize("url", ["memory://", "disk://{}"])
-def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(tmp_path: Path, url: str) -> None:
+def test_a_finalizer_or_signal_may_call_at_every_line_of_ours(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     """A __del__ or a signal handler may call the function in the middle of a call. The inner call does not wait for the
     outer one, which could not continue."""
+    monkeypatch.setattr("stampede.engines.disk.database.LOOK", 0.0)  # all runs reach the same lines, fast or slow
+    monkeypatch.setattr("stampede.algorithm.generations.SAFETY", 0.01)  # a question of the outer call gets no answer
 
     @contextmanager
     def opened(directory: object) -> Iterator[Any]:
-        with Cache(url.format(tmp_path / str(directory)), ttl=0) as cache:
+        with Cache(url.format(memory_path / str(directory)), ttl=0) as cache:
             yield cache.cached(lambda number: 2 * number)
 
     def interrupted(function: Any, where: Line) -> bool:
@@ -201,7 +199,7 @@ def test_a_finalizer_or_signal_may_call_where_what_is_known_of_an_engine_changes
 
     assert held.acquire()
     thread, _ = in_thread(lambda: lines_of(call, at))
-    thread.join(10)
+    thread.join(15)
     assert not thread.is_alive(), tried  # (a thread that hangs has the lock that closing the cache takes)
     assert tried
     held.release()
@@ -272,7 +270,9 @@ def test_an_exit_under_computations_releases_before_it_closes(tmp_path: Path) ->
     """At exit, running computations give back their leases before the engine is closed, and no warning is shown."""
     script = """
 import sys, threading
+import stampede.leases.keeper
 from stampede import Cache
+stampede.leases.keeper.AT_EXIT = 20
 cache, begun = Cache(sys.argv[1]), threading.Event()
 def compute():
     begun.set()

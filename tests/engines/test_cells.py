@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -17,6 +18,7 @@ from stampede.engines.cells import Cell, CellEngine, Faster, Seen, Version
 from stampede.model.ports import Engine
 from stampede.testing import CellSuite, ClaimsSuite, FakeClock, HistoriesSuite, LocksSuite, StoreSuite
 from stampede.testing.cells import MemoryCell
+from stampede.testing.conformance.suite import HERD
 
 
 class TestMemoryCell(CellSuite):
@@ -55,6 +57,7 @@ class Backwards(MemoryCell):
     """A cell with a mistake of its author. Each case of the suite finds one of the mistakes."""
 
     wrong = ""
+    met = threading.Barrier(HERD)
 
     def read(self, names: Sequence[str]) -> list[Seen]:
         if self.wrong == "order":
@@ -79,11 +82,13 @@ class Backwards(MemoryCell):
             return None
         if self.wrong == "row counter" and version is None and data is not None:
             self._versions = count(1)
-        if self.wrong == "race":
+        if self.wrong == "race" and data is not None and data.startswith(b"by"):  # one of the herd
             seen = self.read([name])[0]
-            time.sleep(0.01)
-            version = self.read([name])[0].version if seen.version == version else version
-        return super().swap(name, version, data, 0.01 if self.wrong == "ends" else ttl)
+            self.met.wait(10)
+            with self._lock:
+                version = self.read([name])[0].version if seen.version == version else version
+                return super().swap(name, version, data, ttl)
+        return super().swap(name, version, data, 0.0 if self.wrong == "ends" else ttl)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from stampede.engines import dynamodb, open_engine
 from stampede.engines.cells import Faster, Seen
 from stampede.engines.dynamodb import DynamoCell, ServiceClock
 from stampede.errors import OptionError
+from stampede.testing import FakeClock
 
 
 @pytest.fixture(params=["moto", "dynalite"])
@@ -121,7 +123,7 @@ def test_a_value_that_an_item_has_no_room_for_is_not_kept() -> None:
     """A value that is too large for an item is not stored. The error does not count as an outage of the table."""
     shared_moto().empty()
     told: list[Any] = []
-    with Cache(shared_moto().url, observers=[told.append]) as cache:
+    with Cache(f"{shared_moto().url}&timeout=20", observers=[told.append]) as cache:
         large = b"1" * 400_000
         assert cache.get_or_compute("k", lambda: large) == large
         assert cache.get_or_compute("l", lambda: large[:398_000]) == cache.get("l")
@@ -140,7 +142,7 @@ def test_a_table_that_may_not_be_made_is_missed() -> None:
 def test_the_clock_is_told_by_dates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The service's clock is known from the dates in its replies, to within 0.1 seconds, without wall clocks."""
     clock, now, ahead = ServiceClock(), [1000.0], 1_790_000_000.25
-    monkeypatch.setattr(dynamodb.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(dynamodb, "time", SimpleNamespace(monotonic=lambda: now[0]))  # of this module alone
     for step in range(60):
         sent = now[0]
         now[0] += 0.01
@@ -233,21 +235,22 @@ def refuse(cell: DynamoCell, times: int) -> list[str]:
     return asked
 
 
-def test_who_asks_too_much_asks_again() -> None:
+def test_who_asks_too_much_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy table is asked again, and does not count as down. Otherwise, each process would compute for itself."""
     shared_moto().empty()
     cell = dynamodb.from_url(shared_moto().url)
-    version = cell.swap("k", None, b"1", 60)
+    version, clock = cell.swap("k", None, b"1", 60), FakeClock(time.monotonic())
+    monkeypatch.setattr(dynamodb, "time", SimpleNamespace(monotonic=clock, sleep=clock.advance))
     assert len(refuse(cell, 2)) == 0
     assert cell.swap("k", version, b"2", 60) > version
     asked = refuse(cell, 2)
     assert cell.read(["k"])[0].data == b"2"
     assert len(asked) == 2
     asked = refuse(cell, 1000)
-    began = time.monotonic()
+    began = clock()
     with pytest.raises(ClientError, match="ProvisionedThroughputExceeded"):
         cell.read(["k"])
-    assert time.monotonic() - began < 5
+    assert clock() - began < 5
     assert 3 <= len(asked) < 20
     cell.close()
 
@@ -255,8 +258,9 @@ def test_who_asks_too_much_asks_again() -> None:
 def test_an_answer_in_parts_makes_nobody_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a busy table keeps returning unprocessed keys, the requests slow down, and then an EngineError is raised."""
     shared_moto().empty()
-    cell, asked = dynamodb.from_url(shared_moto().url), []
+    cell, asked, clock = dynamodb.from_url(shared_moto().url), [], FakeClock(time.monotonic())
     cell.swap("k", None, b"1", 60)
+    monkeypatch.setattr(dynamodb, "time", SimpleNamespace(monotonic=clock, sleep=clock.advance))
 
     def in_parts(verb: str, **terms: Any) -> Any:
         asked.append(verb)

@@ -20,7 +20,7 @@ class TestDynamodbCell(CellSuite):
     def make_cell(self) -> Cell:
         server = shared_moto()
         server.empty()
-        return from_url(server.url)
+        return self.make_peer()
 
-    def make_peer(self, cell: Cell) -> Cell:
-        return from_url(shared_moto().url)
+    def make_peer(self, cell: Cell | None = None) -> Cell:
+        return from_url(f"{shared_moto().url}&timeout=20")  # on a busy machine, moto needs seconds for a hundred keys

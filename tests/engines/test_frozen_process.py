@@ -47,17 +47,25 @@ def is_kept(cache: Cache, key: str) -> bool:
 @pytest.fixture
 def freeze(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
     """Stops the thread of a feed as soon as something has arrived for it."""
-    frozen, goes_on = set[threading.Thread](), threading.Event()
+    frozen, waiting, goes_on = set[threading.Thread](), set[threading.Thread](), threading.Event()
 
     class Selector(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:
+            me = threading.current_thread()
+            waiting.add(me)
             ready = super().select(timeout)
-            if threading.current_thread() in frozen and len(self.get_map()) > 1:  # the thread waits for its connection
+            waiting.discard(me)
+            if me in frozen and len(self.get_map()) > 1:  # the thread waits for its connection
+                waiting.add(me)
                 goes_on.wait()
             return ready
 
+    def stop(feed: Any) -> None:
+        frozen.add(feed._thread)
+        until(lambda: feed._thread in waiting)  # it reads nothing any more
+
     monkeypatch.setattr(selectors, "DefaultSelector", Selector)
-    yield lambda feed: frozen.add(feed._thread)
+    yield stop
     goes_on.set()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cachetools import LFUCache, LRUCache, TLRUCache, TTLCache
+from herd import until
 
 from stampede.engines.memory import MemoryEngine
 from stampede.errors import OptionError, TooLarge
@@ -376,20 +377,21 @@ def test_no_value_outlives_its_invalidation(store: Any) -> None:
             elif isinstance(reply, Busy):
                 run_blocking(engine.blocking.claims.wait("k", reply, 1.0))
 
-    readers = [threading.Thread(target=read) for _ in range(4)]
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(4)]
     for reader in readers:
         reader.start()
     for number in range(1, 150):
-        origin = number
+        origin, before = number, computed[0]
         run_blocking(engine.blocking.store.invalidate("k"))
         announced = number
         time.sleep(0)
+        if number % 30 == 0:  # on a busy machine, no reader may have run meanwhile
+            until(lambda before=before: computed[0] > before or wrong)
     stop.set()
     for reader in readers:
         reader.join(10)
         assert not reader.is_alive()
     assert not wrong, wrong[:3]
-    assert computed[0] > 0
 
 
 def test_who_misses_its_turn_keeps_its_place() -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("pymemcache")
 
 import both_colours
 from both_colours import BRIEF, never
+from herd import until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
 from servers import PATIENCE, RedisServer, shared_redis
@@ -74,7 +75,7 @@ def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes
     """After a reply too many, no call gets the reply of the call before it."""
     server = server_of(engine)
     proxy = before(server)
-    asked = face(server, proxy, colour)
+    asked = face(server, proxy, colour, timeout=PATIENCE)
     for number in range(3):
         assert asked(f"k{number}", lambda number=number: number) == number
     once = [frame]
@@ -90,10 +91,7 @@ def test_a_reply_too_many(face: Faces, before: Before, engine: str, frame: bytes
         assert asked(f"k{number}", lambda number=number: number, wait=1) == number
         assert asked.run("get", f"k{number}") in (number, None) if not asked.down else True
     proxy.alter = None
-    end = time.monotonic() + 5
-    while asked.down and time.monotonic() < end:
-        asked("other", lambda: 1)
-        time.sleep(BRIEF / 2)
+    until(lambda: asked("other", lambda: 1) and not asked.down)
     for number in range(3):
         asked.run("set", f"k{number}", number)
         assert asked(f"k{number}", never) == number
@@ -238,21 +236,24 @@ def test_altered_replies(face: Faces, before: Before, engine: str, seed: int, co
         slowest = max(slowest, time.monotonic() - began)
         if time.monotonic() > end:
             break
-    assert slowest < 2
+    assert slowest < 5
     proxy.heal()
-    while asked.down and time.monotonic() < end + 5:
-        asked("other", lambda: 1)
-        time.sleep(BRIEF / 2)
+
+    def works(number: int) -> bool:
+        with suppress(EngineError):
+            asked.run("set", f"k{number}", number)
+            return bool(asked(f"k{number}", lambda: "computed") == number)
+        return False
+
     for number in range(6):
-        asked.run("set", f"k{number}", number)
-        assert asked(f"k{number}", never) == number
+        until(lambda number=number: works(number))
 
 
 def test_a_server_that_answers_nothing_right_is_down(before: Before, face: Faces) -> None:
     """If all replies of a server are wrong, the engine is down. Callers get an EngineError and not a TypeError."""
     server = server_of("redis")
     proxy = before(server)
-    asked = face(server, proxy, "sync")
+    asked = face(server, proxy, "sync", timeout=PATIENCE)
     asked("k", lambda: 1)
     proxy.alter = lambda data: b"+OK\r\n"
     with pytest.raises(EngineError):

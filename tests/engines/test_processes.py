@@ -200,7 +200,7 @@ def test_a_killed_holder_holds_nobody_up(url: str, mine: Mine) -> None:
     with other(ask, url, {"lease": lease}) as holder:
         assert holder.hear() == "computing"
         herd = Herd(*[lambda: report(1)] * 4)
-        assert waiting.wait(20)
+        until(lambda: waiting.is_set() or not herd.waiting)  # its lease may have ended on a busy machine
         holder.kill()
         assert herd.join() == ["mine"] * 4
     assert report.stats().computations == 1
@@ -241,7 +241,9 @@ def test_a_holder_that_is_frozen_anywhere_stores_nothing_late(url: str) -> None:
     keys, lease, rounds, dice, caught = 8, 0.025, 10, random.Random(2), 0
     with other(compute_in_rounds, url, keys, lease) as holder, cache_at(url, early=0, lease=LEASE) as cache:
         assert holder.hear() == "ready"
-        for number in range(rounds):
+        for number in range(10 * rounds):
+            if number >= rounds and caught >= 2 * rounds:
+                break  # on a busy machine a round may end before its holder is frozen
             for key in range(keys):
                 cache.invalidate(str(key))
             holder.tell(number)
@@ -263,7 +265,7 @@ def block_the_loop(pipe: Connection, url: str) -> None:
         async def compute() -> str:
             return told(pipe)  # blocks the whole loop
 
-        value: str = await cache.aget_or_compute("k", compute, lease=1.5)
+        value: str = await cache.aget_or_compute("k", compute, lease=2.5)
         return value
 
     pipe.send(asyncio.run(main()))
@@ -275,7 +277,7 @@ def test_a_blocked_loop_keeps_its_lease(url: str) -> None:
     with other(block_the_loop, url) as holder, cache_at(url) as cache:
         assert holder.hear() == "computing"
         with pytest.raises(WaitTimeout):
-            cache.get_or_compute("k", lambda: "computed twice", wait=3.0)
+            cache.get_or_compute("k", lambda: "computed twice", wait=3.5)
         holder.tell(Answer("value"))
         assert holder.hear() == "value"
         assert cache.get("k") == "value"
@@ -318,7 +320,7 @@ def hit_when_told(pipe: Connection, url: str) -> None:
     report = report_of(url, lambda: "computed")
     while True:
         expected = pipe.recv()
-        until(lambda expected=expected: report(1) == expected, 5.0)
+        until(lambda expected=expected: report(1) == expected)
         pipe.send([report(1) for _ in range(3)])  # from the engine, the local tier, and the function's own table
 
 
@@ -560,7 +562,8 @@ def test_storms_of_cancellations(url: str) -> None:
 def test_random_interleavings(url: str, local: bool) -> None:
     """Promises 1 and 4: in a random order of steps, no old value comes back, and no two callers compute at once."""
     plans = [Plan(url, number, 7, local, 4, 60, 0.003, clears=local) for number in range(4)]
-    found = check(*played(plans), 0.5 if local else 0.05)
+    lag = 2.0 if url.startswith("postgres") else 0.5  # Postgres tells its listeners when it gets to it
+    found = check(*played(plans), lag if local else 0.05)
     assert (found.old, found.twice, found.apart) == ([], [], [])
     assert found.calls > 825
     assert found.computations > 20

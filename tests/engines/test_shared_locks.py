@@ -235,7 +235,7 @@ def test_a_place_ends_with_its_holder(engine: str, how: signal.Signals, tmp_path
         pytest.skip("a lock of file:// is its holder's while that lives")
     url = f"{engine}://{tmp_path}"
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, url, "1" if how == signal.SIGSTOP else "60"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, url, "2.5" if how == signal.SIGSTOP else "60"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "inside\n"

@@ -19,7 +19,7 @@ pytest.importorskip("sqlalchemy")
 
 import pymysql
 import sqlalchemy as sa
-from herd import Herd
+from herd import Herd, until
 from mariadb_server import shared_mariadb
 from postgres_server import shared_postgres
 
@@ -93,8 +93,9 @@ def test_names_are_exact_and_ages_the_databases(cell: SqlCell) -> None:
     assert found[2] == Seen(None)
 
 
-def test_a_question_is_one_statement(cell: SqlCell, url: str) -> None:
+def test_a_question_is_one_statement(cell: SqlCell, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit is one statement. A miss is three, without BEGIN or ROLLBACK."""
+    monkeypatch.setattr("stampede.engines.kit.generations.KNOWN", 600.0)  # the generation is read once
     asked: list[str] = []
     with Cache(cell, early=0) as cache:
         cache.get_or_compute("warm", lambda: 1)  # makes the table, and reads the generation
@@ -111,11 +112,14 @@ def test_a_question_is_one_statement(cell: SqlCell, url: str) -> None:
             def questions() -> int:
                 return int(line.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'").one()[1])
 
+            def questions_of_ten_reads() -> int:
+                before = questions()
+                for _ in range(10):
+                    cell.read(["k"])
+                return questions() - before - 1
+
             cell.read(["k"])  # closing the cache closed the connections
-            before = questions()
-            for _ in range(10):
-                cell.read(["k"])
-            assert questions() - before == 11
+            until(lambda: questions_of_ten_reads() == 10)  # other clients of the server may ask something, too
 
 
 def test_an_engine_of_the_users_is_asked_by_its_own_connections(url: str) -> None:
@@ -158,7 +162,7 @@ def test_a_value_that_the_server_takes_not_is_not_kept() -> None:
     """A value that is too large for MariaDB is not stored. The server disconnects then, but does not count as down."""
     server, told = shared_mariadb(), list[Any]()
     server.empty()
-    with Cache(server.url, observers=[told.append]) as cache:
+    with Cache(f"{server.url}&timeout=20", observers=[told.append]) as cache:
         large = b"'" * 9_000_000  # 16 MiB may be sent, and each byte takes two
         assert cache.get_or_compute("k", lambda: large) == large
         assert cache.get_or_compute("k", lambda: b"small") == b"small"
@@ -323,5 +327,5 @@ def test_who_comes_while_others_use_the_file_comes_in(tmp_path: Path) -> None:
         other.execute("PRAGMA journal_mode=DELETE")
         other.execute("BEGIN")
         other.execute("SELECT * FROM stampede").fetchone()
-        with Cache(f"sql+sqlite:///{file}", on_engine_error="raise") as cache:
+        with Cache(f"sql+sqlite:///{file}?timeout=1", on_engine_error="raise") as cache:
             assert cache.get("k") == "value"

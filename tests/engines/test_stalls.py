@@ -12,7 +12,7 @@ from postgres_server import prepared_postgres
 from proxy import Proxy
 from servers import shared_redis
 
-from stampede import Cache, try_lock
+from stampede import Cache
 
 PATIENCE = 1.0
 """Seconds that a reply or a connection may take."""
@@ -57,26 +57,6 @@ async def found(cache: Cache) -> None:
     async with asyncio.timeout(20):
         while await cache.aget("k") != "kept":
             await asyncio.sleep(0.05)
-
-
-def locked(cache: Cache) -> str:
-    with try_lock("free", on=cache) as lock:
-        return "had" if lock else "refused"
-
-
-async def locks(cache: Cache) -> str:
-    async with try_lock("its own", on=cache) as lock:
-        return "had" if lock else "refused"
-
-
-QUESTIONS: dict[str, tuple[Any, Any, str]] = {
-    "locks": (locks, locked, "had"),
-    "calls": (
-        lambda cache: cache.aget_or_compute("k", lambda: "computed", wait=0.25),
-        lambda cache: cache.get_or_compute("l", lambda: "computed", wait=0.25),
-        "kept",
-    ),
-}
 
 
 def test_who_asks_when_all_tasks_are_told_to_end_is_not_left_waiting(link: Link, runner: asyncio.Runner) -> None:

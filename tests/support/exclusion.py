@@ -145,7 +145,7 @@ def _unheard(all_: list[Stay]) -> Iterator[str]:
             first = next((look for look in stay.looks if look.at >= stay.thawed), None)
             if first is None or first.what != "lost":
                 yield f"a loss unheard of: {stay} woke up, and didn't learn it at its first look"
-        if (lost or stay.paused_beyond_its_end) and stay.end != "loud":
+        if (lost or stay.paused_beyond_its_end) and stay.end not in ("loud", "unknown"):
             yield f"a block that ended without a word: {stay} had lost it"
 
 
@@ -158,7 +158,7 @@ def _stuck(all_: list[Stay], pause: Pause, visits: int, crowd: Iterable[str]) ->
             yield f"no progress: {who} was inside {done[who]} times, and not {visits}"
     for stay in all_:
         if stay.frozen < inf and not pause.keeps:
-            others = [each for each in all_ if each.who != stay.who and stay.frozen < each.granted < stay.thawed]
+            others = [each for each in all_ if each.who != stay.who and stay.granted < each.granted < stay.thawed]
             if not others:
                 yield f"no progress: nobody got in while {stay} was paused"
 
@@ -191,7 +191,7 @@ class History:
                 self._write(who, event.fence)
             case "granted":
                 self.events.append(event)
-                if who == self.pause.who and not self.paused:
+                if who == self.pause.who and not self.paused and event.at < event.ends:  # else it came too late
                     self._freeze()
                 else:
                     self.crowd[who].tell()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeAlias
 
-from disk_world import others
+from disk_world import Other, others
 
 from stampede import Cache
 
@@ -90,10 +90,9 @@ def live(pipe: Connection, plan: Plan) -> None:
         for thread in threads:
             thread.join()
     pipe.send([tuple(each) for each in done])
-    pipe.recv()
-    # No call runs, and all messages have arrived: report the values that this process sees now.
-    pipe.send({str(key): cache.get(str(key)) for key in range(KEYS)})
-    pipe.recv()
+    while True:  # no call runs any more: report the values that this process sees now
+        pipe.recv()
+        pipe.send({str(key): cache.get(str(key)) for key in range(KEYS)})
 
 
 def _choice(dice: random.Random, plan: Plan) -> tuple[str, str]:
@@ -186,13 +185,21 @@ def played(plans: list[Plan]) -> tuple[list[Done], list[dict[str, Any]]]:
         for each in opened:
             each.tell()
         done = [Done(*line) for each in opened for line in each.hear()]
-        time.sleep(0.1)  # messages may be under way, and no event tells when all have arrived
-        for each in opened:
-            each.tell()
-        return done, [each.hear() for each in opened]
+        end, kept = time.monotonic() + 5, _seen(opened)
+        while any(each != kept[0] for each in kept) and time.monotonic() < end:
+            time.sleep(0.02)  # messages may be under way, and no event tells when all have arrived
+            kept = _seen(opened)
+        return done, kept
     finally:
         for context, _ in zip(processes, opened, strict=False):
             context.__exit__(None, None, None)
+
+
+def _seen(opened: list[Other]) -> list[dict[str, Any]]:
+    """Return the values that each process sees now."""
+    for each in opened:
+        each.tell()
+    return [each.hear() for each in opened]
 
 
 # -- the checker ----------------------------------------------------------------------------------------------------

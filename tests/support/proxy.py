@@ -53,6 +53,7 @@ class Proxy:
         self.alter: Callable[[bytes], bytes] | None = None  # changes each piece from the server
         self.forge: Callable[[bytes], bytes] | None = None  # changes each piece to the server
         self.met = 0  # number of faults that have happened
+        self.heard = 0  # how often clients have sent something, also if it was not passed on
         self.accepted = 0
         self.turns = 0  # how often a server has replied to what a client had sent, over all connections
         self._faults: list[_Fault] = []
@@ -217,6 +218,7 @@ class _Pair:
 
     def _up(self) -> None:
         while data := self._client.recv(_PIECE):
+            self._proxy.heard += 1
             self._proxy._wait()
             self._asked = True
             if self._proxy.forge is not None:
