@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from asgi_client import Client, Shop, outdate, run
+from herd import PATIENCE
 
 import stampede
 import stampede.testing
@@ -43,7 +44,7 @@ def test_a_response_is_stored_for_its_max_age(cache: Cache) -> None:
         first, second = await client.ask(), await client.ask()
         assert (first.status, first.body, first.how) == (200, b"hello", "fwd=miss")
         assert (second.status, second.body, second.how) == (200, b"hello", "hit")
-        assert second.headers["age"] == "0" and "age" not in first.headers
+        assert 0 <= int(second.headers["age"]) <= PATIENCE and "age" not in first.headers
         same = {"cache-control", "content-type", "etag", "content-length"}
         assert {name: first.headers[name] for name in same} == {name: second.headers[name] for name in same}
         assert shop.runs == 1
@@ -88,7 +89,7 @@ def test_what_is_not_stored(cache: Cache, headers: dict[str, str]) -> None:
     [
         ({"cache_control": "s-maxage=60, max-age=0"}, False),
         ({"expires": formatdate(2e9, usegmt=True)}, False),
-        ({"cache_control": "max-age=60", "age": "50"}, False),
+        ({"cache_control": "max-age=600", "age": "50"}, False),
         ({"cache_control": "public, max-age=60"}, True),
         ({"cache_control": "s-maxage=60"}, True),
         ({"cache_control": "must-revalidate, max-age=60"}, True),
@@ -698,7 +699,8 @@ def test_stale_while_revalidate(cache: Cache) -> None:
         shop.body, shop.hold = b"new", asyncio.Event()
         shop.arrived.clear()
         reply = await client.ask()
-        assert (reply.body, reply.how, int(reply.headers["age"])) == (b"hello", "hit", 100)
+        assert (reply.body, reply.how) == (b"hello", "hit")
+        assert 100 <= int(reply.headers["age"]) <= 100 + PATIENCE
         await shop.arrived.wait()
         shop.hold.set()
         while (await client.ask()).body != b"new":
