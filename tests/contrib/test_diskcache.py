@@ -90,13 +90,12 @@ def test_keys_that_can_not_be_read_back(cache: dc.Cache) -> None:
         cache[object()] = 1
 
 
-@pytest.mark.parametrize(
-    "text", ["-" * 5000 + "1", "[" * 150, "(" * 100_000, "{[]: 1}", "__import__('os')", "1\0", "", "f()", "9" * 10_000]
-)
-def test_texts_that_no_key_has(text: str) -> None:
+def test_texts_that_no_key_has() -> None:
     """A text that is not of ours does no harm."""
-    assert key_of(text) == text
-    assert text_of(key_of(text)) == text
+    deep = "-" * 5000 + "1", "[" * 150, "(" * 100_000, "9" * 10_000
+    for text in (*deep, "{[]: 1}", "__import__('os')", "1\0", "", "f()"):
+        assert key_of(text) == text
+        assert text_of(key_of(text)) == text
 
 
 @dataclass(frozen=True)
