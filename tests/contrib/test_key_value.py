@@ -25,11 +25,10 @@ from stampede import EngineError
 from stampede.contrib.key_value import StampedeStore
 
 
-@pytest.fixture(params=["memory", "disk", "redis"])
+@pytest.fixture(params=["memory", "redis"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
     """Opens a store on this engine, in the namespace of this test."""
-    urls = {"memory": "memory://?entries=500", "disk": f"disk://{tmp_path}/engine"}
-    url = urls.get(request.param) or shared_redis().url
+    url = "memory://?entries=500" if request.param == "memory" else shared_redis().url
 
     @asynccontextmanager
     async def open_store() -> AsyncIterator[StampedeStore]:
