@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from asgi_client import Client, Shop, outdate, run
+from herd import PATIENCE
 
 import stampede
 import stampede.testing
@@ -43,7 +44,7 @@ def test_a_response_is_stored_for_its_max_age(cache: Cache) -> None:
         first, second = await client.ask(), await client.ask()
         assert (first.status, first.body, first.how) == (200, b"hello", "fwd=miss")
         assert (second.status, second.body, second.how) == (200, b"hello", "hit")
-        assert second.headers["age"] == "0" and "age" not in first.headers
+        assert 0 <= int(second.headers["age"]) <= PATIENCE and "age" not in first.headers
         same = {"cache-control", "content-type", "etag", "content-length"}
         assert {name: first.headers[name] for name in same} == {name: second.headers[name] for name in same}
         assert shop.runs == 1
@@ -51,58 +52,59 @@ def test_a_response_is_stored_for_its_max_age(cache: Cache) -> None:
     asked(cache, shop, work)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"cache_control": "no-store, max-age=60"},
-        {"cache_control": "private, max-age=60"},
-        {"cache_control": 'private="x-user", max-age=60'},
-        {"cache_control": "no-cache, max-age=60"},
-        {"cache_control": "max-age=0"},
-        {"cache_control": "max-age=60, s-maxage=0"},
-        {"cache_control": "max-age=nonsense"},
-        {"cache_control": "max-age=60", "age": "60"},
-        {"cache_control": "max-age=60", "set_cookie": "session=1"},
-        {"cache_control": "max-age=60", "vary": "*"},
-        {"expires": "0"},
-        {"expires": formatdate(0, usegmt=True)},
-    ],
-)
-def test_what_is_not_stored(cache: Cache, headers: dict[str, str]) -> None:
+UNSTORABLE: list[dict[str, str]] = [
+    {},
+    {"cache_control": "no-store, max-age=60"},
+    {"cache_control": "private, max-age=60"},
+    {"cache_control": 'private="x-user", max-age=60'},
+    {"cache_control": "no-cache, max-age=60"},
+    {"cache_control": "max-age=0"},
+    {"cache_control": "max-age=60, s-maxage=0"},
+    {"cache_control": "max-age=nonsense"},
+    {"cache_control": "max-age=60", "age": "60"},
+    {"cache_control": "max-age=60", "set_cookie": "session=1"},
+    {"cache_control": "max-age=60", "vary": "*"},
+    {"expires": "0"},
+    {"expires": formatdate(0, usegmt=True)},
+]
+
+
+def test_what_is_not_stored(cache: Cache) -> None:
     """A response that may not be stored goes to its client as it is, and each request runs the application."""
-    shop = Shop(**headers)
+    for headers in UNSTORABLE:
+        shop = Shop(**headers)
 
-    async def work(client: Client) -> None:
-        for count in (1, 2, 3):
-            reply = await client.ask()
-            assert (reply.status, reply.body, reply.how, shop.runs) == (200, b"hello", "", count)
-            assert "etag" not in reply.headers
+        async def work(client: Client) -> None:
+            for count in (1, 2, 3):
+                reply = await client.ask()
+                assert (reply.status, reply.body, reply.how, shop.runs) == (200, b"hello", "", count), headers
+                assert "etag" not in reply.headers, headers
 
-    asked(cache, shop, work)
-    assert list(cache.keys()) == []
+        asked(cache, shop, work)
+        assert list(cache.keys()) == [], headers
 
 
-@pytest.mark.parametrize(
-    "headers, authorized",
-    [
-        ({"cache_control": "s-maxage=60, max-age=0"}, False),
-        ({"expires": formatdate(2e9, usegmt=True)}, False),
-        ({"cache_control": "max-age=60", "age": "50"}, False),
-        ({"cache_control": "public, max-age=60"}, True),
-        ({"cache_control": "s-maxage=60"}, True),
-        ({"cache_control": "must-revalidate, max-age=60"}, True),
-    ],
-)
-def test_what_is_stored(cache: Cache, headers: dict[str, str], authorized: bool) -> None:
-    shop, request = Shop(**headers), {"authorization": "Bearer 1"} if authorized else {}
+STORABLE: list[tuple[dict[str, str], bool]] = [
+    ({"cache_control": "s-maxage=60, max-age=0"}, False),
+    ({"expires": formatdate(2e9, usegmt=True)}, False),
+    ({"cache_control": "max-age=600", "age": "50"}, False),
+    ({"cache_control": "public, max-age=60"}, True),
+    ({"cache_control": "s-maxage=60"}, True),
+    ({"cache_control": "must-revalidate, max-age=60"}, True),
+]
 
-    async def work(client: Client) -> None:
-        for _ in range(3):
-            assert (await client.ask(**request)).body == b"hello"
-        assert shop.runs == 1
 
-    asked(cache, shop, work)
+def test_what_is_stored(cache: Cache) -> None:
+    for headers, authorized in STORABLE:
+        shop, request = Shop(**headers), {"authorization": "Bearer 1"} if authorized else {}
+
+        async def work(client: Client) -> None:
+            for _ in range(3):
+                assert (await client.ask(**request)).body == b"hello"
+            assert shop.runs == 1, shop.headers
+
+        asked(cache, shop, work)
+        cache.clear()
 
 
 def test_a_response_to_authorization_is_stored_only_if_it_is_public(cache: Cache) -> None:
@@ -698,7 +700,8 @@ def test_stale_while_revalidate(cache: Cache) -> None:
         shop.body, shop.hold = b"new", asyncio.Event()
         shop.arrived.clear()
         reply = await client.ask()
-        assert (reply.body, reply.how, int(reply.headers["age"])) == (b"hello", "hit", 100)
+        assert (reply.body, reply.how) == (b"hello", "hit")
+        assert 100 <= int(reply.headers["age"]) <= 100 + PATIENCE
         await shop.arrived.wait()
         shop.hold.set()
         while (await client.ask()).body != b"new":

@@ -30,11 +30,9 @@ class Basket:
         self.articles = articles
 
 
-@pytest.fixture(params=["memory", "disk", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return shared_redis().url
-    return "memory://" if request.param == "memory" else f"disk://{tmp_path}/engine"
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    return "memory://" if request.param == "memory" else shared_redis().url
 
 
 @pytest.fixture

@@ -40,7 +40,6 @@ def settings_of(location: str, **params: Any) -> dict[str, Any]:
 
 LOCATIONS: dict[str, Callable[[Path], str]] = {
     "memory": lambda path: f"memory://?entries={hash(path) % 10_000 + 10_000}",
-    "disk": lambda path: f"disk://{path}",
     "redis": lambda path: shared_redis().url,
 }
 

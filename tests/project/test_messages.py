@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+from herd import logged_here
 from proxy import Proxy
 from servers import RedisServer, shared_redis
 
@@ -98,7 +99,7 @@ def test_an_exception_of_raises_is_no_warning(url: str, caplog: Any) -> None:
         for _ in range(2):
             with pytest.raises(NotFound):
                 cache.get_or_compute("row 5", missing)
-    assert caplog.records == []
+    assert logged_here(caplog) == []
 
 
 def test_a_function_tells_of_its_engines_outages(before: Callable[[Any], Proxy], server: RedisServer) -> None:
@@ -120,7 +121,7 @@ def test_the_end_of_an_outage_is_told_as_loudly_as_its_beginning(caplog: Any) ->
     with caplog.at_level(logging.WARNING, "stampede"):
         log_events(events.EngineDown("", "", "redis://x", EngineError("refused")))
         log_events(events.EngineUp("", "", "redis://x", 3.0))
-    assert [record.getMessage().split()[2] for record in caplog.records] == ["down,", "back"]
+    assert [record.getMessage().split()[2] for record in logged_here(caplog)] == ["down,", "back"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_what_is_down_and_what_becomes_of_calls(caplog: Any) -> None:
         for error in (full, part, down):
             log_events(events.EngineDown("", "", "redis://x", error))
         log_events(events.EngineDown("", "", "redis://x", down, strict=True))
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in logged_here(caplog)] == [
         "redis://x refuses new values, calls go on without it: EngineError: OOM",
         "redis://x is down in part, calls go on without it: EngineError: slot 5",
         "redis://x is down, calls go on without it: EngineError: refused",

@@ -15,6 +15,7 @@ from servers import need
 from stampede.metrics.table import METRICS
 
 PAGE = PAGES["operations.md"]
+FLAT = PAGE.flat().replace("`", "")
 ALERTS = ROOT / "examples" / "operations" / "alerts.yml"
 LOGGED = {(logger, level) for logger in ("log", "_log") for level in ("debug", "info", "warning", "error", "exception")}
 OTHERS = {"%s", "%s: %s", "%s %s, %s: %s"}
@@ -42,13 +43,14 @@ def _texts(node: ast.AST) -> Iterator[str]:
 def is_there(text: str) -> bool:
     """Return whether the page has the fixed pieces of a line, in their order."""
     pieces = [re.escape(piece) for piece in re.split(r"%[-.\d]*[a-z]", text)]
-    return re.search(r"[^|]*?".join(pieces), PAGE.flat().replace("`", "")) is not None
+    return re.search(r"[^|]*?".join(pieces), FLAT) is not None
 
 
-@pytest.mark.parametrize("text", sorted(set(log_lines())))
-def test_each_log_line_is_explained(text: str) -> None:
+def test_each_log_line_is_explained() -> None:
     """The page explains each log line. Otherwise an operator would search for it in vain."""
-    assert is_there(" ".join(text.split())), "give it a row in the table of log lines"
+    texts = {" ".join(text.split()) for text in log_lines()}
+    assert len(texts) > 50
+    assert sorted(text for text in texts if not is_there(text)) == [], "give them rows in the table of log lines"
 
 
 def test_the_metrics_exist() -> None:

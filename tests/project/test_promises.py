@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-import pytest
 from promises import ROOT, NotFound, Place, Row, rows, where_is
 
 ROWS = rows()
@@ -30,13 +29,11 @@ def test_tests_that_are_named_exist() -> None:
     assert sorted(each for each in named if each[1] not in defined(each[0])) == []
 
 
-@pytest.mark.parametrize("promise", sorted({row.promise for row in ROWS}))
-def test_lines_that_are_named_exist(promise: str) -> None:
+def test_lines_that_are_named_exist() -> None:
     """Each row names a test, and each file and function that it names exists."""
     for row in ROWS:
-        if row.promise == promise:
-            assert row.tests, row.line
-            _found(row)
+        assert row.tests, row.line
+        _found(row)
 
 
 def _found(row: Row) -> None:
@@ -49,12 +46,11 @@ def _found(row: Row) -> None:
             assert Place(path, name).span, row.line
 
 
-@pytest.mark.parametrize("promise", sorted({row.promise for row in ROWS}))
-def test_what_is_taken_out_is_there(promise: str) -> None:
+def test_what_is_taken_out_is_there() -> None:
     """The lines that a row takes out exist. Otherwise nothing would show that they keep the promise."""
     wrong = []
     for row in ROWS:
-        if row.promise == promise and not row.by_hand:
+        if not row.by_hand:
             try:
                 assert [each.made() for change in row.changes() for each in change], row.line
             except NotFound as error:

@@ -34,36 +34,35 @@ def test_what_checkers_see_is_what_there_is() -> None:
     assert set(LockOptions.__annotations__) == LOCK
 
 
-@pytest.mark.parametrize(
-    "face, options",
-    [
-        (cached, set(FunctionOptions.__annotations__) | {"cache"}),
-        (cached.many, set(ManyOptions.__annotations__) | {"cache"}),
-        (Cache().cached, set(FunctionOptions.__annotations__)),
-        (Cache().cached.many, set(ManyOptions.__annotations__)),
-        (Cache, {*CACHE, "engine", "observers", "origins"}),
-        (configure, {*CACHE, "caches", "observers", "origins"}),
-        (isolated, {*CACHE, "caches", "observers", "origins", "clock"}),
-        *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",
-            "get_or_compute_many", "set_many", "add", "update")],
-        (stampede.cache_without_dogpiling, POLICY),
-        (Cache().lock, LOCK),
-        (stampede.Lock, LOCK | {"on"}),
-        (stampede.try_lock, LOCK - {"wait"} | {"on"}),
-        (stampede.once, {"every", "on", "retry_after", "lease", "max_hold"}),
-        (Cache().bulkhead, BULKHEAD),
-        (stampede.Bulkhead, BULKHEAD | {"on"}),
-    ],
-    ids=lambda each: getattr(each, "__qualname__", None),
-)  # fmt: skip
-def test_options_are_shown(face: Callable[..., Any], options: set[str]) -> None:
+FACES: list[tuple[Callable[..., Any], set[str]]] = [
+    (cached, set(FunctionOptions.__annotations__) | {"cache"}),
+    (cached.many, set(ManyOptions.__annotations__) | {"cache"}),
+    (Cache().cached, set(FunctionOptions.__annotations__)),
+    (Cache().cached.many, set(ManyOptions.__annotations__)),
+    (Cache, {*CACHE, "engine", "observers", "origins"}),
+    (configure, {*CACHE, "caches", "observers", "origins"}),
+    (isolated, {*CACHE, "caches", "observers", "origins", "clock"}),
+    *[(getattr(Cache(), twin + verb), POLICY) for twin in ("", "a") for verb in ("get_or_compute", "set", "touch",
+        "get_or_compute_many", "set_many", "add", "update")],
+    (stampede.cache_without_dogpiling, POLICY),
+    (Cache().lock, LOCK),
+    (stampede.Lock, LOCK | {"on"}),
+    (stampede.try_lock, LOCK - {"wait"} | {"on"}),
+    (stampede.once, {"every", "on", "retry_after", "lease", "max_hold"}),
+    (Cache().bulkhead, BULKHEAD),
+    (stampede.Bulkhead, BULKHEAD | {"on"}),
+]  # fmt: skip
+
+
+def test_options_are_shown() -> None:
     """Every option is shown by name. A signature with `**options` would hide them."""
-    shown = inspect.signature(face).parameters
-    assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD]
-    assert options <= set(shown)
     arguments = {"url", "function", "settings", "key", "keys", "value", "values", "name", "default", "in_place"}
-    assert set(shown) - options <= arguments
-    assert all(shown[name].annotation for name in options & set(shown))
+    for face, options in FACES:
+        shown = inspect.signature(face).parameters
+        assert not [each for each in shown.values() if each.kind is each.VAR_KEYWORD], face
+        assert options <= set(shown), face
+        assert set(shown) - options <= arguments, face
+        assert all(shown[name].annotation for name in options & set(shown)), face
 
 
 def test_help_tells_of_cached(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import watchdog
 from watchdog import CONTROLLER, ROUNDS
 
@@ -21,27 +20,23 @@ IN, AFTER, COLLECTS, ENDED = (
 )
 
 
-@pytest.mark.parametrize(
-    "signs, silent, stuck",
-    [
-        ({"gw0": IN, "gw1": IN}, {"gw0": ROUNDS}, ["gw0"]),  # the tests of the other workers go on
-        (
-            {"gw0": IN, "gw1": AFTER},
-            {"gw0": ROUNDS, "gw1": ROUNDS, CONTROLLER: ROUNDS},
-            ["gw0"],
-        ),
-        ({"gw0": AFTER, "gw1": IN}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, []),  # gw0 waits for its next test
-        ({"gw0": AFTER, "gw1": ENDED}, dict.fromkeys(["gw0", "gw1", CONTROLLER], ROUNDS), ["gw0"]),
-        ({"gw0": AFTER, "gw1": ENDED}, {"gw0": ROUNDS, "gw1": ROUNDS}, []),  # the controller still works
-        ({"gw0": ENDED}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, [CONTROLLER]),
-        ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 2 * ROUNDS, CONTROLLER: 2 * ROUNDS}, []),
-        ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 3 * ROUNDS, CONTROLLER: 3 * ROUNDS}, ["gw0"]),
-    ],
-)
-def test_who_is_ended(signs: dict[str, str], silent: dict[str, int], stuck: list[str]) -> None:
+STUCK: list[tuple[dict[str, str], dict[str, int], list[str]]] = [
+    ({"gw0": IN, "gw1": IN}, {"gw0": ROUNDS}, ["gw0"]),  # the tests of the other workers go on
+    ({"gw0": IN, "gw1": AFTER}, {"gw0": ROUNDS, "gw1": ROUNDS, CONTROLLER: ROUNDS}, ["gw0"]),
+    ({"gw0": AFTER, "gw1": IN}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, []),  # gw0 waits for its next test
+    ({"gw0": AFTER, "gw1": ENDED}, dict.fromkeys(["gw0", "gw1", CONTROLLER], ROUNDS), ["gw0"]),
+    ({"gw0": AFTER, "gw1": ENDED}, {"gw0": ROUNDS, "gw1": ROUNDS}, []),  # the controller still works
+    ({"gw0": ENDED}, {"gw0": ROUNDS, CONTROLLER: ROUNDS}, [CONTROLLER]),
+    ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 2 * ROUNDS, CONTROLLER: 2 * ROUNDS}, []),
+    ({"gw0": COLLECTS, CONTROLLER: COLLECTS}, {"gw0": 3 * ROUNDS, CONTROLLER: 3 * ROUNDS}, ["gw0"]),
+]
+
+
+def test_who_is_ended() -> None:
     """Only a process that hangs is ended. If a working one were killed, its tests would fail."""
-    signs = {CONTROLLER: AFTER, **signs}
-    assert watchdog._stuck(signs, {name: silent.get(name, 0) for name in signs}) == stuck
+    for known, silent, stuck in STUCK:
+        signs = {CONTROLLER: AFTER, **known}
+        assert watchdog._stuck(signs, {name: silent.get(name, 0) for name in signs}) == stuck, (known, silent)
 
 
 FROZEN = """

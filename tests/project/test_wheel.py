@@ -62,10 +62,9 @@ def test_the_first_ten_lines_run_where_only_the_wheel_is(installed: Callable[...
     assert str(ROOT) not in printed
 
 
-@pytest.mark.parametrize("engine", ["memory", "disk"])
-def test_all_of_it_is_there(installed: Callable[..., str], engine: str, tmp_path: Path) -> None:
+def test_all_of_it_is_there(installed: Callable[..., str], tmp_path: Path) -> None:
     """The wheel has everything that a call needs, also files that are not Python (a schema, a script)."""
-    url = {"memory": "memory://", "disk": f"disk://{tmp_path}"}[engine]
+    url = f"disk://{tmp_path}"
     program = (
         f"from stampede import Cache\nwith Cache({url!r}) as c: assert c.get_or_compute('k', lambda: 1) == c.get('k')"
     )

@@ -24,7 +24,7 @@ app.conf.update(worker_prefetch_multiplier=1)
 class Base(Once):
     abstract = True
     once_cache = cache
-    once_lease = 2.0
+    once_lease = 3.0
 
 
 def began(word: str) -> None:
@@ -57,6 +57,12 @@ def hopeless(word: str) -> None:
 
 @app.task(base=Base, acks_late=True, reject_on_worker_lost=True)
 def late(word: str) -> str:
+    began(word)
+    return word
+
+
+@app.task(base=Base, once_lease=0.1)
+def brief(word: str) -> str:
     began(word)
     return word
 

@@ -20,10 +20,13 @@ cache = Cache(URL + "/0", ttl=60)
 board = redis.Redis.from_url(URL + "/3", decode_responses=True, socket_timeout=None)
 """Where messages tell that they began, and wait until they may go on."""
 
-broker = RedisBroker(url=URL + "/1", heartbeat_timeout=2000, maintenance_chance=1000000)
+SILENCE = int(os.environ.get("TASKS_SILENCE", 60_000))
+"""Milliseconds after which a worker of which nothing is heard is dead, so that its messages are delivered again."""
+
+broker = RedisBroker(url=URL + "/1", heartbeat_timeout=SILENCE, maintenance_chance=1000000)
 results = RedisBackend(client=redis.Redis.from_url(URL + "/2", socket_timeout=None))
 broker.add_middleware(Results(backend=results, store_results=True))
-broker.add_middleware(Once(cache, lease=2))
+broker.add_middleware(Once(cache, lease=os.environ.get("TASKS_LEASE", "3s")))
 dramatiq.set_broker(broker)
 
 

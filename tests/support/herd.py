@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -90,6 +91,11 @@ async def until_async(condition: Callable[[], object], bound: float = PATIENCE) 
     while not condition():
         assert time.monotonic() < end, "it never came"
         await asyncio.sleep(0.001)
+
+
+def logged_here(caplog: Any) -> list[logging.LogRecord]:
+    """Return what this thread has logged. Threads that earlier tests have left may log, too."""
+    return [record for record in caplog.records if record.thread == threading.get_ident()]
 
 
 def had(value: Any) -> Any:

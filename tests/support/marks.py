@@ -105,7 +105,6 @@ SLOW = {
     "test_damaged_bytes.py::test_in_a_table",
     "test_deadlines.py::test_who_computes_for_himself_alone_has_a_deadline_too",
     "test_demo.py::test_an_interrupted_demo_leaves_nothing",
-    "test_demo.py::test_the_demo_can_leave_just_the_picture",
     "test_demo.py::test_the_demo_leaves_a_page_and_nothing_else",
     "test_demo.py::test_wrong_arguments_are_named",
     "test_disk_coherence.py::test_no_reader_is_ever_behind",

@@ -22,7 +22,7 @@ def began(word: str) -> None:
     assert board.blpop([f"go {word}"], timeout=20), "the test has not let the job go on"
 
 
-@once_job(cache=cache, lease=2)
+@once_job(cache=cache, lease=3)
 def work(word: str, times: int = 1, *, fail: bool = False) -> str:
     began(word)
     if fail:
@@ -30,19 +30,25 @@ def work(word: str, times: int = 1, *, fail: bool = False) -> str:
     return word * times
 
 
-@once_job(cache=cache, lease=2)
+@once_job(cache=cache, lease=0.1)
+def brief(word: str) -> str:
+    began(word)
+    return word
+
+
+@once_job(cache=cache, lease=3)
 async def suspending(word: str) -> str:
     began(word)
     return word
 
 
-@once_job(cache=cache, lease=2)
+@once_job(cache=cache, lease=3)
 def nested(word: str, depth: int = 1) -> str:
     began(word)
     return nested(word, depth - 1) if depth else word
 
 
-@once_job(cache=cache, lease=2, unique_on="word", raise_on_duplicate=True)
+@once_job(cache=cache, lease=3, unique_on="word", raise_on_duplicate=True)
 def strict(word: str, other: int = 1) -> str:
     began(word)
     return word
