@@ -214,13 +214,14 @@ def test_killed_writer(engine: DiskEngine, point: str) -> None:
 
 
 def write_for_a_while(pipe: Connection, directory: Path, memory: str, key: str) -> None:
-    """Writes numbers that only grow: even ones are set, odd ones invalidate. A completed number is published."""
+    """Writes numbers that only grow, at least to 100: even ones are set, odd ones invalidate. A completed number is
+    published."""
     engine = DiskEngine(directory)
     shared = SharedMemory(memory)
     at = 8 * KEYS.index(key)
     (number,) = struct.unpack_from("q", shared.buf, at)
     pipe.send("ready")
-    while not pipe.poll():
+    while number < 100 or not pipe.poll():
         number += 1 + (random.random() < 0.3)
         if number % 2:
             run_blocking(engine.blocking.store.invalidate(key))
@@ -228,7 +229,7 @@ def write_for_a_while(pipe: Connection, directory: Path, memory: str, key: str) 
             put(engine, key, number)
         struct.pack_into("q", shared.buf, at, number)
     shared.close()
-    pipe.send(number)
+    pipe.send("over")
 
 
 def read_for_a_while(pipe: Connection, directory: Path, memory: str) -> None:
@@ -239,7 +240,7 @@ def read_for_a_while(pipe: Connection, directory: Path, memory: str) -> None:
     looks = hits = 0
     wrong: list[str] = []
     pipe.send("ready")
-    while not pipe.poll():
+    while looks < 1000 or not pipe.poll():
         for at, key in enumerate(KEYS):
             for _ in range(20):
                 looks += 1
@@ -274,12 +275,12 @@ def test_no_reader_is_ever_behind(engine: DiskEngine) -> None:
             time.sleep(0.3)
             for each in [*writers, *readers]:
                 each.tell()
-            written = [each.hear() for each in writers]
+            for each in writers:
+                each.hear()
             reports = [each.hear() for each in readers]
         finally:
             for each in [*readers, *writers, killed]:
                 each.end()
-        assert min(written) > 100
         assert [wrong for _, _, wrong in reports] == [[], [], []]
         assert all(hits > looks / 10 for looks, hits, _ in reports)
     finally:

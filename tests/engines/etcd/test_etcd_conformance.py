@@ -20,10 +20,10 @@ class TestEtcdCell(CellSuite):
 
     def make_cell(self) -> Cell:
         shared_etcd().empty()
-        return _cell(from_url(shared_etcd().url))
+        return _cell(from_url(shared_etcd().url, timeout=20))
 
     def make_peer(self, cell: Cell) -> Cell:
-        return _cell(from_url(shared_etcd().url))
+        return _cell(from_url(shared_etcd().url, timeout=20))
 
 
 def _cell(engine: EtcdEngine) -> Cell:
@@ -36,10 +36,10 @@ class TestEtcdLocks(LocksSuite):
 
     def make_engine(self) -> Engine:
         shared_etcd().empty()
-        return open_engine(shared_etcd().url)
+        return open_engine(shared_etcd().url, timeout=20)
 
     def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(shared_etcd().url)
+        return open_engine(shared_etcd().url, timeout=20)
 
 
 class TestEtcdLocksAsync(TestEtcdLocks):

@@ -13,10 +13,10 @@ class TestZmq(LocksSuite):
 
     def make_engine(self) -> Engine:
         self.broker = BrokerThread()
-        return ZmqEngine(self.broker.place)
+        return ZmqEngine(self.broker.place, timeout=20)
 
     def make_peer(self, engine: Engine) -> Engine:
-        return ZmqEngine(self.broker.place)
+        return ZmqEngine(self.broker.place, timeout=20)
 
     def drop_engine(self, engine: Engine) -> None:
         engine.close()

@@ -18,10 +18,10 @@ from stampede.testing.conformance import CellSuite, LocksSuite
 class TestZooKeeperCell(CellSuite):
     def make_cell(self) -> Cell:
         shared_zookeeper().empty()
-        return from_url(shared_zookeeper().url)._open.cell
+        return from_url(shared_zookeeper().url, timeout=20)._open.cell
 
     def make_peer(self, cell: Cell) -> Cell:
-        return from_url(shared_zookeeper().url)._open.cell
+        return from_url(shared_zookeeper().url, timeout=20)._open.cell
 
 
 class TestZooKeeperLocks(LocksSuite):
@@ -30,10 +30,10 @@ class TestZooKeeperLocks(LocksSuite):
 
     def make_engine(self) -> Engine:
         shared_zookeeper().empty()
-        return open_engine(f"{shared_zookeeper().url}?session=64")
+        return open_engine(f"{shared_zookeeper().url}?session=64", timeout=20)
 
     def make_peer(self, engine: Engine) -> Engine:
-        return open_engine(f"{shared_zookeeper().url}?session=64")
+        return open_engine(f"{shared_zookeeper().url}?session=64", timeout=20)
 
 
 class TestZooKeeperLocksAsync(TestZooKeeperLocks):
