@@ -190,6 +190,11 @@ class RedisServer(ServerProcess):
             link.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in words))
             return b"\n".join(_lines(reply)).decode().strip()
 
+    def set(self, option: str, value: str) -> None:
+        """Change an option, now and for later starts."""
+        self.cli("CONFIG", "SET", option, value)
+        self._options += f"--{option}", value
+
     def ping(self) -> None:
         """Return when the server has answered. Raises OSError if there is none."""
         self.cli("PING")
@@ -288,7 +293,10 @@ def with_certificate(tls: Authority) -> list[str]:
 class RedisCluster:
     """Masters that share all slots, and their replicas."""
 
-    def __init__(self, masters: int = 3, replicas: int = 0, tls: Authority | None = None) -> None:
+    def __init__(
+        self, masters: int = 3, replicas: int = 0, tls: Authority | None = None, *, silence: float = 1.0
+    ) -> None:
+        """`silence`: seconds without an answer after which the servers consider another one down."""
         self._tls = tls
         self.nodes = [_clustered(tls) for _ in range(masters)]
         self.replicas = [_clustered(tls) for _ in range(masters * replicas)]
@@ -306,6 +314,8 @@ class RedisCluster:
         wait_until(lambda: all("master_link_status:up" in node.cli("INFO").split() for node in self.replicas))
         everybody = [*self.nodes, *self.replicas]
         wait_until(lambda: all(_replicas_known(node) == len(self.replicas) for node in everybody))
+        for node in everybody:  # not earlier: to meet takes them a part of this time
+            node.set("cluster-node-timeout", f"{1000 * silence:.0f}")
 
     def is_whole(self, known: int = 3) -> bool:
         """Whether every server knows that every slot is served."""
@@ -417,6 +427,11 @@ class Sentinels:
         known = dict(zip(lines[::2], lines[1::2], strict=False))
         return known.get("num-slaves") == str(replicas) and known.get("num-other-sentinels") == str(others)
 
+    def wait_for(self, silence: float) -> None:
+        """Change the seconds without an answer after which the sentinels consider a server down."""
+        for each in self.sentinels:
+            each.cli("SENTINEL", "SET", self.service, "down-after-milliseconds", f"{1000 * silence:.0f}")
+
     @property
     def url(self) -> str:
         return f"redis+sentinel://{_hosts(self.sentinels)}/{self.service}/0{_encrypted(self._tls)}"
@@ -447,7 +462,8 @@ to_empty: dict[str, Callable[[], object]] = {}
 
 
 def shared_cluster() -> RedisCluster:
-    """The cluster that the tests of a session share. A test must leave the slots where they were."""
+    """The cluster that the tests of a session share. A test must leave the slots where they were. With their long
+    `silence`, its servers do not consider each other down on a slow machine."""
     marks.starts("redis")
     cluster = _cluster()
     to_empty["cluster"] = cluster.flush
@@ -474,4 +490,5 @@ def shared_redis() -> RedisServer:
     return server
 
 
-_cluster, _redis, _sentinels = cache(RedisCluster), cache(RedisServer), cache(partial(Sentinels, silence=600))
+_cluster, _redis = cache(partial(RedisCluster, silence=600)), cache(RedisServer)
+_sentinels = cache(partial(Sentinels, silence=600))

@@ -181,7 +181,7 @@ def test_threads_look_for_the_master_side_by_side() -> None:
             asked.append(dumb.accept()[0])
         for look, connection in zip(looks, asked, strict=True):
             connection.close()
-            assert look.result(10) == ("127.0.0.1", shared.master.port)
+            assert look.result(20) == ("127.0.0.1", shared.master.port)
 
 
 def test_a_client_leads_to_its_master() -> None:
@@ -189,7 +189,7 @@ def test_a_client_leads_to_its_master() -> None:
     shared = flushed()
     places = [("127.0.0.1", each.port) for each in shared.sentinels]
     for colour in (redis.sentinel, redis.asyncio.sentinel):
-        watch = colour.Sentinel(places, socket_timeout=0.5)
+        watch = colour.Sentinel(places, socket_timeout=10)
         engine = RedisEngine(client=watch.master_for(shared.service, db=2))
         assert isinstance(claim(engine, force=True), Granted)
         assert shared.master.redis_cli("-n", "2", "DBSIZE") == "1"
@@ -259,7 +259,7 @@ def test_a_sentinel_that_names_a_replica_is_not_believed(own: RedisServer, open_
 
 def test_a_failover_while_a_value_is_computed() -> None:
     """Promise 7: during a failover, calls of threads and tasks still return. After it, values are stored again."""
-    mine = Sentinels()
+    mine = Sentinels(silence=600)
     cache = Cache(mine.url, early=0, lease=2.0)
     engine = RedisEngine(mine.url, tracking=True)
     computed: dict[str, int] = {}
@@ -293,12 +293,14 @@ def test_a_failover_while_a_value_is_computed() -> None:
             # The master dies during a computation: this call and the next ones still return.
             old = mine.named()
             assert cache.get_or_compute("sync", lambda: origin("sync", mine.master.stop)) == "sync"
+            mine.wait_for(1.0)
             assert runner.run(herd("async")) == ["async"] * 20
             assert computed["sync"] == computed["async"] == 1
             wait_until(lambda: not holds(tickets[0]))
 
             # Another server becomes master: values are stored again, and the program has to do nothing.
             wait_until(lambda: mine.named() != old)
+            mine.wait_for(600)
 
             def kept(key: str, call: Callable[[], object]) -> bool:
                 before = computed.get(key, 0)
@@ -346,6 +348,6 @@ def test_a_planned_failover(open_: Open) -> None:
 
     start = time.monotonic()
     wait_until(moved)
-    assert time.monotonic() - start < 3.0  # the old server remains a master for ten more seconds
+    assert time.monotonic() - start < 8.0  # the old server remains a master for ten more seconds
     assert answered(lambda: run(engine.blocking.claims.fill("k", token, some()))) is True  # the replica had the lease
     assert new.cli("EXISTS", wire.names("k").entry) == "1"
