@@ -5,6 +5,7 @@ from __future__ import annotations
 import unittest
 from math import inf
 from time import monotonic
+from typing import Any
 
 from stampede.errors import LockLost
 from stampede.locks.lock import Lock
@@ -87,10 +88,10 @@ class LocksSuite(Suite):
         assert isinstance(reply, Busy), reply
         return reply
 
-    async def check_turn_of(self, token: bytes, since: float) -> None:
+    async def check_turn_of(self, token: bytes, since: float, **terms: Any) -> None:
         """Check that the free lock is reserved for this token, unless it asked so long ago that its turn is over."""
         passer = new_id()
-        reply = await self.far_locks.acquire("l", passer, LONG)
+        reply = await self.far_locks.acquire("l", passer, LONG, **terms)
         if monotonic() - since < TURN:
             assert isinstance(reply, Busy) and reply.token == token
         elif isinstance(reply, Granted):
@@ -282,7 +283,7 @@ class LocksSuite(Suite):
             await self.pause(0.02)  # usually it sleeps by now; if not, it must not miss the wake-up either
             assert await self.locks.release("l", holder) is True
             await woken
-            assert isinstance(await self.locks.acquire("l", first, LONG, waits=True), Granted)
+            await self.get_in(first)
 
     async def test_a_waiter_that_left_is_skipped(self) -> None:
         """A waiter that gave up must lose its place; otherwise the lock would be reserved for it, and idle."""
@@ -339,9 +340,10 @@ class LocksSuite(Suite):
         assert isinstance(refused, Busy)
         await self.refused(room=inf)  # nor by a reader that doesn't wait
         assert await self.locks.release("l", first) is True
+        at = monotonic()
         assert await self.locks.release("l", second) is True
-        assert (await self.refused(room=inf)).token == writer
-        assert isinstance(await self.locks.acquire("l", writer, LONG, waits=True), Granted)
+        await self.check_turn_of(writer, at, room=inf)
+        await self.get_in(writer)
         with soon():
             woken = self.beside(self.far_locks.wait("l", refused, LONG))
             await self.pause(0.02)  # usually it sleeps by now; if not, it must not miss the wake-up either
