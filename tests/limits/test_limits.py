@@ -273,7 +273,7 @@ def ask(colour: str, door: Backdoor) -> Iterator[Callable[[Callable[[Limits], Aw
 def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
     """Each engine decides like the window in a random history of bookings, penalties, clock steps and other rates."""
     dice, name = Random(5), "a limit: ü"
-    rates = [Rate(5, 0.8), Rate(3, 0.4), Rate(40, 10.0)]
+    rates = [Rate(5, 4.0), Rate(3, 2.0), Rate(40, 50.0)]
     mine: list[tuple[int, int]] = []
     exchanged = 0
     for _ in range(150):
@@ -282,12 +282,12 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
         per = micros(rate.per)
         what = dice.random()
         if what < 0.15 and before.booked:  # as if time had passed, or clocks had been ahead
-            by = micros(dice.choice([0.1, 0.5, 1.5, 12.0, -0.5, -5.0]))
+            by = micros(dice.choice([0.5, 2.5, 7.5, 60.0, -0.5, -5.0]))
             before, mine = _moved(before, by), [(at - by, its) for at, its in mine]
             door.write(name, bytes_of(before))
         early = micros(door.clock())
         if what < 0.8:
-            ahead = dice.choice([-1.0, 0.0, 0.3, 30.0])
+            ahead = dice.choice([-1.0, 0.0, 1.5, 150.0])
             was = 0
             if mine and dice.random() < 0.4:
                 was, cost = mine.pop(dice.randrange(len(mine)))
@@ -312,9 +312,9 @@ def test_it_decides_as_the_window_does(door: Backdoor, ask: Any) -> None:
             ask(lambda limits: limits.give_back(name, rate, its, at))
             assert window_of(door.read(name)) == said(give_back(before, at, its))
         elif what < 0.95:
-            ask(lambda limits: limits.penalize(name, rate, 0.2))
+            ask(lambda limits: limits.penalize(name, rate, 1.0))
             after = window_of(door.read(name))
-            assert after == said(penalize(before, after.seen, rate.most, per, 200_000))
+            assert after == said(penalize(before, after.seen, rate.most, per, 1_000_000))
         else:
             used = ask(lambda limits: limits.used(name))
             assert isinstance(used, Usage) and (used.rate is None) == (before == NOTHING)
@@ -479,18 +479,18 @@ def test_a_file_that_is_removed_as_it_is_made_counts_all_starts(tmp_path: Path) 
 
 def test_a_full_disk_forgets_no_start(tmp_path: Path) -> None:
     """If the disk is full, the old window remains. A window that is half written would forget its starts."""
-    door, rate = InFiles(open_engine(f"file://{tmp_path}")), Rate(1, 1.0)
+    door, rate = InFiles(open_engine(f"file://{tmp_path}")), Rate(1, 60.0)
     limits = door.engine.blocking.limits
     assert limits is not None
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for _ in range(3):
-        assert run_blocking(limits.take("x", rate, 1, 60.0)).booked
+        assert run_blocking(limits.take("x", rate, 1, 600.0)).booked
     before = door.read("x")
     assert before is not None
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 8, hard))  # like a disk with that much room
     try:
         with pytest.raises(EngineError, match="can't keep limits"):
-            run_blocking(limits.take("x", rate, 1, 60.0))
+            run_blocking(limits.take("x", rate, 1, 600.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert door.read("x") == before

@@ -257,7 +257,7 @@ def test_finalizers_run_outside_the_lock(how: str) -> None:
         def __del__(self) -> None:
             thread = threading.Thread(target=tier.put, args=(resident("other"),), daemon=True)
             thread.start()
-            thread.join(2)
+            thread.join(20)
             ended.append(not thread.is_alive())
 
     def two_refused_adoptions(dead: list[object]) -> None:

@@ -18,6 +18,7 @@ from stampede import Bulkhead, Cache, EngineError, LockTimeout
 from stampede.locks import crowd
 from stampede.locks.crowd import ASKERS, LOOK, Crowd, Waiter
 from stampede.runtime.colour import run_blocking
+from stampede.testing import FakeClock
 
 ENGINES = ["disk", "file", "redis", pytest.param("postgres", marks=pytest.mark.postgres)]
 
@@ -30,7 +31,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         from postgres_server import prepared_postgres
 
         return str(prepared_postgres().postgres_url)
-    return f"{request.param}://{tmp_path}"
+    return f"disk://{tmp_path}?timeout=20" if request.param == "disk" else f"{request.param}://{tmp_path}"
 
 
 Open = Callable[[], Cache]
@@ -99,7 +100,7 @@ def test_a_crowd_asks_the_engine_a_few_questions(open_: Open, monkeypatch: pytes
 
 def test_a_place_goes_back_after_a_moment(open_: Open) -> None:
     """A process with many callers gives its places back after a moment, so other processes get some, too."""
-    busy, other = open_().bulkhead("b", concurrency=2, wait=30), open_().bulkhead("b", concurrency=2, wait=10)
+    busy, other = open_().bulkhead("b", concurrency=2, wait=30), open_().bulkhead("b", concurrency=2, wait=20)
     over = threading.Event()
 
     def come_again() -> None:
@@ -199,7 +200,7 @@ class Place:
 
 
 @pytest.fixture
-def full() -> Iterator[tuple[Crowd, list[Waiter]]]:
+def full(lent: None) -> Iterator[tuple[Crowd, list[Waiter]]]:
     """A crowd with the most askers that it may have."""
     made: Crowd = Crowd(30.0)
     with ExitStack() as stack:
@@ -229,18 +230,18 @@ def test_a_place_that_is_not_taken_goes_to_the_next(full: Full) -> None:
     assert not place.lost
 
 
-def test_a_short_lease_shortens_the_silence() -> None:
+def test_a_short_lease_shortens_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Askers that have stopped, as with an event loop that has ended, delay others for no longer than the lease."""
     bulkhead = Cache("null://").bulkhead("b", concurrency=2, lease=1.0)
-    its = bulkhead._threads
+    its, clock = bulkhead._threads, FakeClock()
+    monkeypatch.setattr(crowd, "monotonic", clock)
     with ExitStack() as stack:
         askers = [stack.enter_context(its.joined()) for _ in range(ASKERS)]
         assert all(called(its, each) for each in askers)
-        with its.joined() as me, pytest.MonkeyPatch.context() as patched:
-            now = time.monotonic()
-            patched.setattr(crowd, "monotonic", lambda: now + 0.5)
+        with its.joined() as me:
+            clock.advance(0.5)
             assert not called(its, me)
-            patched.setattr(crowd, "monotonic", lambda: now + 1.5)
+            clock.advance(1.0)
             assert called(its, me)
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 from forked import python
+from herd import until
 
 from stampede import Bulkhead, EngineError, Lock, LockLost, LockTimeout, OptionError, try_lock
 from stampede.__main__ import main
-from stampede.leases.keeper import Hold, Keeper
+from stampede.leases.keeper import Hold, Keeper, keeper
 from stampede.locks.holding import Holding, holds_of
 from stampede.locks.lock import token_of
 from stampede.runtime.colour import run_blocking
@@ -125,8 +126,9 @@ class Slow:
 
 def test_a_renewal_under_way_undoes_nothing() -> None:
     """An extension waits for a renewal that is under way. Otherwise the renewal could reach the engine after it."""
-    keeper, port = Keeper(), Slow()
-    with Hold(keeper, port, "k", b"t", 3.0, 60.0, lambda: None) as hold:
+    mine, port = Keeper(), Slow()
+    with Hold(mine, port, "k", b"t", 3.0, 60.0, lambda: None) as hold:
+        mine.look_at(hold, time.monotonic())  # as if a third of its lease had passed
         assert port.begun.wait(10)
         assert not hold.begin()
         port.goes_on.set()
@@ -280,12 +282,14 @@ def test_nothing_late_takes_it_from_the_next_of_its_token(own: Any) -> None:
 
 def test_one_that_is_dropped_stands_for_who_has_its_token(on: str) -> None:
     """The keeper does not release a dropped lock if another object has taken it with the same token."""
-    locks = [Lock("l", on=on, token="job 7", lease=1)]
-    assert locks[0].acquire()
+    locks = [Lock("l", on=on, token="job 7")]
+    hold = locks[0].acquire().hold
+    assert hold is not None
     locks.clear()
-    with Lock("l", on=on, token="job 7", wait=0) as again:
-        time.sleep(1)  # by then the keeper has seen that the first is gone
-        assert again.held
+    with Lock("l", on=on, token="job 7", wait=0):
+        keeper.look_at(hold, time.monotonic())  # as if a third of its lease had passed
+        until(lambda: hold.ended and not keeper._being_released)
+        assert Lock("l", on=on).locked()
 
 
 def test_tokens() -> None:
@@ -314,18 +318,17 @@ def test_where_it_can_t_be_handed_over_it_is_said(tmp_path: Path) -> None:
 def test_a_person_takes_it_away(capsys: pytest.CaptureFixture[str], server: Any) -> None:
     """`stampede locks --break` takes a lock away, and its holder learns that it is lost."""
     pytest.importorskip("redis")
-    lock = Lock("nightly", on=server.url, lease=1.5)
-    assert lock.acquire()
+    lock = Lock("nightly", on=server.url)
+    hold = lock.acquire().hold
+    assert hold is not None
     assert main(["locks", server.url]) == 0
     assert "nightly" in capsys.readouterr().out
     assert [each["name"] for each in _listed(server.url, capsys)] == ["nightly"]
     assert main(["locks", server.url, "--break", "nightly"]) == 0
     assert "the lock nightly was taken from 1 holder(s)" in capsys.readouterr().out
     with Lock("nightly", on=server.url, wait=5):
-        deadline = time.monotonic() + 10
-        while not lock.lost:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        keeper.look_at(hold, time.monotonic())  # as if a third of its lease had passed
+        until(lambda: lock.lost)
         with pytest.raises(LockLost):
             lock.release()
     assert main(["locks", server.url, "--break", "nightly"]) == 1

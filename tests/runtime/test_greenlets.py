@@ -160,7 +160,7 @@ PRELOADED = """
 import os, sys, time
 from stampede import Cache
 
-cache = Cache(sys.argv[1], ttl=60, lease=1, namespace=str(os.getpid()))
+cache = Cache(sys.argv[1], ttl=60, lease=5, namespace=str(os.getpid()))
 
 @cache.cached
 def one(n): time.sleep(0.05); return n

@@ -110,7 +110,7 @@ def test_a_loop_leaves_nothing(cache: Cache, end: Callable[..., weakref.ref[Loop
     before = files()
     loops += [end(make, ask) for _ in range(ROUNDS)]
     until(lambda: alive(loops) == 0)  # a thread that answered one may refer to it a little longer
-    assert files() < before + ROUNDS  # disk opens some for its own threads
+    until(lambda: files() < before + ROUNDS)  # disk opens some for its own threads
 
 
 def test_a_loop_is_as_fast_as_before(cache: Cache) -> None:

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 TRIES, AT_LEAST = 300, 40
-SECONDS = 8.0  # for all tries with one engine, because waiting for the end of a lease takes long
+SECONDS = 5.0  # for all but the first tries with one engine, because waiting for the end of a lease takes long
 LEASE = 1.0
 SLACK = 4.0  # seconds: memcached's leases end at whole seconds, and callers that poll pause between their looks
 KEYS = [f"k{number}" for number in range(10)]
@@ -137,7 +137,7 @@ def test_an_exception_at_a_random_moment(cache: Cache, monkeypatch: pytest.Monke
     before, end = signal.signal(signal.SIGALRM, handler), monotonic() + SECONDS
     try:
         with ThreadPoolExecutor(1) as other:
-            while tries < TRIES and monotonic() < end:
+            while tries < TRIES and (monotonic() < end or tries < AT_LEAST):
                 tries += 1
                 with suppress(Limit, Exit):  # raised between the last lines of `interrupted`
                     interrupted(world.dice.uniform(1e-5, 3e-3))
@@ -157,5 +157,4 @@ def test_an_exception_at_a_random_moment(cache: Cache, monkeypatch: pytest.Monke
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert tries >= AT_LEAST
     assert raised["Limit"] + raised["Exit"] > tries / 4

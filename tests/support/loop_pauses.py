@@ -42,15 +42,14 @@ class Pauses:
             await asyncio.sleep(BEAT)
 
     def _watch(self, native: int, ident: int) -> None:
-        since: float | None = None
+        pause, last = 0.0, time.monotonic()
         while not self._over.wait(BEAT):
             now = time.monotonic()
-            if now - self._beat < 4 * BEAT or _runs(native):
-                since = None
-                continue
-            since = since or self._beat
-            if now - since > self.longest:
-                self.longest, self.where = now - since, "".join(traceback.format_stack(sys._current_frames()[ident]))
+            # A long step means that this thread did not run. Then the loop's thread may have waited for it.
+            step, last = min(now - last, 4 * BEAT), now
+            pause = 0.0 if now - self._beat < 4 * BEAT or _runs(native) else pause + step
+            if pause > self.longest:
+                self.longest, self.where = pause, "".join(traceback.format_stack(sys._current_frames()[ident]))
 
 
 def _runs(thread: int) -> bool:

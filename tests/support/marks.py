@@ -136,7 +136,6 @@ SLOW = {
     "test_memory.py::test_no_value_outlives_its_invalidation",
     "test_once.py::test_a_killed_process_is_replaced",
     "test_once.py::test_two_crons_that_are_apart",
-    "test_outage.py::test_raise_is_for_those_who_want_it",
     "test_raises_whole.py::test_all_that_it_holds_comes_back",
     "test_registry.py::test_configure_again_and_again_while_threads_call",
     "test_registry.py::test_disabled_by_the_environment",
