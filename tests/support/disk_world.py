@@ -28,7 +28,7 @@ AFRESH.set_forkserver_preload(
     + [f"stampede.engines.{each}" for each in ("cells", "disk", "dynamodb", "etcd", "postgres", "sql")]
     + [f"stampede.engines.{each}" for each in ("zmq", "zookeeper")]
 )
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @cache
