@@ -465,7 +465,7 @@ def test_ids_of_another_type_are_told(cache: Cache, colour: str, caplog: pytest.
     caplog.clear()
     everything: Any = cache.cached.many(key="{ids}")(lambda ids: {1: 1, 2: 2})
     assert everything([3]) == {}
-    assert caplog.text == ""
+    assert "asked for" not in caplog.text
 
 
 def _takes(*ids: int) -> dict[int, int]:

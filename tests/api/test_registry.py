@@ -472,10 +472,10 @@ def test_who_configures_inside_of_isolated_is_told(caplog: pytest.LogCaptureFixt
     """`configure` with a server's URL inside `isolated()` logs a warning, because the test would use that server."""
     with isolated():
         configure(ttl=5)
-        assert not caplog.records
+        assert "configure()" not in caplog.text
     with isolated():
         configure(url="redis://:secret@localhost:6379/0")
-    (told,) = caplog.messages
+    (told,) = [each for each in caplog.messages if "configure()" in each]
     assert "redis://" in told and "secret" not in told and "enter isolated() after" in told
 
 
@@ -560,7 +560,7 @@ def test_a_function_decorated_twice_is_one(caplog: pytest.LogCaptureFixture) -> 
     first, second = cached(compute), cached(ttl=5)(compute)
     with caplog.at_level(logging.WARNING, "stampede"):
         assert [first(), second(), first()] == [1, 1, 1]
-    assert caplog.records == []
+    assert "test_registry" not in caplog.text
 
 
 def test_versions_and_namespaces_keep_apart() -> None:
@@ -662,8 +662,7 @@ def test_a_default_cache_that_is_misspelt_is_told(caplog: pytest.LogCaptureFixtu
     f = cached(counting())
     with caplog.at_level(logging.WARNING, "stampede"):
         assert f(1) == f(1) == 1
-    (told,) = [each.getMessage() for each in caplog.records]
-    assert "configure(): there is no [caches.default], only 'defualt': is 'defualt' meant?" in told
+    assert caplog.text.count("configure(): there is no [caches.default], only 'defualt': is 'defualt' meant?") == 1
 
 
 def test_who_never_asks_for_a_default_cache_needs_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -672,7 +671,7 @@ def test_who_never_asks_for_a_default_cache_needs_none(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "stampede"):
         assert cached(cache="shop")(counting())(1) == 1
         get_cache("reports").set("k", 1)
-    assert not caplog.records
+    assert "caches.default" not in caplog.text
 
 
 def test_the_codec_of_a_memory_url_is_the_one_that_encodes() -> None:
