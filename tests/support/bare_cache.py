@@ -77,7 +77,7 @@ class World:
 
     def followers(self, number: int, key: str = "k") -> None:
         """Wait until so many callers follow the key's flight."""
-        until(lambda: key in self.flights._flights and self.flights._flights[key].callers > number)
+        until(lambda: (flight := self.flights._flights.get(key)) is not None and flight.callers > number)
 
 
 async def _kept_nowhere(ends: list[tuple[Call, Result]]) -> None: ...
