@@ -117,7 +117,7 @@ def late(cache: Cache, failing: Failing) -> None:
         cache.get_or_compute("k", failing, deadline=0.1)
     with pytest.raises(WaitTimeout):
         cache.get_or_compute_many(["a", "b"], failing, deadline=0.1)
-    until(lambda: failing.held)
+    until(lambda: len(failing.held) == 2)
     failing.go.set()
 
 
