@@ -10,7 +10,6 @@ import gc
 import inspect
 import pickle
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -692,22 +691,6 @@ def test_background_refreshes_block_nobody(colour: str) -> None:
         origin.let_on()
         until(lambda: f() == 2)
     assert origin.calls == 2
-
-
-def test_early_refresh_happens_before_the_end() -> None:
-    """A value in use is refreshed before it expires, so that no caller waits at its end."""
-    calls: list[int] = []
-
-    @cached(ttl=1.5, early=3.0)
-    def f() -> int:
-        calls.append(1)
-        if len(calls) == 1:
-            threading.Event().wait(0.1)  # the early moment depends on this cost
-        return len(calls)
-
-    f()
-    until(lambda: f() == 2)
-    assert f.stats().computed == {"missing": 1, "early": 1}
 
 
 def test_wait_runs_out() -> None:
