@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from both_colours import Suspending
-from herd import Herd, Origin, had, until, until_async
+from herd import PATIENCE, Herd, Origin, had, until, until_async
 from servers import RedisServer
 
 from stampede import Cache, EngineError, Entry, OptionError, events
@@ -296,7 +296,7 @@ def test_a_cancelled_crowd_leaves_nothing(cache: Cache) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         origin.let_on()
-        assert await asyncio.wait_for(cache.aget_or_compute("k", origin.suspending), 5) == 2
+        assert await asyncio.wait_for(cache.aget_or_compute("k", origin.suspending), PATIENCE) == 2
 
     asyncio.run(main())
 

@@ -242,7 +242,7 @@ def test_what_another_process_had_begun(cache: Cache, place: tuple[str, bool]) -
         got: list[Any] = []
         threads.append(threading.Thread(target=lambda: got.append(cache.get_or_compute("k", lambda: "new"))))
         threads[1].start()
-        wait_until(lambda: cache._core.flights._flights)
+        wait_until(lambda: cache._core.flights._flights or got)
         over.set()
         for thread in threads:
             thread.join()
