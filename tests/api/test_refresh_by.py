@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -212,19 +211,6 @@ def test_a_function_that_refuses_stale_values(caches: Any) -> None:
     shop.price.expire("tea")
     assert (shop("tea"), len(shop.queued)) == (1, 1)
     assert strict("tea") == 7
-
-
-def test_a_slow_queue(caches: Any) -> None:
-    """If the value ends while its task is enqueued, the next caller computes it, and gets no error."""
-    shop = Shop(caches(), "sync", refresh_by=lambda item, shop: time.sleep(3 * BRIEF))
-
-    def is_served() -> bool:
-        shop.price.set(0, "tea", ttl=BRIEF, stale=BRIEF)
-        shop.price.expire("tea")
-        return bool(shop("tea") == 0)  # otherwise it had ended before the call
-
-    until(is_served)
-    assert shop("tea") == shop.computed > 0
 
 
 def test_all_values_are_expired(caches: Any, colour: str) -> None:
