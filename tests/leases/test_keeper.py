@@ -369,7 +369,8 @@ def test_an_ended_hold_lets_its_call_go() -> None:
         def drop(self) -> None: ...
 
     keeper, call = Keeper(), Call()
-    with hold_of(keeper, Port(), lease=1000.0, drop=call.drop):
+    hold = hold_of(keeper, Port(), lease=1000.0, drop=call.drop)
+    with hold:
         left = weakref.ref(call)
         del call
         assert left() is not None

@@ -42,7 +42,7 @@ def _own_engines() -> Iterator[None]:
 @pytest.fixture(params=["memory", "disk", "sql", "redis", "postgres"])
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an engine whose locks can outlast their block."""
-    return EMPTY[request.param](tmp_path)
+    return EMPTY[request.param](tmp_path) + ("?timeout=20" if request.param == "disk" else "")
 
 
 @pytest.fixture
