@@ -28,7 +28,6 @@ from stampede.engines import open_engine
 from stampede.errors import CodecError, EngineClosed, EngineError, OptionError
 from stampede.locks.lock import Lock
 from stampede.model.ports import Engine
-from stampede.model.result import LeftOut
 from stampede.settings.options import nearest, seconds
 
 __all__ = ["StampedeBackend"]
@@ -89,34 +88,28 @@ class StampedeBackend(BytesBackend):
             strict=self._strict_engine,
         )
         self._local = bool(settings.local) and engine.shared
-        self._overrides: dict[str, Any] = {} if settings.policy.early == 0 else {"early": 0.0}  # expiry is the region's
         self._meanwhile: Cache | None = None  # what was computed while the engine could not be reached
         self.serializer, self.deserializer = _serialization(given.get("codec", "sealed"), self.cache)
 
     # -- values: bytes, as the region has serialized them, except with `codec="objects"` ------------------------------
 
     def get(self, key: str) -> BackendFormatted:
-        if not self._local:
-            return _as_dogpile(self.cache.get(key, self._stored_meanwhile(key)))
-        if self._mutexes.held_here(key):  # the second read, under the mutex: it must not come from the local tier
+        if self._is_doubted(key):
             return self.get_multi([key])[0]
-        try:
-            return _as_dogpile(self.cache.get_or_compute(key, _left_out, **self._overrides))
-        except LeftOut:
-            return _as_dogpile(self._stored_meanwhile(key))
+        return _as_dogpile(self.cache.get(key, self._stored_meanwhile(key)))
 
     def get_multi(self, keys: Iterable[str]) -> Sequence[BackendFormatted]:
         """Return the values of many keys, in one round trip."""
         wanted = list(keys)
-        if not wanted:
-            found: dict[str, Any] = {}
-        elif self._local and not any(map(self._mutexes.held_here, wanted)):
-            # Put what is read into the local tier, which `get_many` does not do. But not on the second read, under the
-            # mutex: another process may have stored a newer value, and its notification may still be on the way.
-            found = self.cache.get_or_compute_many(wanted, _nothing, **self._overrides)
-        else:
-            found = self.cache.get_many(wanted)
+        doubted = [key for key in wanted if self._is_doubted(key)]
+        there = {key: entry.value for key in doubted if (entry := self.cache.peek(key)) is not None and entry.fresh > 0}
+        found = self.cache.get_many(key for key in wanted if key not in doubted) | there
         return [_as_dogpile(found[key] if key in found else self._stored_meanwhile(key)) for key in wanted]
+
+    def _is_doubted(self, key: str) -> bool:
+        """Whether the local tier is not to be believed. This is the second read, under the mutex: another process may
+        have stored a newer value, and its notification may still be on the way."""
+        return self._local and self._mutexes.held_here(key) is not None
 
     def set(self, key: str, value: BackendSetType) -> None:
         self.set_multi({key: value})
@@ -200,15 +193,6 @@ class StampedeBackend(BytesBackend):
 def _function_of(key: str) -> str:
     """Return the part of a key before the arguments, as dogpile's own key generators make it; or its first word."""
     return key.rpartition("|")[0] or key.partition(":")[0]
-
-
-def _left_out() -> Any:
-    """Leave a missing key out: only the region computes values."""
-    raise LeftOut
-
-
-def _nothing(keys: list[str]) -> dict[str, Any]:
-    return {}
 
 
 def _plain(value: BackendSetType) -> Any:
