@@ -218,7 +218,10 @@ sys.stdin.readline()
 def test_the_end_of_a_program(world: Worlds, engine: str, hangs: bool) -> None:
     """A program ends soon even if its engine hangs. If the server works, all locks and leases are given back."""
     its = world(engine, "sync")
-    words = url_of(engine, its.proxy.port), "0.5" if hangs else "20"
+    words = (
+        url_of(engine, its.proxy.port, 2 * TIMEOUT if hangs else MUCH),
+        "0.5" if hangs else "20",
+    )
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::ResourceWarning", "-c", EXITS, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
