@@ -57,15 +57,6 @@ def ran(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakref.ref
         return weakref.ref(runner.get_loop())
 
 
-def shut_down(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakref.ref[Loop]:
-    """Run the work as some test runners do: its tasks are left as they are."""
-    loop = make()
-    loop.run_until_complete(work())
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
-    return weakref.ref(loop)
-
-
 def closed(make: Make, work: Callable[[], Coroutine[Any, Any, Any]]) -> weakref.ref[Loop]:
     """Run the work and close the loop, and nothing else."""
     loop = make()
@@ -93,7 +84,6 @@ def alive(loops: list[weakref.ref[Loop]]) -> int:
     "end",
     [
         pytest.param(ran, marks=pytest.mark.filterwarnings("error")),
-        pytest.param(shut_down, marks=pytest.mark.filterwarnings("error")),
         pytest.param(closed, marks=pytest.mark.filterwarnings("ignore::ResourceWarning")),  # asyncio warns, too
     ],
 )
