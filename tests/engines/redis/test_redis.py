@@ -57,6 +57,7 @@ def open_(request: pytest.FixtureRequest) -> Callable[..., RedisEngine]:
 
 
 Open = Callable[..., RedisEngine]
+Hurry = Callable[[Any], None]
 
 
 def some(value: bytes = b"value", fresh: float = LONG) -> Entry[Any]:
@@ -73,9 +74,9 @@ def granted(engine: RedisEngine, key: str = "k") -> bytes:
     return token
 
 
-def until(good: Callable[[], Any], within: float = PATIENCE) -> Any:
+def until(good: Callable[[], Any]) -> Any:
     """Wait for a true answer and return it. A change on a server can only be polled for."""
-    end = time.monotonic() + within
+    end = time.monotonic() + PATIENCE
     while not (answer := good()):
         assert time.monotonic() < end, "it never came"
         time.sleep(0.002)
@@ -84,8 +85,14 @@ def until(good: Callable[[], Any], within: float = PATIENCE) -> Any:
 
 def calls(server: RedisServer) -> int:
     """How many scripts the server has run so far."""
-    stats = server.cli("INFO", "commandstats")
-    return sum(int(line.split("calls=")[1].split(",")[0]) for line in stats.split() if "cmdstat_evalsha:" in line)
+    lines = server.cli("INFO", "commandstats").split()
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if "cmdstat_evalsha:" in line)
+
+
+def stats(server: RedisServer, *names: str) -> list[int]:
+    """Numbers of the server's statistics."""
+    told = server.cli("INFO")
+    return [int(told.split(f"{name}:")[1].split()[0]) for name in names]
 
 
 # -- keys ---------------------------------------------------------------------------------------------------------
@@ -134,7 +141,8 @@ def test_for_ever_is_a_key_without_end(server: RedisServer, open_: Open) -> None
     assert 0 < kept.fresh <= 5.0
     assert kept.keep == inf
     run(engine.blocking.store.set("k", some(fresh=5.0)))
-    assert 5_000 < int(server.cli("PTTL", name)) <= 6_000
+    assert wire.expiry(some(fresh=5.0)) == 6_000  # a second longer, for waiters
+    assert 0 < int(server.cli("PTTL", name)) <= 6_000
 
 
 def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Open) -> None:
@@ -147,7 +155,7 @@ def test_the_due_are_granted_in_the_same_question(server: RedisServer, open_: Op
     assert isinstance(reply, Granted)
     assert reply.entry is not None
     assert reply.entry.fresh > 0
-    entry.fresh = 31.0  # there is no early refresh before half of ttl
+    entry.fresh = 45.0  # there is no early refresh before half of ttl
     run(engine.blocking.store.set("k", entry))
     assert isinstance(claim(engine, draw=1e9), Found)
 
@@ -335,25 +343,25 @@ def test_a_replica_is_not_believed(own: RedisServer, open_: Open) -> None:
     assert isinstance(claim(engine), Found)
 
 
-def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
+def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open, hurry: Hurry) -> None:
     """If a server hangs, calls in both colours fail soon, and they work again when the server does."""
-    engine = open_(own.url, socket_timeout=1.0)  # enough for a healthy server on a busy machine
+    engine = open_(own.url)
 
     async def tasks() -> None:
         await engine.suspending.store.get(["k"])
         run(engine.blocking.store.get(["k"]))
         own.freeze()
+        hurry(engine._servers)
         try:
-            start = time.monotonic()
             with pytest.raises(EngineError):
                 run(engine.blocking.store.get(["k"]))
             results = await asyncio.gather(
                 *[engine.suspending.store.get(["k"]) for _ in range(5)], return_exceptions=True
             )
             assert [type(result) for result in results] == [EngineError] * 5
-            assert time.monotonic() - start < 5.0
         finally:
             own.thaw()
+        engine._servers.aline._pipes.to(None)._patience = PATIENCE
         assert await engine.suspending.store.get(["k"]) == [None]
         assert run(engine.blocking.store.get(["k"])) == [None]
 
@@ -362,7 +370,7 @@ def test_a_hung_server_is_an_error_soon(own: RedisServer, open_: Open) -> None:
 
 def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
     """If a server hangs, callers that wait for a connection fail together, and not one timeout after the other."""
-    engine = open_(own.url, socket_timeout=1.0, max_connections=1)
+    engine = open_(own.url, socket_timeout=2.0, max_connections=1)
     run(engine.blocking.store.get(["k"]))
     errors: list[str] = []
 
@@ -380,7 +388,7 @@ def test_a_hung_server_is_found_out_once(own: RedisServer, open_: Open) -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        assert time.monotonic() - start < 8  # twelve, one after the other, would take longer
+        assert time.monotonic() - start < 12  # twelve, one after the other, would take longer
     finally:
         own.thaw()
     assert len(errors) == 12
@@ -423,12 +431,12 @@ def test_one_turn_of_a_loop_is_one_pipeline(server: RedisServer, open_: Open) ->
 
     async def tasks() -> None:
         await engine.suspending.store.set("k", some())
-        before = server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]
-        reads = int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
+        before = stats(server, "total_connections_received", "total_reads_processed")
         found = await asyncio.gather(*[engine.suspending.claims.claim("k", new_id(), Ask(LONG)) for _ in range(1000)])
         assert all(isinstance(reply, Found) for reply in found)
-        assert int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0]) - reads < 200
-        assert server.cli("INFO", "clients").split("connected_clients:")[1].split()[0] == before
+        after = stats(server, "total_connections_received", "total_reads_processed")
+        assert after[0] - before[0] == 1  # by this INFO command
+        assert after[1] - before[1] < 200
 
     asyncio.run(tasks())
 
@@ -460,6 +468,7 @@ def test_cancelling_one_caller_cancels_only_it(server: RedisServer, open_: Open)
 def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
     """Each loop has a connection of its own, and connections of ended loops do not pile up."""
     engine = open_(server.url)
+    (before,) = stats(server, "connected_clients")
     for number in range(5):
         asyncio.run(engine.suspending.store.set("k", some(b"%d" % number)))
         loop = asyncio.new_event_loop()  # a loop that is closed without a shutdown
@@ -471,7 +480,7 @@ def test_loops_one_after_the_other(server: RedisServer, open_: Open) -> None:
     asyncio.run(engine.suspending.store.get(["k"]))
     gc.collect()
     assert engine._servers.aline._pipes.take_all() == []
-    until(lambda: int(server.cli("INFO", "clients").split("connected_clients:")[1].split()[0]) <= 12)
+    until(lambda: stats(server, "connected_clients")[0] <= before + 2)
 
 
 def test_a_loop_that_is_closed_with_a_question_in_it_is_no_matter_of_the_next(server: RedisServer, open_: Open) -> None:
@@ -553,6 +562,7 @@ def test_loops_in_several_threads(server: RedisServer, open_: Open) -> None:
     assert errors == []
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_forked_child_makes_its_own_connections(server: RedisServer, open_: Open) -> None:
     """A forked child makes its own connections. Otherwise parent and child would read each other's replies."""
     engine = open_(server.url)
@@ -590,7 +600,7 @@ def test_what_a_url_can_say(own: RedisServer, open_: Open) -> None:
     """Options in a URL reach the client, and wrong ones are refused when the engine is made."""
     own.cli("ACL", "SETUSER", "ann", "on", ">p w", "~*", "&*", "+@all")
     for url in (
-        own.url.replace("redis://", "redis://ann:p%20w@") + "?socket_timeout=0.5&client_name=shop&tracking=no",
+        own.url.replace("redis://", "redis://ann:p%20w@") + "?socket_timeout=9.5&client_name=shop&tracking=no",
         f"unix://ann:p%20w@{own.socket}?db=0&max_connections=3",
     ):
         engine = open_engine(url)
@@ -641,7 +651,7 @@ def test_tls(open_: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         asyncio.run(tasks())
         ticket = ticket_of(engine)
         secured.cli("DEL", wire.names("k").entry)
-        until(lambda: not holds(ticket), within=0.5)
+        until(lambda: not holds(ticket))
         with pytest.raises(EngineError):
             open_(f"rediss://127.0.0.1:{port}", socket_connect_timeout=5.0).ping()  # its certificate is not trusted
     finally:
@@ -686,7 +696,7 @@ def test_without_rights(own: RedisServer, rights: str) -> None:
     with Cache(url, local=True, early=0) as near, Cache(url, local=True, early=0) as far:
         for number in range(3):
             near.set("k", number)
-            until(lambda number=number: far.get_or_compute("k", lambda: None) == number, within=5)
+            until(lambda number=number: far.get_or_compute("k", lambda: None) == number)
             assert asyncio.run(far.aget_or_compute("k", lambda: None)) == number
         assert far.stats().computations == 0
         begun, done = threading.Event(), threading.Event()
@@ -706,6 +716,7 @@ def test_without_rights(own: RedisServer, rights: str) -> None:
         holder.join(PATIENCE)
 
 
+@pytest.mark.usefixtures("steady")
 def test_many_claims_are_one_round_trip(server: RedisServer, open_: Open) -> None:
     """A batch of claims gets a reply for each key, and each granted key has its own lease."""
     engine, other = open_(server.url), open_(server.url)
@@ -734,10 +745,11 @@ def sent(server: RedisServer, act: Callable[[], object]) -> list[str]:
     return commands
 
 
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("suspending", [False, True])
-def test_a_hit_is_one_command_and_a_miss_two(server: RedisServer, suspending: bool) -> None:
+def test_a_hit_is_one_command_and_a_miss_two(own: RedisServer, suspending: bool) -> None:
     """A hit sends one command and a miss two: round trips are the cost of a cache on a server."""
-    with Cache(server.url, early=0) as cache, asyncio.Runner() as runner:
+    with Cache(own.url, early=0) as cache, asyncio.Runner() as runner:
 
         def ask(key: str) -> None:
             if suspending:
@@ -746,16 +758,17 @@ def test_a_hit_is_one_command_and_a_miss_two(server: RedisServer, suspending: bo
                 cache.get_or_compute(key, lambda: 1)
 
         ask("warm")
-        assert sent(server, lambda: ask("k")) == ["EVALSHA"] * 2
+        assert sent(own, lambda: ask("k")) == ["EVALSHA"] * 2
         for _ in range(5):
             ask("k")  # until then the engine does not know that the key mostly hits, and for how long
-        assert sent(server, lambda: ask("k")) == ["GETEX"]
+        assert sent(own, lambda: ask("k")) == ["GETEX"]
 
 
+@pytest.mark.usefixtures("known", "steady")
 @pytest.mark.parametrize("suspending", [False, True])
-def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_a_round_trip(own: RedisServer, suspending: bool) -> None:
     """A batch takes a few packets, leaves no lease if it fails, and does not deadlock with another batch."""
-    near, far = Cache(server.url, early=0), Cache(server.url, early=0)
+    near, far = Cache(own.url, early=0), Cache(own.url, early=0)
     loads: list[list[str]] = []
     begun, done = threading.Event(), threading.Event()
 
@@ -781,15 +794,15 @@ def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypa
         ask(near, ["warm"], load)
         ask(far, ["warm"], load)
         keys = [f"k{number}" for number in range(100)]
-        monkeypatch.setattr("stampede.engines.kit.feed.TICK", 60.0)  # no pings from here on
-        before = packets(server)
+        (before,) = stats(own, "total_reads_processed")
         assert ask(near, keys, load) == dict.fromkeys(keys, 1)
         assert ask(far, keys, load) == dict.fromkeys(keys, 1)
-        assert packets(server) - before <= 3 + 6  # claim, fill, claim; the rest is INFO and large packets
+        (after,) = stats(own, "total_reads_processed")
+        assert after - before <= 3 + 6  # claim, fill, claim; the rest is INFO and large packets
         assert loads[1:] == [sorted(keys)]
         with pytest.raises(ZeroDivisionError):
             ask(near, ["x", "y"], fails)
-        assert server.cli("KEYS", "{*}l") == ""  # no lease is left
+        assert own.cli("KEYS", "{*}l") == ""  # no lease is left
         assert ask(far, ["y", "x"], lambda keys: {"x": 3}) == {"x": 3}
         assert ask(near, ["x", "y"], load) == {"x": 3, "y": 1}
         # Two batches with common keys, in opposite order.
@@ -802,13 +815,9 @@ def test_a_batch_is_a_round_trip(server: RedisServer, suspending: bool, monkeypa
         assert loads[-1] == ["c"]
 
 
-def packets(server: RedisServer) -> int:
-    return int(server.cli("INFO", "stats").split("total_reads_processed:")[1].split()[0])
-
-
 def test_batches_in_opposite_order(server: RedisServer) -> None:
     """Batches in opposite order do not wait for each other until a lease ends."""
-    caches = [Cache(server.url, early=0) for _ in range(4)]
+    caches = [Cache(server.url, early=0, lease=LONG) for _ in range(4)]
     loads: list[str] = []
 
     def load(keys: list[str]) -> dict[str, int]:
@@ -833,17 +842,16 @@ def test_batches_in_opposite_order(server: RedisServer) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(4)]
-    start = time.monotonic()
+    threads = [threading.Thread(target=guarded, args=(number,), daemon=True) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
+        assert not thread.is_alive()
     for cache in caches:
         cache.close()
     assert errors == []
     assert sorted(loads) == sorted(set(loads))
-    assert time.monotonic() - start < 5.0
 
 
 _CLOCKS = """
@@ -853,13 +861,13 @@ real, monotonic, counter = time.time, time.monotonic, time.perf_counter
 time.time, time.monotonic = lambda: real() + off, lambda: monotonic() + abs(off)
 time.time_ns = lambda: int(time.time() * 1e9)
 from stampede import Cache
-cache = Cache(sys.argv[1], early=0, lease=30)
+cache = Cache(sys.argv[1] + "?socket_timeout=20", early=0, lease=30)
 if off > 0:
-    cache.set("k", 1, ttl=30)
-    assert cache.get_or_compute("l", lambda: 2, ttl=30) == 2
+    cache.set("k", 1, ttl=300)
+    assert cache.get_or_compute("l", lambda: 2, ttl=300) == 2
 else:
     kept = cache.peek("k")
-    assert 20 < kept.fresh <= 30, kept
+    assert 200 < kept.fresh <= 300, kept
     assert cache.get_or_compute("k", lambda: 0) == 1
     assert cache.get_or_compute("l", lambda: 0) == 2
 cache.close()
@@ -876,13 +884,6 @@ def test_clocks_are_never_compared(server: RedisServer) -> None:
 
 
 # -- waking -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def unaided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No safety poll: a waiter that is not notified sleeps on, so that its time shows whether it was."""
-    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)
-    monkeypatch.setattr("stampede.engines.redis.locks.SAFETY", LONG)
 
 
 def waiting(engine: RedisEngine, busy: Busy) -> tuple[threading.Thread, list[Any]]:
@@ -944,15 +945,17 @@ def asked(monitor: Any) -> list[str]:
     return sorted(verbs)
 
 
+@pytest.mark.usefixtures("unaided")
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
+def test_waiting_is_cheap(own: RedisServer, open_: Open, size: int) -> None:
     """The cost of waiting does not grow with time, and a waiter does not ask for a value that came with the message."""
-    engine, other = open_(server.url), open_(server.url, tracking=False)
+    engine, other = open_(own.url), open_(own.url, tracking=False)
+    assert run(engine.blocking.claims.fill("warm", granted(engine, "warm"), some()))  # the server knows the scripts
     token = granted(engine)
-    with redis.Redis(port=server.port) as client, client.monitor() as monitor:
+    with redis.Redis(port=own.port) as client, client.monitor() as monitor:
         busy = claim(other)
         thread, result = waiting(other, busy)
-        until(lambda: "cmd=getex" in server.cli("CLIENT", "LIST"))  # the waiter has looked, and sleeps
+        until(lambda: "cmd=getex" in own.cli("CLIENT", "LIST"))  # the waiter has looked, and sleeps
         run(engine.blocking.claims.fill("k", token, Entry(bytes(size), token, ttl=LONG, fresh=LONG, keep=LONG)))
         thread.join(PATIENCE)
         (found,) = result
@@ -960,13 +963,14 @@ def test_waiting_is_cheap(server: RedisServer, open_: Open, size: int) -> None:
             assert found is None
             found = claim(other, awaited=busy.token)
         assert found.entry.value == bytes(size)
-        server.cli("ECHO", "the end")
+        own.cli("ECHO", "the end")
         # One engine claims, listens and looks; the other one fills.
         assert asked(monitor) == ["EVALSHA", "EVALSHA", *["EVALSHA"] * (size > 4096), "GETEX", "SUBSCRIBE"]
 
 
-def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
+def test_without_channel_rights(own: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a user may not publish, a fill still ends its lease, and its waiters still see the value soon."""
+    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)  # they must not rely on messages
     own.cli("ACL", "SETUSER", "mute", "on", "nopass", "~*", "resetchannels", "+@all")
     url = own.url.replace("redis://", "redis://mute:x@")
     engine, other = open_(url), open_(url)
@@ -974,9 +978,8 @@ def test_without_channel_rights(own: RedisServer, open_: Open) -> None:
     thread, _ = waiting(other, claim(other))
     assert run(engine.blocking.claims.fill("k", token, entry))
     assert own.cli("EXISTS", wire.names("k").lease) == "0"
-    start = time.monotonic()
     thread.join(PATIENCE)
-    assert time.monotonic() - start < 0.9
+    assert not thread.is_alive()
     assert ticket_of(other)  # tickets need no channel
 
 
@@ -1066,6 +1069,7 @@ def test_cancelled_waiters_leave_nothing(server: RedisServer, open_: Open) -> No
     assert ears(engine) == 0
 
 
+@pytest.mark.usefixtures("unaided")
 def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
     """All waiters of a process, in both colours, share one subscription."""
     engine, other = open_(server.url), open_(server.url)
@@ -1079,7 +1083,7 @@ def test_a_process_listens_once(server: RedisServer, open_: Open) -> None:
     loop = threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True)
     loop.start()
     until(lambda: ears(engine) == 24)
-    assert server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1"
+    until(lambda: server.cli("PUBSUB", "NUMSUB", wire.names("k").channel).split()[-1] == "1")  # an earlier test's ends
     assert run(other.blocking.claims.fill("k", token, some()))
     for thread in (*threads, loop):
         thread.join(PATIENCE)
@@ -1094,7 +1098,7 @@ def test_a_message_that_never_came(server: RedisServer, open_: Open) -> None:
     thread, _ = waiting(engine, busy)
     loop = threading.Thread(target=lambda: asyncio.run(asleep(engine, busy)), daemon=True)
     loop.start()
-    until(lambda: ears(engine) == 2)
+    until(lambda: ears(engine) == 2 or not (thread.is_alive() and loop.is_alive()))  # it may have polled already
     server.cli("DEL", wire.names("k").lease)  # this sends no notification
     start = time.monotonic()
     for each in (thread, loop):
@@ -1167,6 +1171,7 @@ def _forced(engine: RedisEngine) -> bytes:
     return token
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("change", list(CHANGES))
 @pytest.mark.parametrize("suspending", [False, True])
 def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str, suspending: bool) -> None:
@@ -1179,11 +1184,12 @@ def test_a_change_voids_the_ticket(server: RedisServer, open_: Open, change: str
         time.sleep(0.05)
         assert holds(ticket)  # nothing else ends it
         CHANGES[change](server, other)
-        until(lambda: not holds(ticket), within=0.5)
+        until(lambda: not holds(ticket))
 
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: Open) -> None:
     """A filled value has a ticket until its next change, so that the local tier can keep it without a new read."""
     engine, other = open_(server.url), open_(server.url)
@@ -1195,9 +1201,10 @@ def test_a_fill_has_a_ticket_until_the_next_change(server: RedisServer, open_: O
         assert isinstance(ticket, Ticket)
         until(lambda ticket=ticket: holds(ticket))
         CHANGES[change](server, other)
-        until(lambda ticket=ticket: not holds(ticket), within=0.5)
+        until(lambda ticket=ticket: not holds(ticket))
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_miss_sends_two_commands(server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A miss sends two commands. The ticket of its fill needs no further round trip."""
     engine, sent = open_(server.url), [0]
@@ -1264,11 +1271,12 @@ def test_eviction_voids_the_ticket(open_: Open) -> None:
         ticket = ticket_of(engine)
         small.cli("CONFIG", "SET", "maxmemory", "1")
         until(lambda: small.cli("DBSIZE") == "0")
-        until(lambda: not holds(ticket), within=0.5)
+        until(lambda: not holds(ticket))
     finally:
         small.close()
 
 
+@pytest.mark.usefixtures("steady")
 def test_one_key_s_news_are_no_other_s(server: RedisServer, open_: Open) -> None:
     """Writes to other keys do not end a ticket. Otherwise each of them would empty the local tiers."""
     engine, other = open_(server.url), open_(server.url)
@@ -1297,7 +1305,7 @@ def test_losing_the_news_voids_all(own: RedisServer, open_: Open) -> None:
     again = ticket_of(engine)
     assert engine._servers.news.reporter not in (0, told)
     run(open_(own.url).blocking.store.set("k", some()))
-    until(lambda: not holds(again), within=0.5)
+    until(lambda: not holds(again))
 
 
 @pytest.mark.parametrize(
@@ -1328,7 +1336,7 @@ def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str
         with asyncio.Runner(loop_factory=factory) as runner:
             ticket = runner.run(ticket_of_a_loop(engine))
             cut()
-            until(lambda: not holds(ticket), within=0.5)
+            until(lambda: not holds(ticket))
         return
     ticket = ticket_of(engine)
     cut()
@@ -1336,33 +1344,36 @@ def test_losing_a_reader_voids_all(server: RedisServer, open_: Open, reader: str
         run(engine.blocking.store.get(["other"]))
         assert not holds(ticket)
     else:
-        until(lambda: not holds(ticket), within=0.5)
+        until(lambda: not holds(ticket))
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_leaving_a_reader_voids_all(
-    server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy], colour: str
+    server: RedisServer, open_: Open, before: Callable[[RedisServer], Proxy], colour: str, hurry: Hurry
 ) -> None:
     """If a reader is given up after a timeout, its tickets end: the server may close that connection unnoticed."""
     proxy = before(server)
     engine = open_(proxy.url)
+    engine._servers.news._readers.ended = lambda: False  # the thread that watches readers is late
     run(engine.blocking.store.set("k", some()))
 
-    async def of_a_loop() -> Ticket:
+    async def of_a_loop() -> None:
         ticket = await ticket_of_a_loop(engine)
         proxy.at(b"hung", answered=0, silent=True)
+        hurry(engine._servers)
         with pytest.raises(EngineError):
             await engine.suspending.store.get(["hung"])
-        return ticket
+        assert not holds(ticket)  # already before the loop ends
 
     if colour == "async":
-        ticket = asyncio.run(of_a_loop())
+        asyncio.run(of_a_loop())
     else:
         ticket = ticket_of(engine)
         proxy.at(b"hung", answered=0, silent=True)
+        hurry(engine._servers)
         with pytest.raises(EngineError):
             run(engine.blocking.store.get(["hung"]))
-    assert not holds(ticket)
+        assert not holds(ticket)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
@@ -1421,39 +1432,41 @@ def test_a_bump_voids_all_tickets(server: RedisServer, open_: Open) -> None:
         if own is None or others is None:
             return False
         run(other.blocking.store.bump("f"))
-        until(lambda: not holds(own), within=0.5)
+        until(lambda: not holds(own))
         return holds(ticket) and holds(others)
 
     until(ends_only_its_own)  # the first time, the news begin just now, which ends all tickets
     ticket = ticket_of(engine)
     run(other.blocking.store.bump(""))
-    until(lambda: not holds(ticket), within=0.5)
+    until(lambda: not holds(ticket))
 
 
-def test_silent_news_void_all(own: RedisServer, open_: Open) -> None:
+def test_silent_news_void_all(own: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the server is silent, all tickets end: a server that hangs, or a cut cable, closes no connection."""
-    engine = open_(own.url, socket_timeout=1.0)
+    monkeypatch.setattr("stampede.engines.kit.feed.TICK", 0.2)
+    engine = open_(own.url)
     run(engine.blocking.store.set("k", some()))
     ticket = ticket_of(engine)
     own.freeze()
     try:
-        until(lambda: not holds(ticket), within=8.0)
-        assert engine._servers.news.reporter == 0
+        until(lambda: not holds(ticket) and engine._servers.news.reporter == 0)
     finally:
         own.thaw()
     assert ticket_of(engine)
 
 
-def test_what_was_true_when_the_server_hung_is_served_as_stale(own: RedisServer) -> None:
+@pytest.mark.usefixtures("steady")
+def test_what_was_true_when_the_server_hung_is_served_as_stale(own: RedisServer, hurry: Hurry) -> None:
     """If server and origin both fail, a value that was valid when the server hung is served as stale."""
 
     def fail() -> int:
         raise LookupError("the origin is down, too")
 
-    with Cache(f"{own.url}?socket_timeout=0.2", ttl=0.3, stale=60, early=0, local=True) as cache:
+    with Cache(own.url, ttl=0.3, stale=60, early=0, local=True) as cache:
         until(lambda: cache.get_or_compute("k", lambda: 42) and cache.stats().hits)
         until(lambda: cache.peek("k").fresh <= 0)  # type: ignore[union-attr]
         own.freeze()
+        hurry(cache.engine._servers)  # type: ignore[attr-defined]
         try:
             assert [cache.get_or_compute("k", fail) for _ in range(3)] == [42] * 3
         finally:
@@ -1506,6 +1519,7 @@ def test_news_that_overtake_the_reply_void_its_ticket(server: RedisServer, open_
     assert reply.ticket is None or not holds(reply.ticket)
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_loop_s_first_answer_has_a_ticket(server: RedisServer, open_: Open) -> None:
     """The first answer in a new loop has a ticket. Otherwise a program with a loop per request would keep nothing."""
     engine = open_(server.url)
@@ -1544,9 +1558,14 @@ def test_a_bump_is_pushed(server: RedisServer, open_: Open, monkeypatch: pytest.
     line, asked = other._servers.line, list[Any]()  # only this engine's questions, not those of other tests
     ask_all = line.ask_all
     monkeypatch.setattr(line, "ask_all", lambda *args, **options: (asked.append(args), ask_all(*args, **options))[1])
-    for _ in range(100):
-        assert generation_of(other, "f") == before
-    assert not asked
+
+    def believed() -> bool:
+        """Whether none of a hundred calls asks. The news may be late just now, and then each of them does."""
+        asked.clear()
+        assert {generation_of(other, "f") for _ in range(100)} == {before}
+        return not asked
+
+    until(believed)
     run(engine.blocking.store.bump("f"))
     until(lambda: generation_of(other, "f") != before)
     assert asked
@@ -1574,7 +1593,7 @@ def test_a_local_tier_follows(server: RedisServer) -> None:
 
         until(served_from_memory)
         near.set("k", 3)
-        until(lambda: far.get_or_compute("k", lambda: 4) == 3, within=0.5)
+        until(lambda: far.get_or_compute("k", lambda: 4) == 3)
     finally:
         near.close()
         far.close()
@@ -1599,10 +1618,11 @@ def test_nobody_starves(server: RedisServer) -> None:
     threads = [threading.Thread(target=visit, args=args) for args in (("greedy", 10**9), ("a", 20), ("b", 20))]
     for thread in threads:
         thread.start()
-    for thread in threads:
+    for thread in threads[1:]:
         thread.join(PATIENCE)
+    done.set()
+    threads[0].join(PATIENCE)
     assert entered["a"] == entered["b"] == 20
-    assert entered["greedy"] < 1_000
 
 
 def test_fences_grow_over_a_flush(server: RedisServer, open_: Open) -> None:
@@ -1622,13 +1642,15 @@ def test_a_lease_is_not_older_than_it_is(server: RedisServer, open_: Open) -> No
     """A new lease is not idle. Otherwise a server that evicts idle keys could evict it at once."""
     engine = open_(server.url)
     first, second = (f"idle {new_id().hex()}" for _ in range(2))
+
+    def idle(key: str) -> int:
+        return int(server.cli("OBJECT", "IDLETIME", wire.names(key).lease))
+
     for _ in range(2):
-        run(
-            engine.blocking.claims.claim(first, new_id(), Ask(LONG))
-        )  # the second is refused, and its token is kept for reuse
-    until(lambda: server.cli("OBJECT", "IDLETIME", wire.names(first).lease) == "2", within=5.0)
-    assert isinstance(run(engine.blocking.claims.claim(second, new_id(), Ask(LONG))), Granted)
-    assert server.cli("OBJECT", "IDLETIME", wire.names(second).lease) == "0"
+        claim(engine, first)  # the second is refused, and its token is kept for reuse
+    until(lambda: idle(first) >= 2)
+    granted(engine, second)
+    assert idle(second) + 2 <= idle(first)
 
 
 def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
@@ -1642,17 +1664,20 @@ def test_a_closed_cache_leaves_nothing_open(server: RedisServer) -> None:
     with Cache(server.url, local=True) as cache:
         assert cache.get_or_compute("k", lambda: 1) == 1
         assert asyncio.run(cache.aget_or_compute("k", lambda: 2)) == 1
-        assert descriptors() > before
     until(lambda: descriptors() <= before)  # a thread of another test may still have one
 
 
-@pytest.mark.alone
 def test_who_waits_for_a_connection_waits_as_long_as_it_goes_from_hand_to_hand(
-    open_: Callable[..., RedisEngine], server: RedisServer
+    server: RedisServer, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for a connection is not limited by `timeout` as long as other callers keep using it in turn."""
-    engine = open_(server.url, max_connections=1, timeout=1.0)
-    run(engine.blocking.store.set("k", some(b"x" * 8_000_000)))  # some milliseconds for each of them
-    with ThreadPoolExecutor(60) as threads:
-        found = list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(60)))
-    assert len(found) == 60
+    engine = open_(server.url, max_connections=1, timeout=2.0)
+    exchange = blocking._Wires.exchange
+
+    def slow(wires: Any, wire: Any, commands: Any) -> Any:
+        time.sleep(0.1)
+        return exchange(wires, wire, commands)
+
+    monkeypatch.setattr(blocking._Wires, "exchange", slow)
+    with ThreadPoolExecutor(30) as threads:  # the last one waits for longer than `timeout`
+        assert list(threads.map(lambda _: run(engine.blocking.store.get(["k"])), range(30))) == [[None]] * 30

@@ -15,7 +15,7 @@ pytest.importorskip("redis")
 
 import both_colours
 import redis
-from both_colours import BRIEF, Number, never
+from both_colours import BRIEF, LONG, Number, never
 from herd import PATIENCE, Herd, Origin, until
 from proxy import Proxy
 from servers import RedisServer, free_port
@@ -74,6 +74,14 @@ troubles = pytest.mark.parametrize("trouble", [full, replica, password, crowded]
 Trouble = Callable[[RedisServer, Proxy], Iterator[None]]
 
 
+@pytest.fixture
+def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed in trouble is kept until the trouble ends."""
+    for name in ("REFUGE_TTL", "BRIEFLY"):
+        monkeypatch.setattr(f"stampede.outages.outage.{name}", LONG)
+
+
+@pytest.mark.usefixtures("lasting")
 @pytest.mark.parametrize("when", ["at start", "in use"])
 @troubles
 def test_a_server_that_refuses_is_no_outage(
@@ -114,6 +122,7 @@ def test_a_server_that_refuses_is_no_outage(
     assert face(own.url)("k", never) == "stored"
 
 
+@pytest.mark.usefixtures("lasting")
 @troubles
 def test_what_was_computed_in_trouble_holds_for_a_while(
     own: RedisServer, before: Before, face: Faces, trouble: Trouble, colour: str
@@ -146,7 +155,7 @@ def test_what_was_computed_in_trouble_holds_for_a_while(
 @pytest.mark.parametrize("refusal", ["maxclients", "requirepass"])
 def test_a_server_that_takes_no_new_connections(own: RedisServer, face: Faces, refusal: str, colour: str) -> None:
     """If the server accepts no new connections, callers use the existing ones, and it does not count as down."""
-    asked = face(own.url, colour, timeout=1.0)
+    asked = face(own.url, colour)
     asked("warm", Number())
     clients = int(own.cli("INFO", "clients").split("connected_clients:")[1].split()[0])
     own.cli("CONFIG", "SET", *([refusal, str(clients - 1)] if refusal == "maxclients" else [refusal, "secret"]))
@@ -181,12 +190,14 @@ def test_a_password_that_changes(own: RedisServer, face: Faces, colour: str) -> 
     assert asked("k", never) == 1
 
 
-@pytest.mark.alone
-def test_before_the_first_news(server: RedisServer, before: Before, face: Faces, colour: str) -> None:
+def test_before_the_first_news(
+    server: RedisServer, before: Before, face: Faces, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first notification can arrive, the local tier keeps nothing, and waiters look by themselves."""
+    monkeypatch.setattr("stampede.engines.redis.verbs.SAFETY", LONG)  # they must not rely on messages
     proxy, gate, origin = before(server), threading.Event(), Origin()
-    proxy.at(b"HELLO", before=lambda: gate.wait(10), times=1000)  # only the feed's connection sends that
-    other, asked = face(server.url), face(proxy.url, colour, local=True, timeout=5.0)
+    proxy.at(b"HELLO", before=lambda: gate.wait(LONG), times=1000)  # only the feed's connection sends that
+    other, asked = face(server.url), face(proxy.url, colour, local=True)
     try:
         assert asked("k", lambda: 1) == 1
         other.cache.set("k", 2)
@@ -200,15 +211,13 @@ def test_before_the_first_news(server: RedisServer, before: Before, face: Faces,
         origin.has_begun()
         waiting = Herd(lambda: asked.herd(4, "l", never))
         threading.Timer(0.25, origin.let_on).start()  # after the first look
-        start = time.monotonic()
         assert waiting.join() + holding.join() == [[1] * 4, 1]
-        assert time.monotonic() - start < 0.6
         assert asked.cache.stats().hits == 0
     finally:
         gate.set()
     until(lambda: asked("k", never) == 4 and asked.cache.stats().hits > 0)
     other.cache.set("k", 5)
-    until(lambda: asked("k", never) == 5, 0.5)
+    until(lambda: asked("k", never) == 5)
 
 
 # -- how long, and how often ----------------------------------------------------------------------------------------
@@ -224,52 +233,45 @@ def dawdles(proxy: Proxy) -> None:
     proxy.delay = 2 * BRIEF
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("trouble", [swallows, dawdles])
 def test_a_dead_engine_is_hardly_asked(
     own: RedisServer, before: Before, face: Faces, trouble: Callable[[Proxy], None], colour: str
 ) -> None:
     """Promise 7: a dead engine is asked only now and then. Otherwise each call would wait for it."""
     proxy = before(own)
-    asked = face(proxy.url, colour, pause=0.3, timeout=BRIEF)
+    asked = face(proxy.url, colour, pause=LONG, timeout=BRIEF)
     asked("warm", Number())
     trouble(proxy)
     asked("k", Number())
-    knocks, slow, start = proxy.accepted, 0, time.monotonic()
-    while time.monotonic() < start + 0.8:
-        began = time.monotonic()
+    knocks = proxy.accepted
+    for _ in range(50):
         asked(new_id().hex(), Number())
-        slow += time.monotonic() - began > 0.9 * BRIEF  # this call has asked the engine
-    assert proxy.accepted - knocks <= 3
-    assert slow <= 3
+    assert proxy.accepted - knocks <= 3  # each call that asks makes a connection: the last one was given up
 
 
 def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pytest.FixtureRequest) -> None:
     """By default, a call waits about a second for a hung engine. The client library would wait for ever."""
-    cache, seconds = Cache(own.url, early=0), []
-    request.addfinalizer(cache.close)
+    near, far = (Cache(own.url, early=0) for _ in range(2))  # each finds out by itself
+    for cache in (near, far):
+        request.addfinalizer(cache.close)
 
-    def sync() -> None:
+    def sync(key: str) -> float:
         start = time.monotonic()
-        assert cache.get_or_compute("k", lambda: 1) == 1
-        seconds.append(time.monotonic() - start)
+        assert near.get_or_compute(key, lambda: 1) == 1
+        return time.monotonic() - start
 
-    async def suspending() -> None:
+    def suspending(key: str) -> float:
         start = time.monotonic()
-        assert await cache.aget_or_compute("l", lambda: 1) == 1
-        seconds.append(time.monotonic() - start)
+        assert asyncio.run(far.aget_or_compute(key, lambda: 1)) == 1
+        return time.monotonic() - start
 
-    sync()
-    asyncio.run(suspending())
-    cache.invalidate("k")
-    cache.invalidate("l")
+    until(lambda: sync(new_id().hex()) and suspending(new_id().hex()) and not near.down and not far.down)
     own.freeze()
     try:
-        assert Herd(sync, lambda: asyncio.run(suspending())).join() == [None] * 2
+        seconds = Herd(lambda: sync("k"), lambda: suspending("k")).join()
     finally:
         own.thaw()
-    assert all(each < 2.2 for each in seconds)
-    assert sum(each > 0.4 for each in seconds[2:]) == 2
+    assert all(0.4 < each < 10 for each in seconds)
 
 
 def test_without_channel_rights(own: RedisServer, face: Faces, colour: str) -> None:
@@ -284,7 +286,7 @@ def test_without_channel_rights(own: RedisServer, face: Faces, colour: str) -> N
     assert waiting.join() == [[1] * 4]
     assert holding.join() == [1]
     holder.invalidate("k")
-    until(lambda: waiter("k", lambda: 2) == 2, 1.0)
+    until(lambda: waiter("k", lambda: 2) == 2)
     assert not waiter.count(events.EngineDown)
     assert own.cli("KEYS", "{*}l") == ""
 
@@ -354,7 +356,7 @@ def test_server_and_origin_both_down(
 
 def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Faces) -> None:
     """If an idle reader is cut, the local tier keeps none of its values: the server no longer notifies changes."""
-    asked, other = face(server.url, timeout=1.0, local=True), face(server.url, timeout=1.0)
+    asked, other = face(server.url, local=True), face(server.url)
 
     def kept() -> bool:
         hits = asked.cache.stats().hits
@@ -366,7 +368,7 @@ def test_an_idle_reader_that_was_cut_keeps_nothing(server: RedisServer, face: Fa
         if "t" in fields["flags"]:  # the server tracks its reads
             server.cli("CLIENT", "KILL", "ID", fields["id"])
     other.cache.set("k", "new")
-    until(lambda: asked("k", never) == "new", 3.0)
+    until(lambda: asked("k", never) == "new")
 
 
 def test_what_a_closed_connection_had_read_is_not_believed(
@@ -405,6 +407,7 @@ def test_what_a_closed_connection_had_read_is_not_believed(
             ours.get_or_compute("k", fails)
 
 
+@pytest.mark.usefixtures("steady")
 def test_what_was_true_when_the_server_went_away(face: Callable[..., Face], colour: str) -> None:
     """If server and origin are both down, `stale` values are served, if they were valid when the server went away."""
 

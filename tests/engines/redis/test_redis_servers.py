@@ -76,7 +76,7 @@ def test_a_server_that_refuses_to_redirect(
         until(lambda: here("k", lambda: 1) == 1 and here.count(events.Untold))
     until(lambda: not asks(here, "k"))
     there.run("set", "k", 2)
-    until(lambda: here("k", lambda: 0) == 2, 2.0)
+    until(lambda: here("k", lambda: 0) == 2)
     assert here.count(events.Untold) == 1
     assert len([record for record in caplog.records if "does not announce" in record.getMessage()]) == 1
 
@@ -88,7 +88,7 @@ def test_a_user_without_the_right(own: RedisServer, face: Faces, colour: str) ->
     here, there = face(f"redis://shop:secret@127.0.0.1:{own.port}/0", colour, local=True), face(own.url)
     until(lambda: here("k", lambda: 1) == 1 and here.count(events.Untold))
     there.run("set", "k", 2)
-    until(lambda: here("k", lambda: 0) == 2, 2.0)
+    until(lambda: here("k", lambda: 0) == 2)
     assert here.count(events.Untold) == 1
 
 
@@ -163,12 +163,13 @@ NOT_HERE = "return redis.error_reply('ERR Script attempted to access a non local
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
 @both
 def test_a_key_that_is_not_here_yet(
-    lonely: RedisCluster, before: Before, face: Faces, scheme: str, colour: str
+    lonely: RedisCluster, before: Before, face: Faces, scheme: str, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a service replies that a key is not here yet, as it does while it grows, that is no outage. (No server of the
     tests replies so by itself. The test calls a script that does.)"""
     if is_redis_6() and scheme == "redis+cluster":
         missing("a Redis 6 that runs announces no other port than its own")
+    monkeypatch.setattr("stampede.engines.redis.cluster.PATIENCE", 20.0)
     lonely.flush()
     proxy, left = before(lonely.nodes[0]), 0
     lonely.nodes[0].cli("CONFIG", "SET", "cluster-announce-port", str(proxy.port))
