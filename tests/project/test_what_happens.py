@@ -38,7 +38,7 @@ TRIED: dict[str, str] = {
     """,
     "the computation takes longer than its lease": """
         conformance::test_renew_moves_the_end
-        memcached::test_three_leases_long_is_never_robbed
+        memcached::test_a_lease_outlives_its_connection
         postgres_processes::test_a_renewed_lease_is_bound_to_the_connection_that_is_there
         processes::test_a_blocked_loop_keeps_its_lease
     """,

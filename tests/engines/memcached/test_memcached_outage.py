@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -15,10 +14,11 @@ import pytest
 pytest.importorskip("pymemcache")
 
 import both_colours
-from both_colours import BRIEF, LONG, Number, never
+from both_colours import LONG, Number, never
 from herd import Herd, Origin, until
 from memcached_server import MemcachedServer, shared_memcached
 from proxy import Proxy
+from servers import free_port
 
 from stampede import EngineError, events
 from stampede.model.entry import new_id
@@ -27,17 +27,11 @@ CROWD = 20
 
 
 class Face(both_colours.Face):
-    """A cache on memcached, with short timeouts."""
+    """A cache on memcached."""
 
-    def __init__(self, address: str, colour: str = "sync", *, timeout: float = BRIEF, **options: Any) -> None:
-        url = f"memcached://{address}?timeout={timeout}&connect_timeout={timeout}"
+    def __init__(self, address: str, colour: str = "sync", **options: Any) -> None:
         breakers = "stampede.outages.outage", "stampede.engines.memcached.servers"
-        super().__init__(url, colour, breakers=breakers, **options)
-
-    def a_second_later(self) -> None:
-        """Makes the cache read generations again, as after a second. A restarted server has lost them, too."""
-        engine: Any = self.cache._core.engine
-        engine.blocking.claims._generations.clear()
+        super().__init__(f"memcached://{address}", colour, breakers=breakers, **options)
 
 
 @pytest.fixture
@@ -75,7 +69,7 @@ def refusing(server: MemcachedServer, proxy: Proxy) -> Iterator[None]:
 def test_a_server_that_refuses_is_no_outage(own: MemcachedServer, before: Before, face: Faces, colour: str) -> None:
     """If the server refuses connections, a herd computes once, changes raise, and the cache recovers by itself."""
     proxy, warm, origin = before(own), Number(), Number(0.02)
-    asked = face(at(proxy), colour, local=True, timeout=1.0)
+    asked = face(at(proxy), colour, local=True)
     assert [asked("warm", warm) for _ in range(3)] == [1, 1, 1]
     with refusing(own, proxy):
         assert asked.herd(8, "k", origin) == [1] * 8
@@ -104,13 +98,12 @@ def test_what_was_cleared_meanwhile_is_gone_with_the_first_answer(
     asked, other = face(at(proxy), colour), face(server.address)
     asked.run("set", "k", "old")
     assert asked("k", never) == "old"
-    proxy.hold()
+    proxy.target = free_port()
+    proxy.cut()
     assert asked("k", lambda: "new") == "new" and asked.down
     other.run("clear")
-    proxy.let_go()
-    while not asked.count(events.EngineUp):
-        assert asked("k", lambda: "new") == "new"
-        time.sleep(BRIEF / 10)
+    proxy.target = server.port
+    until(lambda: asked("k", lambda: "new") == "new" and asked.count(events.EngineUp))
     assert asked("k", lambda: "new") == "new"
 
 
@@ -122,7 +115,7 @@ def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -
     server = shared_memcached()
     server.empty()
     large, origin = "x" * (1 << 20), Origin()
-    holder, waiter = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)
+    holder, waiter = face(server.address, colour), face(server.address)
 
     def compute() -> str:
         origin()
@@ -133,11 +126,9 @@ def test_a_value_that_is_too_large_is_told_and_given(face: Faces, colour: str) -
     before = server.commands()
     waiting = Herd(lambda: waiter("k", lambda: "mine"))
     until(lambda: server.commands() > before + 4)  # generation, claim, a look; and the holder's signature
-    start = time.monotonic()
     origin.let_on()
     assert holding.join() == [[large] * 2]
     assert waiting.join() in ([large], ["mine"])
-    assert time.monotonic() - start < 2.0
     assert holder.count(events.Unkept) == 1
     assert holder("k", lambda: "small") == "small"
     assert waiter("k", never) == "small"
@@ -187,7 +178,7 @@ def test_batches(face: Faces, colour: str) -> None:
     """A batch computes only keys that are missing and that no other caller computes. A failure leaves no leases."""
     server = shared_memcached()
     server.empty()
-    asked, other = face(server.address, colour, timeout=1.0), face(server.address, timeout=1.0)
+    asked, other = face(server.address, colour), face(server.address)
     keys = [f"k{number}" for number in range(50)]
     other("k7", lambda: "there")
     loaded: list[list[str]] = []
