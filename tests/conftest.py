@@ -23,7 +23,7 @@ import marks
 import pytest
 from hypothesis import settings
 from proxy import Proxy
-from servers import RedisServer, in_memory, shared_redis, to_empty
+from servers import PATIENCE, RedisServer, in_memory, shared_redis, to_empty
 from watchdog import CONTROLLER, Signs, Watchdog
 
 gc.disable()  # until all tests are collected: nothing can be freed before
@@ -191,6 +191,28 @@ def _ends() -> Path:
 def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STAMPEDE_SETTINGS", "STAMPEDE_DISABLED"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def default_timeouts() -> None:
+    """For tests of the time-outs that Redis and memcached have by default."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In other tests, a server that is well may take longer than that. Tests of servers that hang name a time-out."""
+    if marks.now is None or "default_timeouts" in request.fixturenames:
+        return
+    if "redis" in marks.now:
+        from stampede.engines.redis.clients import DEFAULTS
+
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            monkeypatch.setitem(DEFAULTS, name, PATIENCE)
+    if "memcached" in marks.now:
+        from stampede.engines.memcached.servers import _DEFAULTS
+
+        for name in ("timeout", "connect_timeout"):
+            monkeypatch.setitem(_DEFAULTS, name, PATIENCE)
 
 
 @pytest.fixture(autouse=True)

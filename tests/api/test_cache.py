@@ -158,6 +158,7 @@ def test_a_cache_that_was_closed_has_no_ping(tmp_path: Path) -> None:
 
 
 @pytest.mark.redis
+@pytest.mark.usefixtures("default_timeouts")
 @pytest.mark.parametrize("trouble", ["stop", "freeze"])
 def test_ping_is_for_health_checks(trouble: str) -> None:
     """If the server is down or frozen, `ping` raises an error within a few seconds, even with a local tier."""

@@ -357,6 +357,7 @@ def test_a_forked_child_has_mutexes_of_its_own(url: str) -> None:
     assert region.get("k") == 1
 
 
+@pytest.mark.usefixtures("default_timeouts")
 def test_a_hung_engine_costs_one_of_all_a_second(own: RedisServer) -> None:
     """If the engine hangs, only one call in a second waits for it."""
     region = made(own.url)

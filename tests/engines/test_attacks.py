@@ -399,6 +399,7 @@ def test_a_client_of_a_class_of_one_s_own_leads_to_its_server() -> None:
         assert shared_redis().cli("KEYS", "*mine*k") != ""
 
 
+@pytest.mark.usefixtures("default_timeouts")
 def test_a_refusal_is_an_answer_that_ends_an_outage() -> None:
     """A server that comes back full refuses writes. This ends the outage, so that its values are read again."""
     server = RedisServer()

@@ -44,7 +44,7 @@ MUCH = 20.0
 def url_of(engine: str, port: int, timeout: float = TIMEOUT) -> str:
     return {
         "redis": f"redis://127.0.0.1:{port}?socket_timeout={timeout}",
-        "memcached": f"memcached://127.0.0.1:{port}?timeout={timeout}",
+        "memcached": f"memcached://127.0.0.1:{port}?timeout={timeout}&connect_timeout=0.5",
         "postgres": f"postgres://root@127.0.0.1:{port}/postgres?sslmode=disable&timeout={timeout}",
     }[engine]
 

@@ -265,6 +265,7 @@ def test_a_token_of_ones_own(on: str) -> None:
         assert lock
 
 
+@pytest.mark.usefixtures("default_timeouts")
 def test_nothing_late_takes_it_from_the_next_of_its_token(own: Any) -> None:
     """A release that its server reads late does not end a newer hold with the same token."""
     pytest.importorskip("redis")

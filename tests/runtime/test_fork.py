@@ -333,6 +333,7 @@ def test_the_failure_of_one_hook_is_nobody_elses() -> None:
     assert [part.again for part in parts] == [0, 0]
 
 
+@pytest.mark.usefixtures("default_timeouts")
 def test_a_question_that_is_the_parents_has_no_answer_for_the_child(before: Callable[[Any], Any]) -> None:
     """The child does not wait for an answer to its parent's question, and so does not take the engine for hung."""
     proxy = before(shared_redis())

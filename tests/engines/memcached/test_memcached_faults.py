@@ -301,6 +301,7 @@ def test_a_server_that_hangs_is_an_error_soon(own_server: MemcachedServer) -> No
     engine.close()
 
 
+@pytest.mark.usefixtures("default_timeouts")
 def test_by_default_a_server_that_hangs_costs_a_second(proxy: Proxy) -> None:
     """By default, a call to a server that hangs fails after about a second. pymemcache alone would wait for ever."""
     engine = MemcachedEngine(at(proxy))

@@ -1,4 +1,4 @@
-"""Time in the tests of Redis: a server may reply late, and only tests that are about time let it run out."""
+"""Time in the tests of Redis: what ends soon elsewhere lasts, so that a test may take its time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from servers import PATIENCE
 
 LONG, BRIEF = 60.0, 0.2
-
-
-@pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is well may take longer than the default time-outs. Tests of servers that hang name their own."""
-    from stampede.engines.redis.clients import DEFAULTS
-
-    if "by_default" not in request.node.name:
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            monkeypatch.setitem(DEFAULTS, name, PATIENCE)
 
 
 @pytest.fixture

@@ -249,6 +249,7 @@ def test_a_dead_engine_is_hardly_asked(
     assert proxy.accepted - knocks <= 3  # each call that asks makes a connection: the last one was given up
 
 
+@pytest.mark.usefixtures("default_timeouts")
 def test_by_default_a_hung_engine_costs_a_second(own: RedisServer, request: pytest.FixtureRequest) -> None:
     """By default, a call waits about a second for a hung engine. The client library would wait for ever."""
     near, far = (Cache(own.url, early=0) for _ in range(2))  # each finds out by itself
