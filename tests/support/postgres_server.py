@@ -20,7 +20,7 @@ import marks
 import psycopg
 from disk_world import Script
 from psycopg import sql
-from server_process import PATIENCE, ServerProcess, freeze
+from server_process import PATIENCE, ServerProcess, freeze, states
 from servers import in_memory, missing, to_empty, wait_until
 
 from stampede.engines.postgres import connect
@@ -228,12 +228,16 @@ class PostgresServer(ServerProcess):
     # -- each connection has a process of its own ----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Send SIGKILL to all processes. Clients see their connections close."""
+        """Send SIGKILL to all processes, and wait until they have ended: a new server refuses to start before. Clients
+        see their connections close."""
+        if self._process is not None and self._process.poll() is None:
+            freeze(self.pid)  # it forks no more
         theirs = self._children() if self._process is not None else []
         super().stop()
         for pid in theirs:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(states(pid) - {"Z", "X"} for pid in theirs))
 
     def shut_down(self) -> None:
         """Shut down as an administrator would: clients are told, and unlogged tables survive."""
