@@ -83,7 +83,8 @@ class Stored:
 
     async def learn(self) -> str:
         """Ask for the current generation and return its prefix; the known prefix if the engine cannot be asked."""
-        return (await self.learn_and_look({})).prefix
+        prefix, _ = await self.generations.learn(self.open_store(), self.colour, keys=tuple)
+        return prefix
 
     async def learn_and_look(self, wanted: Mapping[str, Sequence[str]]) -> Ahead:
         """Do what `learn` does. If that takes a round trip, look in the same one for these keys, with the tags that are
@@ -140,9 +141,10 @@ class Stored:
         resources, local_tier, at = self.resources, self.core.local_tier, _clock()
         if resources.look is None:
             return await self.learn(), {}
-        prefix, looked, samples = await self.learn_and_look(dict.fromkeys(keys, ()))
+        wanted = dict.fromkeys(keys, ())  # each once: an entry that was found is decoded in its place
+        prefix, looked, samples = await self.learn_and_look(wanted)
         entries: dict[str, Entry[Any] | None] = {}
-        for key in keys if looked is not None or len(keys) == 1 else ():
+        for key in wanted if looked is not None or len(wanted) == 1 else ():
             physical = prefix + key
             if looked is not None and physical in looked and looked[physical] is None:
                 entries[key] = None

@@ -150,6 +150,17 @@ def test_a_batch_of_hits_is_a_round_trip(own: RedisServer) -> None:
 
 
 @pytest.mark.usefixtures("known")
+def test_equal_keys_are_read_once(own: RedisServer, run: Any) -> None:
+    """`get_many` of a key that is given twice returns its value, and reports nothing wrong with it."""
+    told: list[Any] = []
+    with Cache(own.url, early=0, observers=[told.append]) as cache:
+        cache.set_many({"k": 1, "l": 2})
+        for _ in range(2):
+            found = cache.get_many("klk") if run is run_blocking else run(cache.aget_many("klk"))
+            assert found == {"k": 1, "l": 2}
+    assert not [event for event in told if type(event).__name__ == "BadBytes"]
+
+
 def test_many_hits_of_a_function_are_read_together(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`f.many` reads all of its hits in one round trip."""
     with Cache(own.url, early=0) as cache:
