@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from stampede import events
 from stampede.algorithm.background import BackgroundPlace
@@ -15,15 +15,12 @@ from stampede.algorithm.tags import TagPorts
 from stampede.leases.keeper import Hold
 from stampede.model.backoff import Backoff
 from stampede.model.entry import Entry
-from stampede.model.ports import Ask, Claims, Found, Ticket
+from stampede.model.ports import Ask, Claims, Found, Looked, Ticket
 from stampede.model.result import Result
 from stampede.runtime.colour import Colour, Loop
 from stampede.settings.options import Policy
 
-__all__ = ["STEP", "Call", "Gate", "Gates", "HitLikelihood", "Looked", "Marks", "Once", "OriginPlace", "Resources"]
-
-Looked: TypeAlias = Mapping[str, Found | None]
-"""Fresh entries by key, as bytes. The key of each entry that was looked for and not found has None."""
+__all__ = ["STEP", "Call", "Gate", "Gates", "HitLikelihood", "Marks", "Once", "OriginPlace", "Resources"]
 
 
 class OriginPlace(Protocol):

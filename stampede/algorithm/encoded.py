@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from stampede.codecs.envelope import AnotherVersion
 from stampede.errors import CodecError, EngineError
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Reply, Store, Ticket
+from stampede.model.ports import Ask, Asked, Busy, Changes, Claims, Failed, Found, Granted, Looked, Reply, Store, Ticket
 
 __all__ = ["EncodedClaims", "EncodedStore", "SideKeys"]
 
@@ -197,7 +197,7 @@ class EncodedStore(_Coded):
     async def change(self, asked: Sequence[Asked], scopes: Sequence[str]) -> tuple[list[Any], list[Sequence[str]]]:
         return await cast("Changes", self._port).change(self.sealed(asked), scopes)  # the caller has checked
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         return await self._port.look_too(keys, scopes)  # what is found is not decoded
 
     def sealed(self, asked: Sequence[Asked]) -> list[Asked]:

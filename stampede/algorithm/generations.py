@@ -9,13 +9,13 @@ from functools import partial
 from hashlib import blake2b
 from typing import TypeAlias, cast
 
-from stampede.algorithm.call import Looked, Marks
+from stampede.algorithm.call import Marks
 from stampede.algorithm.core import Core
 from stampede.errors import EngineClosed, EngineError
 from stampede.keys import generation, quoted
 from stampede.local_tier.pulses import ScopePulse
 from stampede.model.entry import new_id
-from stampede.model.ports import Changes, Pulse, Recalls, Store, Ticket
+from stampede.model.ports import Changes, Looked, Pulse, Recalls, Store, Ticket
 from stampede.model.result import own_copy
 from stampede.runtime.colour import Bell, Colour, Loop, running_loop
 

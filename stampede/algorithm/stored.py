@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from stampede import events
-from stampede.algorithm.call import Looked, Resources
+from stampede.algorithm.call import Resources
 from stampede.algorithm.core import Core
 from stampede.algorithm.encoded import EncodedStore
 from stampede.algorithm.flight import Flight
@@ -16,7 +16,7 @@ from stampede.algorithm.generations import Generations
 from stampede.algorithm.tags import TagPorts
 from stampede.errors import EngineClosed, EngineError, OptionError
 from stampede.model.entry import Entry, new_id
-from stampede.model.ports import Ask, Asked, Changes, Lists, Shown, Side, Store, Ticket
+from stampede.model.ports import Ask, Asked, Changes, Lists, Looked, Shown, Side, Store, Ticket
 from stampede.model.result import Result
 from stampede.model.tags import Tags, judge, key_of_tag, names_in, packed
 from stampede.runtime.colour import Colour, lasting, run_blocking, settled

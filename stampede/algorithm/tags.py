@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from stampede.algorithm.gather import Gathering, run_together
 from stampede.engines.kit.many_at_once import asked_together
 from stampede.errors import EngineClosed, EngineError
 from stampede.model.entry import Entry
-from stampede.model.ports import Ask, Claims, Engine, Found, Granted, Looks, Reply, Store, Ticket
+from stampede.model.ports import Ask, Claims, Engine, Found, Granted, Looked, Looks, Reply, Store, Ticket
 from stampede.model.tags import (
     LASTING,
     SIZE,
@@ -152,6 +152,7 @@ class TagPorts:
     async def current(self, names: Sequence[bytes]) -> Known:
         """Return the tags, with tickets where the engine has some. Those that are not stored are left out."""
         keys = [key_of_tag(name) for name in names]
+        found: Looked
         if self._near is not None:
             found = {key: self._near.look(key) for key in keys}
         elif not self.of_many and not self.aside:
@@ -281,7 +282,7 @@ class TagPorts:
             del results  # an error in it refers to this frame
 
 
-def _tags_of(names: Sequence[bytes], found: Mapping[str, Found | None]) -> Known:
+def _tags_of(names: Sequence[bytes], found: Looked) -> Known:
     return {
         name: tag
         for name in names
@@ -361,9 +362,7 @@ class TaggedClaims:
         """Return the tags to read together with the key's entry."""
         return self.tags.names_for(key, () if call is None else call.names)
 
-    async def look(
-        self, key: str, names: Sequence[bytes], looked: Mapping[str, Found | None] | None = None
-    ) -> Found | None:
+    async def look(self, key: str, names: Sequence[bytes], looked: Looked | None = None) -> Found | None:
         """Return the entry if it is fresh, and its tags, which are read with it, are current. With `looked`, they have
         been read already, or not at all."""
         if looked is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stampede.engines.kit.url import options_of
 from stampede.model.entry import Entry
-from stampede.model.ports import Ask, Booked, Busy, Engine, Found, Granted, Held, Reply, Side, Usage
+from stampede.model.ports import Ask, Booked, Busy, Engine, Granted, Held, Looked, Reply, Side, Usage
 
 __all__ = ["NullEngine", "from_url"]
 
@@ -68,7 +68,7 @@ class _Nothing:
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [None] * len(keys)
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         return dict.fromkeys(keys), [""] * len(scopes)
 
 

@@ -17,7 +17,7 @@ from stampede.engines.kit.failures import decode_past, encode_past
 from stampede.errors import EngineError, OptionError
 from stampede.model import record
 from stampede.model.entry import GRACE, Entry, Verdict, new_id
-from stampede.model.ports import Ask, Busy, Engine, Found, Granted, Locks, Reply, Side, Store
+from stampede.model.ports import Ask, Busy, Engine, Found, Granted, Locks, Looked, Reply, Side, Store
 from stampede.model.record import Kept, Past, Record
 from stampede.runtime import forks
 
@@ -205,7 +205,7 @@ class _Verbs:
         await self._overrule(key, _tombstone(self._computations.max_hold), past)
         return _served(there) is not None
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         found, generations = await self._store.look_too(keys, scopes)
         entries = {key: None if each is None else _served(each.entry) for key, each in found.items()}
         return {key: None if entry is None else Found(entry) for key, entry in entries.items()}, generations

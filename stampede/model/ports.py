@@ -32,6 +32,7 @@ __all__ = [
     "Limits",
     "Lists",
     "Locks",
+    "Looked",
     "Looks",
     "Many",
     "Near",
@@ -65,7 +66,7 @@ class Ask:
     force: bool = False  # grant in any case (refresh): an entry does not count, and a valid lease is cancelled
     draw: float | None = None  # beta * Exp(1): an engine may grant an entry with fresh < margin + draw * cost
     tags: TagsOfCall | None = None  # no engine looks at these: see `algorithm/tags.py`
-    looked: Mapping[str, Found | None] | None = None  # what `look` has found a moment ago, by key
+    looked: Looked | None = None  # what `look` has found a moment ago
 
 
 class Pulse:
@@ -148,6 +149,10 @@ class Failed:
     rest: float = 0.0  # seconds that the rest still lasts
 
 
+Looked: TypeAlias = Mapping[str, Found | None]
+"""What looks found, by key: a fresh entry, as bytes, or None if there is none. Other keys have to be read in another
+way."""
+
 Reply: TypeAlias = Found | Granted | Busy | Failed
 
 
@@ -204,7 +209,7 @@ class Store(Protocol):
     async def invalidate(self, key: str) -> bool:
         """Remove value, verdict and rest, cancel a valid lease, wake the herd. Return whether there was a value."""
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         """Return the entry of each key if it is fresh, or None, and the current generation of each scope: the part of a
         physical key that `bump` changes. All is read in one round trip where that is possible. Keys are left out that
         have to be read in another way."""

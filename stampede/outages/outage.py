@@ -12,7 +12,7 @@ from stampede import events
 from stampede.errors import EngineClosed, EngineError
 from stampede.model.breaker import Breaker
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Busy, Claims, Engine, Found, Granted, Looks, Reply, Store, Ticket
+from stampede.model.ports import Ask, Busy, Claims, Engine, Found, Granted, Looked, Looks, Reply, Store, Ticket
 from stampede.model.tags import TagsOfCall
 from stampede.runtime import process_lock
 from stampede.runtime.colour import run_blocking
@@ -131,9 +131,7 @@ class TaggedLooks(Protocol):
         """Tags by key, as far as calls do not name them."""
 
     def names_for(self, key: str, call: TagsOfCall | None) -> Sequence[bytes]: ...
-    async def look(
-        self, key: str, names: Sequence[bytes], looked: Mapping[str, Found | None] | None
-    ) -> Found | None: ...
+    async def look(self, key: str, names: Sequence[bytes], looked: Looked | None) -> Found | None: ...
 
 
 class GuardedClaims:

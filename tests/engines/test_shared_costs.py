@@ -318,6 +318,36 @@ def test_what_get_has_found_stays_here(
             until(lambda: get("k") is None)
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("verb", ["get", "get_many", "get_or_compute", "get_or_compute_many"])
+def test_a_change_after_a_look_ends_what_it_found(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this process changes a key while the answer to a look is on its way, the local tier does not keep the old
+    value. Here no news from the server would end it."""
+    monkeypatch.setattr(generations, "KNOWN", 0.0)  # each question for the generation also looks for the key
+    with Cache(f"{shared_redis().url}?tracking=false", ttl=600, early=0, local={"ttl": 60}) as cache:
+        store: Any = cache.engine.blocking.store
+        look_too = store.look_too
+        cache.set("k", "old")
+
+        async def late(keys: Sequence[str], scopes: Sequence[str]) -> Any:
+            found = await look_too(keys, scopes)
+            if keys and changes:
+                cache.set("k", changes.pop())
+            return found
+
+        def ask() -> Any:
+            given: Any = ["k"] if verb.endswith("many") else "k"
+            more = [lambda *_: "computed"] if verb == "get_or_compute" else [lambda _: {}] if "compute" in verb else []
+            found = getattr(cache, verb)(given, *more)
+            return found["k"] if verb.endswith("many") else found
+
+        changes = ["new"]
+        monkeypatch.setattr(store, "look_too", late)
+        assert ask() in ("old", "new")
+        assert not changes
+        assert ask() == "new"
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cache, list[str], asyncio.Event]]:
     """A cache of a process that has to ask for generations, the questions that have been sent, and an event for which

@@ -96,6 +96,12 @@ def test_the_demo_leaves_a_page_and_nothing_else(home: Path) -> None:
     assert "SIGKILL" in text
 
 
+def test_the_demo_can_leave_just_the_picture(home: Path) -> None:
+    """The demo can write the picture alone. The README's picture is made in this way."""
+    played(home, *SMALL, "--out", "demo.svg")
+    assert len(panels_of(ET.parse(home / "demo.svg").getroot())) == 4
+
+
 @pytest.mark.parametrize(
     "number, code, moment", [(signal.SIGINT, 130, "starting"), (signal.SIGTERM, 143, "2 processes")]
 )

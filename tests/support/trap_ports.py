@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from model import Listener, Model
 
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Busy, Failed, Found, Granted, Reply
+from stampede.model.ports import Ask, Busy, Failed, Found, Granted, Looked, Reply
 from stampede.runtime.colour import Bell, Callers, Colour
 
 __all__ = ["TRAPPING", "Fibre", "Shield", "Spawn", "Trap", "TrapHold", "TrapPort"]
@@ -168,7 +168,7 @@ class TrapPort:
     async def get(self, keys: Sequence[str]) -> list[Entry[Any] | None]:
         return [await self._verb("get", key, None, lambda key=key: self.model.kept(key)) for key in keys]  # type: ignore[misc]
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         return {key: await self.look(key) for key in keys}, [""] * len(scopes)
 
     async def replace(self, key: str, seen: bytes | None, entry: Entry[Any]) -> bool:

@@ -15,7 +15,7 @@ from stampede.engines.kit.naming import name_of
 from stampede.engines.kit.whereabouts import here
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
+from stampede.model.ports import Ask, Busy, Found, Granted, Looked, Reply, Shown, Ticket
 from stampede.model.record import NOTHING, Record
 
 __all__ = ["CellKeys"]
@@ -121,7 +121,7 @@ class CellKeys:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # no cell reports the next one
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         names = [_named(key) for key in keys]
         records, generations = await self._generations.ask(self._records, scopes, names)
         now = self._records.clock()

@@ -23,7 +23,7 @@ from stampede.errors import EngineError, TooLarge
 from stampede.model import record
 from stampede.model.entry import Entry
 from stampede.model.lock_queue import SAFETY
-from stampede.model.ports import Ask, Busy, Found, Granted, Reply, Shown, Ticket
+from stampede.model.ports import Ask, Busy, Found, Granted, Looked, Reply, Shown, Ticket
 from stampede.model.record import NOTHING, Change, Keeps, Kept, Lease, Past, Record
 from stampede.runtime import forks
 from stampede.runtime.colour import Colour
@@ -240,7 +240,7 @@ class Rows:
         after = rows[-1][0] if len(rows) == PAGE else None
         return [key.decode("utf-8", "surrogatepass") for key in found], after
 
-    def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         return {key: self.look(key) for key in keys}, [self.generation(scope) for scope in scopes]
 
     def generation(self, scope: str, *, surely: bool = False) -> str:

@@ -25,7 +25,7 @@ from stampede.engines.memcached.servers import TRIES, MemcachedLine, MemcachedNo
 from stampede.errors import EngineError, TooLarge
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Many, Reply, Shown
+from stampede.model.ports import Ask, Asked, Busy, Found, Granted, Looked, Many, Reply, Shown
 from stampede.model.record import Change, Lease, Record
 from stampede.runtime.chance import random
 from stampede.runtime.colour import Bell, Colour, settled
@@ -174,7 +174,7 @@ class MemcachedKeys(MemcachedGenerations):
                 entries[at] = record.served(items.read(reply).kept, 0.0)
         return entries
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         """Return what `look` finds, and the generations. Each server is asked once. If one of several servers is down
         while generations are asked for, its keys are left out, and the claim finds out why."""
         now, names, ids = time.monotonic(), [items.name_of(key) for key in keys], [asked_of(scope) for scope in scopes]

@@ -18,7 +18,7 @@ from stampede.errors import EngineClosed, OptionError, TooLarge
 from stampede.local_tier.residents import Resident, Residents
 from stampede.model import record
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Busy, Engine, Found, Reply, Shown, Side, Ticket
+from stampede.model.ports import Ask, Busy, Engine, Found, Looked, Reply, Shown, Side, Ticket
 from stampede.model.record import NOTHING, Change, Keeps, Record
 from stampede.runtime import forks, process_lock
 from stampede.runtime.colour import BLOCKING, SUSPENDING, Bell, Colour
@@ -351,7 +351,7 @@ class _Verbs:
     def ticket_of_generation(self, scope: str) -> Ticket | None:
         return None  # hits in this process need none
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         self._keys.check()
         now = self._keys.clock()
         entries = {key: self._keys.kept(key, now) for key in keys}

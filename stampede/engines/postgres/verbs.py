@@ -30,7 +30,7 @@ from stampede.engines.postgres.wire import (
 )
 from stampede.errors import EngineError
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
+from stampede.model.ports import Ask, Asked, Busy, Found, Looked, Reply, Shown, Ticket
 from stampede.model.record import VERDICT
 from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour, run_blocking
@@ -145,7 +145,7 @@ class PostgresKeys:
         entry = fresh_of(rows[0]) if rows else None
         return None if entry is None else Found(entry, self._ticket(ids, stamp, reporter))
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         ids, news, now = [names(key) for key in keys], self._news, time.monotonic()
         news.follow()
         if scopes:

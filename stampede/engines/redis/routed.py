@@ -13,7 +13,7 @@ from stampede.engines.redis.verbs import RedisKeys
 from stampede.engines.redis.wire import names
 from stampede.errors import EngineError
 from stampede.model.entry import Entry
-from stampede.model.ports import Asked, Found, Held, Usage
+from stampede.model.ports import Asked, Held, Looked, Usage
 from stampede.runtime.colour import Colour, run_blocking, settled
 
 __all__ = ["GENERATIONS", "SLOTS", "RoutedPorts", "Verb", "reason", "slot_of"]
@@ -143,7 +143,7 @@ class RoutedKeys(_Routed):
             answers = [None if gone else answer for answer, gone in zip(answers, lost, strict=True)]
         return _whole(answers)
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         """Return what `look` finds, and the generations. The shards of the keys are asked first. If one of them is
         down, its keys are left out: the claim finds out why."""
 

@@ -37,7 +37,7 @@ from stampede.engines.redis.wire import (
 )
 from stampede.errors import EngineError, TooLarge
 from stampede.model.entry import Entry, Verdict
-from stampede.model.ports import Ask, Asked, Busy, Found, Reply, Shown, Ticket
+from stampede.model.ports import Ask, Asked, Busy, Found, Looked, Reply, Shown, Ticket
 from stampede.runtime.chance import uniform
 from stampede.runtime.colour import Colour, run_blocking, settled
 
@@ -131,7 +131,7 @@ class RedisKeys:
             return await self.look(key) if known is not None and replies[0] is not None else None
         return Found(entry, news.ticket(slot, stamp) if reporter and reporter == news.reporter else None)
 
-    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[dict[str, Found | None], list[str]]:
+    async def look_too(self, keys: Sequence[str], scopes: Sequence[str]) -> tuple[Looked, list[str]]:
         news, at = self._news, time.monotonic()
         if news.tracks:
             news.follow()
